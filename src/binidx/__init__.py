@@ -1,0 +1,57 @@
+"""Train language models straight from `.bin`/`.idx` token data, wherever it lies, in Megatron Core's exact order.
+
+Names are loaded when they are first used, so `import binidx` is quick and brings no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from binidx.dataset.blended import BlendedDataset as BlendedDataset
+    from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
+    from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
+    from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
+    from binidx.dataset.gpt import GPTDataset as GPTDataset
+    from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
+    from binidx.dataset.split import Split as Split
+    from binidx.format.builder import IndexedDatasetBuilder as IndexedDatasetBuilder
+    from binidx.format.idx import DType as DType
+    from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
+    from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
+    from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
+    from binidx.loader.torch import build_pretraining_data_loader as build_pretraining_data_loader
+    from binidx.storage.backends import open_object as open_object
+
+HOMES = {
+    "BlendedDataset": "dataset.blended",
+    "BlendedMegatronDatasetBuilder": "dataset.builder",
+    "BlendedMegatronDatasetConfig": "dataset.config",
+    "DType": "format.idx",
+    "GPTDataset": "dataset.gpt",
+    "GPTDatasetConfig": "dataset.config",
+    "IndexedDataset": "format.indexed_dataset",
+    "IndexedDatasetBuilder": "format.builder",
+    "MegatronDataset": "dataset.megatron_dataset",
+    "MegatronPretrainingRandomSampler": "loader.samplers",
+    "MegatronPretrainingSampler": "loader.samplers",
+    "Split": "dataset.split",
+    "build_pretraining_data_loader": "loader.torch",
+    "open_object": "storage.backends",
+}
+
+__all__ = sorted(HOMES)  # noqa: PLE0605
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(f"module 'binidx' has no attribute {name!r}")
+    value = getattr(import_module(f"binidx.{HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *HOMES])

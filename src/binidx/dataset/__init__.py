@@ -1,0 +1,1 @@
+"""Samples: what training sees, in Megatron Core's order."""

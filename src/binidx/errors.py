@@ -1,0 +1,56 @@
+"""Every error this library raises on purpose.
+
+    BinidxError
+    ├── ConfigError        ValueError         the options contradict each other or the data
+    ├── FormatError        ValueError         bytes that are not what their header or index says
+    ├── IndexBuildError    ValueError         an index that cannot be built from what was given
+    ├── MissingDriverError ImportError        a URI whose filesystem package is not installed
+    └── StorageError       OSError
+        ├── ObjectNotFoundError FileNotFoundError
+        ├── ObjectExistsError   FileExistsError   a put-if-absent, or a target nobody said to replace
+        ├── ObjectChangedError                    not the object that was opened
+        └── ShortReadError      EOFError          fewer bytes than were asked
+
+Messages read `subject: found, needed; the way out`. Each class is also the builtin it stands beside, so code that
+catches `ValueError` or `OSError` goes on working.
+"""
+
+
+class BinidxError(Exception):
+    """The root: `except BinidxError` catches what we raise and nothing else."""
+
+
+class ConfigError(BinidxError, ValueError):
+    """The options contradict each other or the data."""
+
+
+class FormatError(BinidxError, ValueError):
+    """Bytes that are not what their header or index says."""
+
+
+class IndexBuildError(BinidxError, ValueError):
+    """An index that cannot be built from what was given."""
+
+
+class MissingDriverError(BinidxError, ImportError):
+    """The filesystem package for this URI is not installed."""
+
+
+class StorageError(BinidxError, OSError):
+    """The store did not do what was asked."""
+
+
+class ObjectNotFoundError(StorageError, FileNotFoundError):
+    """There is no object under this URI."""
+
+
+class ObjectExistsError(StorageError, FileExistsError):
+    """There is an object under this URI already."""
+
+
+class ObjectChangedError(StorageError):
+    """The object under this URI is not the one that was opened."""
+
+
+class ShortReadError(StorageError, EOFError):
+    """The store gave fewer bytes than were asked."""

@@ -1,0 +1,1 @@
+"""Tokens of stored sequences: spans go down, arrays come up."""

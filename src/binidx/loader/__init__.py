@@ -1,0 +1,1 @@
+"""Batches: which samples each rank reads at each step."""

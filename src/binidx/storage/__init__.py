@@ -1,0 +1,1 @@
+"""Bytes of objects: ranges go down, views come up."""

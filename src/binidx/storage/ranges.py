@@ -1,0 +1,24 @@
+"""Ranges of bytes: what a reader is asked for, and how many ranges become few requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+Range = tuple[int, int]
+"""(start, stop) in bytes, half open."""
+
+
+@runtime_checkable
+class RangeReader(Protocol):
+    """The bytes of one object.
+
+    `read` returns one view per range, in order and of exactly `stop - start` bytes, or raises: never a short answer,
+    `None`, or an exception as a value. A range outside [0, size) is a `ShortReadError`. Readers may be used from several
+    threads, notice a fork, and pickle as their constructor arguments. `binidx.testing.check_range_reader` is the contract.
+    """
+
+    uri: str
+    size: int
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]: ...

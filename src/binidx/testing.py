@@ -1,0 +1,1 @@
+"""The contracts as functions, and small objects that meet them."""
