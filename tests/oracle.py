@@ -1,0 +1,26 @@
+"""Megatron Core itself, for differential tests: `from oracle import megatron`."""
+
+import warnings
+from types import SimpleNamespace
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from megatron.core.datasets import (
+        blended_dataset,
+        blended_megatron_dataset_builder,
+        blended_megatron_dataset_config,
+        gpt_dataset,
+        helpers,
+        indexed_dataset,
+        utils,
+    )
+
+megatron = SimpleNamespace(
+    blended=blended_dataset,
+    builder=blended_megatron_dataset_builder,
+    config=blended_megatron_dataset_config,
+    gpt=gpt_dataset,
+    helpers=helpers,
+    indexed=indexed_dataset,
+    utils=utils,
+)
