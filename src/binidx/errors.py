@@ -4,6 +4,7 @@
     ├── ConfigError        ValueError         the options contradict each other or the data
     ├── FormatError        ValueError         bytes that are not what their header or index says
     ├── IndexBuildError    ValueError         an index that cannot be built from what was given
+    │   └── BlendError     IndexError         a blend that needs more samples of a dataset than it has
     ├── MissingDriverError ImportError        a URI whose filesystem package is not installed
     └── StorageError       OSError
         ├── ObjectNotFoundError FileNotFoundError
@@ -30,6 +31,10 @@ class FormatError(BinidxError, ValueError):
 
 class IndexBuildError(BinidxError, ValueError):
     """An index that cannot be built from what was given."""
+
+
+class BlendError(IndexBuildError, IndexError):
+    """A blend that needs more samples of a dataset than it has."""
 
 
 class MissingDriverError(BinidxError, ImportError):

@@ -1,0 +1,149 @@
+"""Several datasets served as one, in proportion to their weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.config import BlendedMegatronDatasetConfig
+from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
+from binidx.dataset.split import normalize
+from binidx.dataset.torch_bridge import Sample
+from binidx.errors import BlendError, ConfigError
+from binidx.format.indexed_dataset import read_spans
+from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
+from binidx.index.cache import IndexCache
+
+ARRAYS = ("dataset_index", "dataset_sample_index")
+MAX_DATASETS = 32767
+
+
+class BlendedDataset:
+    """Samples of several datasets, each step taken from the one that is furthest behind its weight.
+
+    Args:
+        datasets: of one class and one split.
+        weights: one per dataset, all floats or all ints, above 0.
+        size: samples to serve; None serves `weights[d]` samples of each dataset d.
+        config: what the run asks for; indices are cached where `path_to_cache` says, and only there, since the datasets
+            of a blend may lie in several stores.
+
+    A sample is the dataset's own, with `dataset_id` (int16) before it.
+
+    Raises:
+        ConfigError: datasets or weights that cannot be blended.
+        BlendError: the blend needs more samples of a dataset than it has.
+
+    Source: Megatron Core, `BlendedDataset`.
+    """
+
+    dataset_index: NDArray[np.int16]
+    dataset_sample_index: NDArray[np.int64]
+
+    def __init__(
+        self,
+        datasets: Sequence[MegatronDataset],
+        weights: Sequence[float] | Sequence[int],
+        size: int | None,
+        config: BlendedMegatronDatasetConfig,
+    ) -> None:
+        check_blendable(datasets, weights, size)
+        self.datasets = list(datasets)
+        self.split = self.datasets[0].index_split
+        self.weights = list(weights) if size is None else normalize(list(weights))
+        self.size = size
+        self.config = config
+        self.unique_identifiers = self._identifiers()
+        self.unique_description = describe(self.unique_identifiers)
+        self.unique_description_hash = digest(self.unique_description)
+        self.dataset_index, self.dataset_sample_index = self._load_or_build()
+        self._check_sizes()
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def __getitem__(self, idx: int) -> Sample:
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, idxs: Sequence[int]) -> list[Sample]:
+        """The samples of a batch, the tokens of all datasets read at the same time."""
+        which = [(self.dataset_index[idx], int(self.dataset_sample_index[idx])) for idx in idxs]
+        numbers: dict[int, list[int]] = {}
+        for dataset_id, number in which:
+            numbers.setdefault(int(dataset_id), []).append(number)
+        samples = {dataset_id: iter(found) for dataset_id, found in self._read(numbers).items()}
+        return [{"dataset_id": dataset_id, **next(samples[int(dataset_id)])} for dataset_id, _ in which]
+
+    def _read(self, numbers: dict[int, list[int]]) -> dict[int, list[Sample]]:
+        if type(self.datasets[0]).__getitems__ is not MegatronDataset.__getitems__:
+            return {dataset_id: self.datasets[dataset_id].__getitems__(idxs) for dataset_id, idxs in numbers.items()}
+        spans = {d: [self.datasets[d].spans(idx) for idx in idxs] for d, idxs in numbers.items()}
+        found = read_spans([(self.datasets[d].dataset, [*chain(*spans[d])]) for d in numbers])
+        samples: dict[int, list[Sample]] = {}
+        for (d, idxs), arrays in zip(numbers.items(), map(iter, found), strict=True):
+            parts = ([next(arrays) for _ in sample] for sample in spans[d])
+            samples[d] = [self.datasets[d].assemble(idx, part) for idx, part in zip(idxs, parts, strict=True)]
+        return samples
+
+    def _identifiers(self) -> OrderedDict[str, Any]:
+        return OrderedDict(
+            [
+                ("class", type(self).__name__),
+                ("datasets", [dataset.unique_identifiers for dataset in self.datasets]),
+                ("split", self.split.name),
+                ("weights", self.weights),
+                ("size", self.size),
+            ]
+        )
+
+    def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        if self.config.path_to_cache is None:
+            arrays = self._build()
+        else:
+            name = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
+            cache = IndexCache(self.config.path_to_cache, name, self.config.storage_options)
+            arrays = cache.load_or_build(self.unique_description, {}, ARRAYS, self._build)
+        return arrays["dataset_index"], arrays["dataset_sample_index"]
+
+    def _build(self) -> dict[str, NDArray[Any]]:
+        if self.size is None:
+            indices = build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64))
+        else:
+            indices = build_blend_index(np.asarray(self.weights, dtype=np.float64), self.size)
+        return dict(zip(ARRAYS, indices, strict=True))
+
+    def _check_sizes(self) -> None:
+        served = np.bincount(self.dataset_index, minlength=len(self.datasets)).tolist()
+        for number, (dataset, count) in enumerate(zip(self.datasets, served, strict=True)):
+            if count > len(dataset):
+                raise BlendError(
+                    f"{self.split.name} blend, dataset {number} ({dataset.dataset_path}): has {len(dataset)} samples, "
+                    f"the blend needs {count}; raise mid_level_dataset_surplus from "
+                    f"{self.config.mid_level_dataset_surplus}, say ten-fold"
+                )
+
+
+def check_blendable(
+    datasets: Sequence[MegatronDataset], weights: Sequence[float] | Sequence[int], size: int | None
+) -> None:
+    """Raise ConfigError unless the datasets are of one kind and split, and the weights fit them."""
+    if not 0 < len(datasets) < MAX_DATASETS or len(datasets) != len(weights):
+        raise ConfigError(
+            f"blend: found {len(datasets)} datasets and {len(weights)} weights, needs 1 to {MAX_DATASETS - 1}, one each"
+        )
+    kinds = {(type(dataset), dataset.index_split) for dataset in datasets}
+    if len(kinds) > 1:
+        raise ConfigError(f"blend: found {sorted(f'{kind.__name__} {split.name}' for kind, split in kinds)}, needs one")
+    for dataset, weight in zip(datasets, weights, strict=True):
+        if not weight > 0:
+            raise ConfigError(
+                f"{dataset.dataset_path}: weight {weight} in the {dataset.index_split.name} blend, needs above 0; "
+                "a dataset with no sample in this split has to leave the blend"
+            )
+    if len({type(weight) for weight in weights}) > 1 or (size is None and any(w != int(w) for w in weights)):
+        raise ConfigError(f"blend: found weights {list(weights)}, needs all floats, or all whole numbers without a size")

@@ -1,0 +1,144 @@
+"""From a config to the train, valid and test datasets of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+
+from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig
+from binidx.dataset.megatron_dataset import MegatronDataset
+from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices
+from binidx.dataset.torch_bridge import is_distributed
+from binidx.errors import ConfigError
+
+Sizes = Sequence[int | None]
+TopLevelDataset = BlendedDataset | MegatronDataset
+WHOLE = (0.0, 1.0)
+
+
+class BlendedMegatronDatasetBuilder:
+    """Builds every split of a run.
+
+    Args:
+        cls: the kind of dataset, such as `GPTDataset`.
+        sizes: the least number of samples per split, or None for one epoch (only without weights).
+        is_built_on_rank: whether this process builds; asked only under torch.distributed.
+        config: what the run asks for.
+
+    Every rank may build: the indices are a function of the config, their cache appears whole or not at all, so there is
+    no barrier and no rank that has to be first.
+
+    Source: Megatron Core, `BlendedMegatronDatasetBuilder`; its barriers are left out.
+    """
+
+    def __init__(
+        self,
+        cls: type[MegatronDataset],
+        sizes: Sizes,
+        is_built_on_rank: Callable[[], bool],
+        config: BlendedMegatronDatasetConfig,
+    ) -> None:
+        self.cls = cls
+        self.sizes = sizes
+        self.is_built_on_rank = is_built_on_rank
+        self.config = config
+        if len(sizes) != len(Split):
+            raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
+        for split, blend, size in zip(Split, self._blends(), sizes, strict=True):
+            if size is None and blend is not None and blend[1] is not None:
+                raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
+
+    def build(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
+        """One dataset per split, None for a split without a share (or on a rank that does not build).
+
+        A single prefix without weight gives the dataset itself, several a `BlendedDataset`; with
+        `multiple_validation_sets` the valid split is a list.
+        """
+        if is_distributed() and not self.is_built_on_rank():
+            return [None] * len(Split)
+        if self.config.blend is not None:
+            return self._build_one_distribution(self.config.blend)
+        return [self._build_split(split, blend) for split, blend in zip(Split, self._blends(), strict=True)]
+
+    def _blends(self) -> Sequence[Blend | None]:
+        if self.config.blend is not None:
+            return [self.config.blend] * len(Split)
+        return self.config.blend_per_split or [None] * len(Split)
+
+    def _build_one_distribution(self, blend: Blend) -> list[TopLevelDataset | list[MegatronDataset] | None]:
+        prefixes, weights = blend
+        matrix = self.config.split_matrix or [None] * len(Split)
+        if len(prefixes) == 1 and weights is None:
+            return [*self._build_prefix(prefixes[0], matrix, self.sizes)]
+        datasets = self._build_prefixes(prefixes, weights, matrix, self.sizes)
+        return [self._blend(split, weights, self.sizes, datasets) for split in Split]
+
+    def _build_split(self, split: Split, blend: Blend | None) -> TopLevelDataset | list[MegatronDataset] | None:
+        if blend is None:
+            return None
+        prefixes, weights = blend
+        matrix: SplitMatrix = [WHOLE if other is split else None for other in Split]
+        sizes = [self.sizes[other.value] if other is split else 0 for other in Split]
+        if len(prefixes) == 1:
+            return self._build_prefix(prefixes[0], matrix, sizes)[split.value]
+        if self.config.multiple_validation_sets and split is Split.valid:
+            return self._build_validation_sets(prefixes, matrix, sizes)
+        return self._blend(split, weights, sizes, self._build_prefixes(prefixes, weights, matrix, sizes))
+
+    def _build_validation_sets(self, prefixes: Sequence[str], matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset]:
+        if self.config.full_validation and sizes[Split.valid.value] is not None:
+            raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
+        built = (self._build_prefix(prefix, matrix, sizes)[Split.valid.value] for prefix in prefixes)
+        return [dataset for dataset in built if dataset is not None]
+
+    def _build_prefixes(
+        self, prefixes: Sequence[str], weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes
+    ) -> list[list[MegatronDataset | None]]:
+        """Per prefix, its splits; several prefixes at the same time."""
+        asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
+        with ThreadPoolExecutor(self.config.num_dataset_builder_threads, "binidx-build") as threads:
+            return list(threads.map(self._build_prefix, prefixes, [matrix] * len(prefixes), asked))
+
+    def _build_prefix(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
+        low_level = self.cls.build_low_level_dataset(prefix, self.config)
+        num_elements = self.cls.numel_low_level_dataset(low_level)
+        return [
+            None
+            if bookends is None
+            else self.cls(low_level, prefix, split_indices(bookends, num_elements), size, split, self.config)
+            for split, bookends, size in zip(Split, matrix, sizes, strict=True)
+        ]
+
+    def _blend(
+        self,
+        split: Split,
+        weights: Sequence[float] | None,
+        sizes: Sizes,
+        datasets_per_prefix: list[list[MegatronDataset | None]],
+    ) -> BlendedDataset | None:
+        datasets = [dataset for splits in datasets_per_prefix if (dataset := splits[split.value]) is not None]
+        if not datasets:
+            return None
+        size = sizes[split.value]
+        if weights is not None and size is not None:
+            shares = normalize(list(weights))
+            return BlendedDataset(datasets, shares, sum(ceil(size * share) for share in shares), self.config)
+        lengths = [len(dataset) for dataset in datasets]
+        return BlendedDataset(datasets, lengths, None if size is None else min(size, sum(lengths)), self.config)
+
+
+def sizes_per_dataset(
+    num_datasets: int, weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes, surplus: float
+) -> list[Sizes]:
+    """How many samples to build of each dataset for each split: its share and a little more; None is one epoch.
+
+    Source: Megatron Core: both roundings are part of the result.
+    """
+    if weights is None:
+        return [[None] * len(Split)] * num_datasets
+    return [
+        [None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes]
+        for share in normalize(list(weights))
+    ]

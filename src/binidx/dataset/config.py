@@ -1,0 +1,125 @@
+"""What a run asks for. Names, defaults and order of the fields are Megatron Core's; what differs is said at the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from binidx.dataset.split import (
+    Split,
+    SplitMatrix,
+    convert_split_vector_to_split_matrix,
+    parse_and_normalize_split,
+)
+from binidx.errors import ConfigError
+
+Blend = tuple[Sequence[str], Sequence[float] | None]
+"""Prefixes, and their weights or None (then each dataset is taken whole, once)."""
+
+
+@dataclass
+class BlendedMegatronDatasetConfig:
+    """What every kind of dataset needs to know.
+
+    Args:
+        random_seed: seeds the order of documents and of samples, 0 to 2^32 - 1.
+        sequence_length: tokens fed per sample.
+        blend: prefixes and weights of one distribution; needs `split`.
+        blend_per_split: one blend or None for train, valid, test; takes the place of `blend` and `split`.
+        multiple_validation_sets: with `blend_per_split`, the valid split is a list, one dataset per prefix.
+        full_validation: each of those validation sets is one whole epoch; its size must be None.
+        split: shares of train, valid, test, such as "969, 30, 1".
+        num_dataset_builder_threads: prefixes opened and indexed at the same time.
+        path_to_cache: a URI for index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store.
+        mmap_bin_files: map local `.bin` files; False reads them with one call per range.
+        tokenizer: gives `pad`, `eod` and `unique_identifiers`.
+        mid_level_dataset_surplus: extra share of samples built per dataset of a weighted blend.
+        allow_ambiguous_pad_tokens: keep a pad id that is also another special token (it will be masked everywhere).
+        storage_options: passed to fsspec for every URI (ours; Megatron has no such field, and it is in no hash).
+
+    Raises:
+        ConfigError: options that contradict each other.
+
+    Differences: without `blend` and `blend_per_split` Megatron makes mock data; we raise.
+    """
+
+    random_seed: int
+    sequence_length: int
+    blend: Blend | None = None
+    blend_per_split: Sequence[Blend | None] | None = None
+    multiple_validation_sets: bool | None = None
+    full_validation: bool | None = None
+    split: str | None = None
+    split_matrix: SplitMatrix | None = field(init=False, default=None)
+    num_dataset_builder_threads: int = 1
+    path_to_cache: str | None = None
+    mmap_bin_files: bool = True
+    tokenizer: Any = None
+    mid_level_dataset_surplus: float = 0.005
+    allow_ambiguous_pad_tokens: bool | None = False
+    storage_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1:
+            raise ConfigError(f"sequence_length: found {self.sequence_length}, needs at least 1")
+        if not 0 <= self.random_seed < 2**32:
+            raise ConfigError(f"random_seed: found {self.random_seed}, needs 0 to 2^32 - 1")
+        if self.blend_per_split is not None and any(self.blend_per_split):
+            self._check_blend_per_split(self.blend_per_split)
+        else:
+            self._check_blend()
+
+    def _check_blend_per_split(self, blends: Sequence[Blend | None]) -> None:
+        if self.blend is not None or self.split is not None:
+            raise ConfigError("blend_per_split: excludes blend and split; give one or the other")
+        if len(blends) != len(Split):
+            raise ConfigError(f"blend_per_split: found {len(blends)} blends, needs {len(Split)} (None for no split)")
+        for split, blend in zip(Split, blends, strict=True):
+            if blend is not None:
+                check_blend(f"blend_per_split[{split.name}]", blend)
+
+    def _check_blend(self) -> None:
+        if self.blend is None:
+            raise ConfigError("blend: found none, needs blend=([prefixes], [weights] or None) or blend_per_split")
+        if self.split is None:
+            raise ConfigError("split: found none, blend needs one such as '969, 30, 1'")
+        check_blend("blend", self.blend)
+        self.split_matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(self.split))
+
+
+def check_blend(name: str, blend: Blend) -> None:
+    """Raise ConfigError unless there are prefixes, and a positive weight for each where weights are given."""
+    prefixes, weights = blend
+    if not prefixes:
+        raise ConfigError(f"{name}: found no prefix, needs at least one")
+    if weights is not None and (len(weights) != len(prefixes) or not all(weight > 0 for weight in weights)):
+        raise ConfigError(f"{name}: found weights {list(weights)}, needs {len(prefixes)} above 0, one per prefix")
+
+
+@dataclass
+class GPTDatasetConfig(BlendedMegatronDatasetConfig):
+    """What GPT samples need to know besides.
+
+    Args:
+        reset_position_ids: positions start again after each end-of-document token; must be given.
+        reset_attention_mask: attention does not look past an end-of-document token; must be given.
+        eod_mask_loss: no loss on end-of-document tokens; must be given.
+        create_attention_mask: give the (1, S, S) mask with each sample. Megatron's default is True; ours is False,
+            since attention kernels make the mask themselves and S x S bytes per sample are the loader's largest output.
+        drop_last_partial_validation_sequence: drop the incomplete sample at the end of the valid split.
+        add_extra_token_to_sequence: read S + 1 tokens, so that the last label is a real token.
+    """
+
+    reset_position_ids: bool | None = None
+    reset_attention_mask: bool | None = None
+    eod_mask_loss: bool | None = None
+    create_attention_mask: bool = False
+    drop_last_partial_validation_sequence: bool = True
+    add_extra_token_to_sequence: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+            if getattr(self, name) is None:
+                raise ConfigError(f"{name}: must be given for a GPT dataset")

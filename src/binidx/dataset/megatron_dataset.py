@@ -1,0 +1,163 @@
+"""The base of every kind of dataset: identity, padding, and batches of samples out of one vectored read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.config import BlendedMegatronDatasetConfig
+from binidx.dataset.split import Split
+from binidx.dataset.torch_bridge import Sample
+from binidx.format.indexed_dataset import IndexedDataset, Span
+
+NO_PAD = -1
+"""A pad id that no stored token has."""
+
+
+def describe(identifiers: OrderedDict[str, Any]) -> str:
+    """The text that Megatron hashes for the names of index caches."""
+    return json.dumps(identifiers, indent=4, default=lambda thing: thing.unique_identifiers)
+
+
+def digest(description: str) -> str:
+    """The md5, in hex, with which Megatron begins the names of index caches."""
+    return hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
+
+
+class MegatronDataset(ABC):
+    """Samples of one split of one low-level dataset.
+
+    A subclass says which spans of tokens a sample needs (`spans`, pure) and makes the sample of them (`assemble`); the
+    base reads the spans of a whole batch in one go. A subclass that overrides `__getitem__` instead is asked through it.
+
+    Args:
+        dataset: the low-level dataset.
+        dataset_path: its prefix, as given by the user: part of the identity.
+        indices: the sequences (GPT) or documents of this split, shape (num_in_split,).
+        num_samples: the least number of samples, or None for one epoch.
+        index_split: which split this is.
+        config: what the run asks for.
+
+    Source: Megatron Core, `MegatronDataset`; `spans`, `assemble` and `__getitems__` are ours.
+    """
+
+    def __init__(
+        self,
+        dataset: IndexedDataset,
+        dataset_path: str | None,
+        indices: NDArray[np.int32],
+        num_samples: int | None,
+        index_split: Split,
+        config: BlendedMegatronDatasetConfig,
+    ) -> None:
+        self.dataset = dataset
+        self.dataset_path = dataset_path
+        self.indices = indices
+        self.num_samples = num_samples
+        self.index_split = index_split
+        self.config = config
+        self.unique_identifiers = self._identifiers()
+        self.unique_description = describe(self.unique_identifiers)
+        self.unique_description_hash = digest(self.unique_description)
+        self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # torch's DataLoader prefers __getitems__: without this it would pass by a subclass's own __getitem__.
+        if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
+            cls.__getitems__ = _one_by_one  # type: ignore[method-assign]
+
+    def _identifiers(self) -> OrderedDict[str, Any]:
+        return OrderedDict(
+            [
+                ("class", type(self).__name__),
+                ("dataset_path", self.dataset_path),
+                ("num_samples", self.num_samples),
+                ("index_split", self.index_split.name),
+                *((name, getattr(self.config, name)) for name in self._key_config_attributes()),
+            ]
+        )
+
+    @staticmethod
+    def _key_config_attributes() -> list[str]:
+        """The config fields that are part of the identity, in the order that is hashed."""
+        return ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"]
+
+    @staticmethod
+    @abstractmethod
+    def numel_low_level_dataset(low_level_dataset: Any) -> int:
+        """The elements that splits divide: sequences for GPT, documents for others."""
+
+    @staticmethod
+    @abstractmethod
+    def build_low_level_dataset(dataset_path: str, config: Any) -> Any:
+        """Open the low-level dataset under a prefix."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def spans(self, idx: int | None) -> list[Span]:
+        """The spans of tokens that make sample `idx`, in order. None is the padding sample: sample 0 without loss."""
+
+    @abstractmethod
+    def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
+        """The sample made of the tokens of its spans."""
+
+    def __getitem__(self, idx: int | None) -> Sample:
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, idxs: Sequence[int | None]) -> list[Sample]:
+        """The samples of a batch, their tokens read in one go."""
+        spans = [self.spans(idx) for idx in idxs]
+        sequences = iter(self.dataset.read([span for sample in spans for span in sample]))
+        return [
+            self.assemble(idx, [next(sequences) for _ in sample]) for idx, sample in zip(idxs, spans, strict=True)
+        ]
+
+
+def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:
+    return [self[idx] for idx in idxs]
+
+
+def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
+    """The id that pads, or -1 where the tokenizer has none or it is another special token too.
+
+    Source: Megatron Core, with its two warnings.
+    """
+    pad = _token(tokenizer, "pad")
+    if pad is None or pad not in _special_tokens(tokenizer):
+        return NO_PAD if pad is None else pad
+    if allow_ambiguous:
+        warnings.warn(f"pad id {pad} is also another special token, and all of them are masked", stacklevel=2)
+        return pad
+    warnings.warn(
+        f"pad id {pad} is also another special token: pad tokens in the data are not masked; give the tokenizer "
+        "a pad id of its own, or set allow_ambiguous_pad_tokens",
+        stacklevel=2,
+    )
+    return NO_PAD
+
+
+def _token(tokenizer: Any, name: str) -> int | None:
+    try:
+        token: int | None = getattr(tokenizer, name)
+    except Exception:  # tokenizers without this token raise what they like
+        return None
+    return token
+
+
+def _special_tokens(tokenizer: Any) -> list[Any]:
+    try:
+        tokens = [token for name, token in tokenizer.special_tokens_dict.items() if name != "pad_token"]
+    except (AttributeError, IndexError, ValueError):
+        tokens = []
+    return tokens or [_token(tokenizer, "eos"), _token(tokenizer, "eod")]

@@ -1,0 +1,126 @@
+"""Index arrays as `.npy` files in a store, published so that a reader finds them whole and right, or not at all.
+
+    {directory}/{hash}-GPTDataset-train-description.txt       what Megatron hashes; for people
+    {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
+    {directory}/{hash}-GPTDataset-train-binidx.json           written last: our fingerprint, and size and CRC-32 of each array
+
+Megatron's hash forgets the content of the data and two options; the fingerprint remembers them. An array is served only
+under a marker with the fingerprint asked for and a checksum that its bytes meet, so racing builders, kills and stale data
+cost a rebuild and never a wrong order.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import StorageError
+from binidx.storage.backends import open_object
+from binidx.storage.publish import create_object, join_uri
+
+ALGORITHM = 1
+"""Grows when the same arguments would give other arrays."""
+
+Arrays = dict[str, NDArray[Any]]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class IndexCache:
+    """The arrays of one index.
+
+    Args:
+        directory: URI; made where the store knows directories.
+        name: first part of every file name, `{hash}-{class}-{split}`.
+        storage_options: passed to fsspec.
+    """
+
+    directory: str
+    name: str
+    storage_options: Mapping[str, Any] | None = None
+
+    def load_or_build(
+        self,
+        description: str,
+        fingerprint: Mapping[str, Any],
+        names: Sequence[str],
+        build: Callable[[], Arrays],
+    ) -> Arrays:
+        """The cached arrays where they are whole and right, else the built ones, which are then published.
+
+        A store that cannot be written to costs a warning in the log: the arrays are right without it.
+        """
+        wanted = {"algorithm": ALGORITHM, **fingerprint}
+        arrays = self.load(wanted, names)
+        if arrays is None:
+            arrays = build()
+            try:
+                self.publish(description, wanted, arrays)
+            except (OSError, NotImplementedError) as error:
+                logger.warning("%s: index not cached, every start builds it again: %s", self.directory, error)
+        return arrays
+
+    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+        """The arrays, or None where there is no marker, another fingerprint, or an array that is not what it marks."""
+        try:
+            marker = json.loads(self._read("binidx.json"))
+            differing = [key for key, value in fingerprint.items() if marker["fingerprint"].get(key) != value]
+            if differing:
+                logger.info("%s: stale (%s), rebuilding", self._uri("binidx.json"), ", ".join(differing))
+                return None
+            return {name: self._load_array(name, marker["arrays"][name]) for name in names}
+        except FileNotFoundError:
+            return None
+        except (StorageError, ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("%s: unusable, rebuilding: %s", self._uri("binidx.json"), error)
+            return None
+
+    def publish(self, description: str, fingerprint: Mapping[str, Any], arrays: Arrays) -> None:
+        """Write the arrays, then the marker that makes them count."""
+        self._write("description.txt", description.encode())
+        for name, array in arrays.items():
+            with create_object(self._uri(f"{name}.npy"), self.storage_options) as out:
+                np.lib.format.write_array(out, array, allow_pickle=False)
+        marks = {name: {"bytes": array.nbytes, "crc32": checksum(array)} for name, array in arrays.items()}
+        self._write("binidx.json", json.dumps({"fingerprint": fingerprint, "arrays": marks}, indent=1).encode())
+
+    def _uri(self, suffix: str) -> str:
+        return join_uri(self.directory, f"{self.name}-{suffix}")
+
+    def _read(self, suffix: str) -> memoryview[int]:
+        reader = open_object(self._uri(suffix), storage_options=self.storage_options, cache=False)
+        return reader.read([(0, reader.size)])[0]
+
+    def _write(self, suffix: str, data: bytes) -> None:
+        with create_object(self._uri(suffix), self.storage_options) as out:
+            out.write(data)
+
+    def _load_array(self, name: str, mark: Mapping[str, int]) -> NDArray[Any]:
+        array = parse_npy(self._read(f"{name}.npy"))
+        if array.nbytes != mark["bytes"] or checksum(array) != mark["crc32"]:
+            raise ValueError(f"{name}.npy is not the array that was marked")
+        return array
+
+
+def parse_npy(buffer: memoryview[int]) -> NDArray[Any]:
+    """The array in the bytes of a `.npy` file, without a copy. Raises ValueError where they are none."""
+    header = io.BytesIO(bytes(buffer[:4096]))
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, fortran_order, dtype = read_header[np.lib.format.read_magic(header)](header)
+    if fortran_order:
+        raise ValueError("a .npy in Fortran order, which we never write")
+    return np.frombuffer(buffer, dtype, offset=header.tell()).reshape(shape)
+
+
+def checksum(array: NDArray[Any]) -> int:
+    """CRC-32 of the array's bytes."""
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

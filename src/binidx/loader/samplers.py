@@ -1,0 +1,146 @@
+"""Which samples a rank reads, step by step: functions of (consumed, rank, world) and nothing else.
+
+    m = micro_batch_size, P = data_parallel_size, r = data_parallel_rank, T = total_samples, c = consumed_samples
+
+    sequential   c ... T in blocks of m * P; rank r takes [r * m, (r + 1) * m) of each block
+    random       epochs of the T - T % (m * P) samples that fill whole steps, each epoch permuted by its own number
+
+Source: Megatron-LM, `data_samplers.py`; the permutation is torch's `randperm`, without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError
+from binidx.native import torch_randperm
+
+
+class MegatronPretrainingSampler:
+    """Micro-batches in the dataset's own order; the global order depends on `consumed_samples` and m * P alone.
+
+    Args:
+        total_samples: samples of the dataset, T.
+        consumed_samples: samples served before, over all ranks.
+        micro_batch_size: samples a rank reads at a time.
+        data_parallel_rank, data_parallel_size: this rank, and how many there are.
+        drop_last: leave out the block that does not fill a step; otherwise each rank takes its slice of it, which may
+            be short or empty.
+
+    Yields lists of sample numbers. `len()` is T, as in Megatron, not the number of batches.
+
+    Raises:
+        ConfigError: nothing left to consume, or a rank outside the world.
+    """
+
+    def __init__(
+        self,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        drop_last: bool = True,
+    ) -> None:
+        check_topology(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
+        if not 0 <= consumed_samples < total_samples:
+            raise ConfigError(f"consumed_samples: found {consumed_samples}, needs 0 to {total_samples - 1}")
+        self.total_samples = total_samples
+        self.consumed_samples = consumed_samples
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        self.data_parallel_size = data_parallel_size
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        return self.total_samples
+
+    def __iter__(self) -> Iterator[list[int]]:
+        block = self.micro_batch_size * self.data_parallel_size
+        for start in range(self.consumed_samples, self.total_samples, block):
+            stop = min(start + block, self.total_samples)
+            if stop - start < block and self.drop_last:
+                return
+            first = start + self.data_parallel_rank * self.micro_batch_size
+            yield list(range(first, min(first + self.micro_batch_size, stop)))
+
+
+class MegatronPretrainingRandomSampler:
+    """Micro-batches in a random order that starts anew each epoch.
+
+    Args:
+        dataset: what is sampled from; held for its epoch hook by those who wrap it.
+        total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size: as above; here
+            `consumed_samples` may be beyond one epoch.
+        data_sharding: each rank permutes its own contiguous share; otherwise all share one permutation.
+
+    `consumed_samples` grows as batches are yielded. `len()` is T, as in Megatron.
+
+    Without `data_sharding` ranks may get unequal numbers of batches where T does not divide by m * P: Megatron's rule,
+    kept so that a run can switch; the surplus batches of the first ranks are their last ones.
+
+    Raises:
+        ConfigError: fewer samples than one step, or `consumed_samples` between two steps.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        data_sharding: bool,
+    ) -> None:
+        check_topology(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
+        self.step = micro_batch_size * data_parallel_size
+        if total_samples < self.step:
+            raise ConfigError(f"total_samples: found {total_samples}, one step needs {self.step}")
+        if consumed_samples < 0:
+            raise ConfigError(f"consumed_samples: found {consumed_samples}, needs 0 or more")
+        self.dataset = dataset
+        self.total_samples = total_samples
+        self.consumed_samples = consumed_samples
+        self.micro_batch_size = micro_batch_size
+        self.data_parallel_rank = data_parallel_rank
+        self.data_parallel_size = data_parallel_size
+        self.data_sharding = data_sharding
+
+    def __len__(self) -> int:
+        return self.total_samples
+
+    def __iter__(self) -> Iterator[list[int]]:
+        active = self.total_samples - self.total_samples % self.step
+        epoch, into_epoch = divmod(self.consumed_samples, active)
+        if into_epoch % self.step:
+            raise ConfigError(
+                f"consumed_samples: {self.consumed_samples} is {into_epoch} into its epoch, "
+                f"needs a multiple of micro_batch_size * data_parallel_size = {self.step}"
+            )
+        order = self._order(epoch, into_epoch)
+        for start in range(0, len(order) - self.micro_batch_size + 1, self.micro_batch_size):
+            self.consumed_samples += self.step
+            yield order[start : start + self.micro_batch_size].tolist()
+
+    def _order(self, epoch: int, into_epoch: int) -> NDArray[np.int64]:
+        """What is left of this rank's epoch."""
+        if self.data_sharding:
+            share = self.total_samples // self.step * self.micro_batch_size
+            mine = torch_randperm(share, epoch)[into_epoch // self.data_parallel_size :]
+            return mine + self.data_parallel_rank * share
+        whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
+        return torch_randperm(whole, epoch)[into_epoch:][self.data_parallel_rank :: self.data_parallel_size]
+
+
+def check_topology(total_samples: int, micro_batch_size: int, rank: int, size: int) -> None:
+    """Raise ConfigError unless there is something to sample and the rank is one of the world."""
+    if total_samples <= 0:
+        raise ConfigError(f"total_samples: found {total_samples}, needs at least 1")
+    if micro_batch_size <= 0:
+        raise ConfigError(f"micro_batch_size: found {micro_batch_size}, needs at least 1")
+    if not 0 <= rank < size:
+        raise ConfigError(f"data_parallel_rank: found {rank}, needs 0 to data_parallel_size - 1 = {size - 1}")
