@@ -1,0 +1,1 @@
+"""Figures against the peer and the limit, both in one run: `make bench`, or `python -m tests.bench --help`."""

@@ -1,0 +1,57 @@
+"""Medians of interleaved runs, and how they are shown."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: ours, the peer's, and what limits both."""
+
+    work: str
+    ours: float
+    theirs: float
+    unit: str
+    more_is_better: bool
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """How many times better ours is."""
+        return self.ours / self.theirs if self.more_is_better else self.theirs / self.ours
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Wall time of one run."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def interleaved_medians(*runs: Callable[[], object], rounds: int) -> list[float]:
+    """Median seconds of each, run in turns so that a slow minute of the machine meets them all. One round warms up."""
+    times = [[seconds(run) for run in runs] for _ in range(rounds + 1)][1:]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def show(rows: list[Row], as_json: bool) -> str:
+    """The rows as a Markdown table, or as JSON."""
+    if as_json:
+        return json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=1)
+    lines = ["| work | binidx | Megatron Core 0.16.1 | ratio | |", "|---|---:|---:|---:|---|"]
+    lines += [
+        f"| {row.work} | {figure(row.ours)} {row.unit} | {figure(row.theirs)} {row.unit} | {figure(row.ratio)}x | {row.note} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def figure(value: float) -> str:
+    """Three significant digits, with thousands separated."""
+    digits = max(0, 2 - (len(str(int(abs(value)))) - 1)) if value >= 1 else 3
+    return f"{value:,.{digits}f}"

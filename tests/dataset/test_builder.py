@@ -1,0 +1,164 @@
+"""Whole runs against Megatron Core's builder: blends, splits, sizes, and every sample's source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import binidx
+import numpy as np
+import pytest
+from binidx.errors import BlendError, ConfigError
+from cases import TOKENIZER, assert_same_sample, write_with_megatron
+from oracle import megatron
+
+GPT = {
+    "random_seed": 1234,
+    "sequence_length": 16,
+    "tokenizer": TOKENIZER,
+    "reset_position_ids": False,
+    "reset_attention_mask": False,
+    "eod_mask_loss": False,
+    "create_attention_mask": False,
+}
+
+
+@pytest.fixture(scope="module")
+def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(0)
+    return [
+        write_with_megatron(directory / f"source{i}", rng.integers(1, 40, 150 * (i + 1)).astype(np.int32), rng)
+        for i in range(4)
+    ]
+
+
+def ours(sizes: list[int | None], **config: Any) -> list[Any]:
+    configured = binidx.GPTDatasetConfig(**{**GPT, **config})
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, configured).build()
+
+
+def theirs(sizes: list[int | None], **config: Any) -> list[Any]:
+    configured = megatron.gpt.GPTDatasetConfig(**{**GPT, **config})
+    return megatron.builder.BlendedMegatronDatasetBuilder(
+        megatron.gpt.GPTDataset, sizes, lambda: True, configured
+    ).build()
+
+
+def assert_same_datasets(found: list[Any], needed: list[Any]) -> None:
+    for ours_split, theirs_split in zip(found, needed, strict=True):
+        assert (ours_split is None) == (theirs_split is None)
+        if isinstance(theirs_split, list):
+            assert_same_datasets(ours_split, theirs_split)
+        elif theirs_split is not None:
+            assert_same_dataset(ours_split, theirs_split)
+
+
+def assert_same_dataset(found: Any, needed: Any) -> None:
+    assert len(found) == len(needed)
+    assert found.unique_description == needed.unique_description
+    if isinstance(found, binidx.BlendedDataset):
+        np.testing.assert_array_equal(found.dataset_index, needed.dataset_index)
+        np.testing.assert_array_equal(found.dataset_sample_index, needed.dataset_sample_index)
+        assert found.dataset_index.dtype == needed.dataset_index.dtype
+    idxs = np.unique(np.linspace(0, len(found) - 1, 12).astype(int)).tolist() if len(found) else []
+    for idx, sample in zip(idxs, found.__getitems__(idxs), strict=True):
+        assert_same_sample(sample, needed[idx])
+
+
+BLENDS = [
+    ([0], None),
+    ([0], [3.0]),
+    ([0, 1], None),
+    ([0, 1], [0.5, 0.5]),
+    ([2, 0, 1], [1.0, 2.0, 3.0]),
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4]),
+    ([0, 1, 2, 3], [1e-3, 1.0, 1e-3, 1.0]),
+    ([0, 0, 0], [1 / 3, 1 / 3, 1 / 3]),
+]
+
+
+@pytest.mark.parametrize("blend", BLENDS, ids=str)
+@pytest.mark.parametrize("sizes", [[200, 20, 10], [1, 1, 1], [1500, 100, 3]], ids=str)
+@pytest.mark.parametrize("split", ["8,1,1", "1,0,0", "98, 1, 1"])
+def test_one_distribution_is_megatrons(prefixes: list[str], blend: Any, sizes: list[int], split: str) -> None:
+    sources, weights = blend
+    config = {"blend": ([prefixes[i] for i in sources], weights), "split": split}
+    assert_same_datasets(ours(sizes, **config), theirs(sizes, **config))
+
+
+@pytest.mark.parametrize("blend", [blend for blend in BLENDS if blend[1] is None], ids=str)
+def test_blends_without_sizes_are_exhaustive_as_in_megatron(prefixes: list[str], blend: Any) -> None:
+    config = {"blend": ([prefixes[i] for i in blend[0]], None), "split": "6,2,2"}
+    assert_same_datasets(ours([None, None, None], **config), theirs([None, None, None], **config))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_distributions_per_split_are_megatrons(prefixes: list[str], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    blends: list[Any] = []
+    sizes: list[int | None] = []
+    for _ in range(3):
+        chosen = [prefixes[i] for i in rng.choice(4, rng.integers(1, 5), replace=False)]
+        weights = rng.random(len(chosen)).tolist() if rng.integers(2) else None
+        blends.append(None if rng.random() < 0.2 else (chosen, weights))
+        sizes.append(int(rng.integers(1, 900)) if weights or rng.integers(2) else None)
+    if not any(blends):
+        blends[0], sizes[0] = ([prefixes[0]], None), None
+    config = {"blend_per_split": blends, "random_seed": int(rng.integers(2**32))}
+    assert_same_datasets(ours(sizes, **config), theirs(sizes, **config))
+
+
+def test_several_validation_sets_are_a_list(prefixes: list[str]) -> None:
+    config: dict[str, Any] = {
+        "blend_per_split": [(prefixes[:1], None), (prefixes, None), None],
+        "multiple_validation_sets": True,
+        "full_validation": True,
+    }
+    assert_same_datasets(ours([50, None, None], **config), theirs([50, None, None], **config))
+    with pytest.raises(ConfigError, match="full_validation needs None"):
+        ours([50, 5, None], **config)
+
+
+def test_threads_build_what_one_thread_builds(prefixes: list[str]) -> None:
+    config: dict[str, Any] = {"blend": (prefixes, [1.0, 2.0, 3.0, 4.0]), "split": "9,1,0"}
+    config["path_to_cache"] = "memory://threads"
+    for one, four in zip(ours([300, 30, 0], **config), ours([300, 30, 0], **config, num_dataset_builder_threads=4), strict=True):
+        assert (one is None and four is None) or (one.dataset_sample_index == four.dataset_sample_index).all()
+
+
+def test_a_blend_that_oversamples_names_the_dataset_and_the_way_out(prefixes: list[str]) -> None:
+    config: Any = binidx.GPTDatasetConfig(**GPT, blend=(prefixes[:1], None), split="1,0,0")
+    (dataset, *_) = ours([None, None, None], blend=(prefixes[:1], None), split="1,0,0")
+    with pytest.raises(BlendError, match=r"source0\): has \d+ samples, the blend needs .* mid_level_dataset_surplus"):
+        binidx.BlendedDataset([dataset, dataset], [0.99, 0.01], len(dataset) * 2, config)
+    with pytest.raises(IndexError):
+        binidx.BlendedDataset([dataset, dataset], [0.99, 0.01], len(dataset) * 2, config)
+
+
+def test_a_dataset_without_samples_cannot_be_blended(prefixes: list[str]) -> None:
+    with pytest.raises(ConfigError, match="weight 0 in the test blend"):
+        ours([None, None, None], blend=(prefixes[:2], None), split="9999,0.5,0.5")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes", "needed"),
+    [
+        ({"blend": None}, [1, 1, 1], "blend: found none"),
+        ({"split": None}, [1, 1, 1], "split: found none"),
+        ({"blend": ([], None)}, [1, 1, 1], "no prefix"),
+        ({"blend": (["a", "b"], [1.0])}, [1, 1, 1], "one per prefix"),
+        ({"blend": (["a", "b"], [1.0, 0.0])}, [1, 1, 1], "above 0"),
+        ({"blend_per_split": [(["a"], None), None, None]}, [1, 1, 1], "excludes"),
+        ({"blend": (["a"], [1.0])}, [None, 1, 1], "found None for train"),
+        ({}, [1, 1], "found 2, needs 3"),
+        ({"random_seed": 2**32}, [1, 1, 1], "random_seed"),
+        ({"random_seed": -1}, [1, 1, 1], "random_seed"),
+        ({"sequence_length": 0}, [1, 1, 1], "sequence_length"),
+        ({"eod_mask_loss": None}, [1, 1, 1], "eod_mask_loss: must be given"),
+        ({"tokenizer": None}, [1, 1, 1], "tokenizer: must be given"),
+    ],
+)
+def test_contradicting_options_are_refused(changes: dict[str, Any], sizes: list[Any], needed: str) -> None:
+    with pytest.raises(ConfigError, match=needed):
+        ours(sizes, **{"blend": (["a"], None), "split": "1,0,0", **changes})

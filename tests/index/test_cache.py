@@ -1,0 +1,148 @@
+"""The index cache: whole and right, or built again."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from binidx.index.cache import IndexCache, parse_npy
+
+NAMES = ("a", "b")
+FINGERPRINT = {"bin": {"size": 10}, "option": True}
+
+
+class Counting:
+    """A builder that remembers how often it was asked."""
+
+    def __init__(self) -> None:
+        self.built = 0
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        self.built += 1
+        return {"a": np.arange(5, dtype=np.int32), "b": np.arange(6, dtype=np.int64).reshape(3, 2)}
+
+
+def load_or_build(directory: str, build: Counting, fingerprint: dict[str, Any] = FINGERPRINT) -> dict[str, np.ndarray]:
+    return IndexCache(directory, "0f-Kind-train").load_or_build("described", fingerprint, NAMES, build)
+
+
+def test_the_second_start_loads_what_the_first_one_built(tmp_path: Path) -> None:
+    build = Counting()
+    first, second = (load_or_build(f"{tmp_path}/cache", build) for _ in range(2))
+    assert build.built == 1
+    for name in NAMES:
+        np.testing.assert_array_equal(first[name], second[name])
+        assert first[name].dtype == second[name].dtype
+
+
+def test_the_arrays_are_numpys_files_under_megatrons_names(tmp_path: Path) -> None:
+    load_or_build(str(tmp_path), build := Counting())
+    for name, array in build().items():
+        np.save(tmp_path / "expected.npy", array)
+        assert (tmp_path / f"0f-Kind-train-{name}.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+    assert (tmp_path / "0f-Kind-train-description.txt").read_text() == "described"
+
+
+@pytest.mark.parametrize("uri", ["memory://index-cache-test"])
+def test_any_store_caches(uri: str) -> None:
+    build = Counting()
+    for _ in range(3):
+        load_or_build(uri, build)
+    assert build.built == 1
+
+
+def test_a_bucket_caches(s3: Any) -> None:
+    build, uri = Counting(), s3.fresh()
+    for _ in range(3):
+        load_or_build(uri, build)
+    assert build.built == 1
+
+
+@pytest.mark.parametrize("changed", [{"bin": {"size": 11}}, {"option": False}, {"new": 1}])
+def test_a_stale_cache_is_rebuilt_and_the_log_says_why(
+    tmp_path: Path, changed: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    load_or_build(str(tmp_path), build := Counting())
+    with caplog.at_level(logging.INFO, "binidx"):
+        load_or_build(str(tmp_path), build, {**FINGERPRINT, **changed})
+    assert build.built == 2
+    assert f"stale ({next(iter(changed))})" in caplog.text
+
+
+def damage_marker(directory: Path) -> None:
+    (directory / "0f-Kind-train-binidx.json").write_text("{")
+
+
+def empty_marker(directory: Path) -> None:
+    (directory / "0f-Kind-train-binidx.json").write_text("[]")
+
+
+def unmark_array(directory: Path) -> None:
+    path = directory / "0f-Kind-train-binidx.json"
+    marker = json.loads(path.read_text())
+    del marker["arrays"]["b"]
+    path.write_text(json.dumps(marker))
+
+
+def remove_marker(directory: Path) -> None:
+    (directory / "0f-Kind-train-binidx.json").unlink()
+
+
+def remove_array(directory: Path) -> None:
+    (directory / "0f-Kind-train-a.npy").unlink()
+
+
+def truncate_array(directory: Path) -> None:
+    path = directory / "0f-Kind-train-b.npy"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def empty_array(directory: Path) -> None:
+    (directory / "0f-Kind-train-b.npy").write_bytes(b"")
+
+
+def flip_a_bit(directory: Path) -> None:
+    path = directory / "0f-Kind-train-a.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def another_dtype(directory: Path) -> None:
+    np.save(directory / "0f-Kind-train-a.npy", np.arange(5, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [damage_marker, empty_marker, unmark_array, remove_marker, remove_array, truncate_array, empty_array, flip_a_bit, another_dtype],
+)  # fmt: skip
+def test_a_broken_cache_is_never_served(tmp_path: Path, harm: Any) -> None:
+    good = load_or_build(str(tmp_path), build := Counting())
+    harm(tmp_path)
+    again = load_or_build(str(tmp_path), build)
+    assert build.built == 2
+    assert load_or_build(str(tmp_path), build).keys() == again.keys()
+    assert build.built == 2  # and it is whole again
+    for name in NAMES:
+        np.testing.assert_array_equal(good[name], again[name])
+
+
+def test_a_store_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    arrays = load_or_build(f"{tmp_path}/file/cache", Counting())
+    assert len(arrays["a"]) == 5
+    assert "index not cached" in caplog.text
+
+
+@pytest.mark.parametrize("array", [np.empty((0, 2), np.int32), np.zeros(3, np.uint32), np.ones((4, 2), np.int64)], ids=str)
+def test_npy_bytes_parse_to_the_array_without_a_copy(tmp_path: Path, array: np.ndarray) -> None:
+    np.save(tmp_path / "x.npy", array)
+    buffer = memoryview(bytearray((tmp_path / "x.npy").read_bytes()))
+    parsed = parse_npy(buffer)
+    np.testing.assert_array_equal(parsed, array)
+    assert parsed.dtype == array.dtype
+    assert not array.size or np.shares_memory(parsed, np.frombuffer(buffer, np.uint8))

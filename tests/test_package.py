@@ -1,0 +1,48 @@
+"""What `import binidx` promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import binidx
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_import_brings_no_torch_no_fsspec_and_no_numpy() -> None:
+    loaded = run_python("import binidx, sys; print(*sys.modules)").split()
+    assert not {"torch", "fsspec", "numpy"} & set(loaded)
+
+
+def test_reading_a_dataset_brings_no_torch() -> None:
+    loaded = run_python("import binidx, sys; binidx.IndexedDataset, binidx.IndexedDatasetBuilder; print(*sys.modules)")
+    assert "torch" not in loaded.split()
+
+
+def test_every_public_name_is_there() -> None:
+    assert set(binidx.__all__) == set(binidx.HOMES)
+    for name in binidx.__all__:
+        assert getattr(binidx, name).__name__ == name
+    assert set(binidx.__all__) <= set(dir(binidx))
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = binidx.Nonsense
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {".".join(path.parent.relative_to(ROOT / "src").parts) for path in ROOT.glob("src/**/__init__.py")}
+    tools = {".".join(("binidx", *path.parent.relative_to(ROOT).parts)) for path in ROOT.glob("tools/**/__init__.py")}
+    assert set(configured) == found | tools
+
+
+def test_the_version_is_said_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == binidx.__version__
