@@ -7,8 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-import binidx
 import pytest
+
+import binidx
 
 ROOT = Path(__file__).parent.parent
 

@@ -41,7 +41,7 @@ HOMES = {
     "open_object": "storage.backends",
 }
 
-__all__ = sorted(HOMES)  # noqa: PLE0605
+__all__ = sorted(HOMES)
 __version__ = "0.1.0"
 
 

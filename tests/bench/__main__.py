@@ -15,7 +15,9 @@ BENCHES = ("item_time", "from_s3")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help=f"which of {', '.join(BENCHES)}; all by default")
+    parser.add_argument(
+        "benches", nargs="*", choices=[*BENCHES, []], help=f"which of {', '.join(BENCHES)}; all by default"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     arguments = parser.parse_args()
     from tests.bench.table import show

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import binidx
 import numpy as np
 from cases import TOKENIZER
 from oracle import megatron
+
+import binidx
 
 SEQUENCE_LENGTH = 4096
 MEAN_TOKENS = 1000
@@ -21,7 +22,9 @@ def write_corpus(prefix: Path, num_bytes: int, seed: int = 0) -> str:
     written = 0
     with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16) as builder:
         while written < num_bytes:
-            lengths = np.maximum(1, rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, BLOCK_TOKENS // MEAN_TOKENS).astype(int))
+            lengths = np.maximum(
+                1, rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, BLOCK_TOKENS // MEAN_TOKENS).astype(int)
+            )
             for document in np.split(rng.integers(0, 999, lengths.sum(), np.uint16), np.cumsum(lengths)[:-1]):
                 builder.add_document(document, [len(document)])
             written += 2 * int(lengths.sum())

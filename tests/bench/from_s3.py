@@ -32,7 +32,10 @@ def rows(directory: Path) -> list[Row]:
         with latency_proxy(server.endpoint, delay_ms=DELAY_MS) as proxy, proxy.in_environment():
             ours = measure(proxy, 10 * BATCH, lambda: batches(open_ours(uri, f"{directory}/ours")))
             found = []
-            for name, block, count in (("default, 256 MiB", DEFAULT_BLOCK, 2), ("best of its blocks, 16 KiB", 16 << 10, 40)):
+            for name, block, count in (
+                ("default, 256 MiB", DEFAULT_BLOCK, 2),
+                ("best of its blocks, 16 KiB", 16 << 10, 40),
+            ):
                 theirs = measure(proxy, count, lambda: iter(open_theirs(uri, f"{directory}/theirs", block)))  # noqa: B023
                 found += compare(f"Megatron's reader at its {name}", ours, theirs)
     return found

@@ -44,10 +44,9 @@ def show(rows: list[Row], as_json: bool) -> str:
     if as_json:
         return json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=1)
     lines = ["| work | binidx | Megatron Core 0.16.1 | ratio | |", "|---|---:|---:|---:|---|"]
-    lines += [
-        f"| {row.work} | {figure(row.ours)} {row.unit} | {figure(row.theirs)} {row.unit} | {figure(row.ratio)}x | {row.note} |"
-        for row in rows
-    ]
+    for row in rows:
+        ours, theirs = (f"{figure(value)} {row.unit}" for value in (row.ours, row.theirs))
+        lines.append(f"| {row.work} | {ours} | {theirs} | {figure(row.ratio)}x | {row.note} |")
     return "\n".join(lines)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import binidx
 import numpy as np
 import pytest
-from binidx.errors import BlendError, ConfigError
 from cases import TOKENIZER, assert_same_sample, write_with_megatron
 from oracle import megatron
+
+import binidx
+from binidx.errors import BlendError, ConfigError
 
 GPT = {
     "random_seed": 1234,
@@ -123,7 +123,9 @@ def test_several_validation_sets_are_a_list(prefixes: list[str]) -> None:
 def test_threads_build_what_one_thread_builds(prefixes: list[str]) -> None:
     config: dict[str, Any] = {"blend": (prefixes, [1.0, 2.0, 3.0, 4.0]), "split": "9,1,0"}
     config["path_to_cache"] = "memory://threads"
-    for one, four in zip(ours([300, 30, 0], **config), ours([300, 30, 0], **config, num_dataset_builder_threads=4), strict=True):
+    for one, four in zip(
+        ours([300, 30, 0], **config), ours([300, 30, 0], **config, num_dataset_builder_threads=4), strict=True
+    ):
         assert (one is None and four is None) or (one.dataset_sample_index == four.dataset_sample_index).all()
 
 

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import binidx
 import fsspec
 import numpy as np
 import pytest
 import torch
 from cases import TOKENIZER, assert_same_sample, write_with_megatron
+
+import binidx
 
 SIZES = [300, 20, 0]
 
@@ -37,15 +38,14 @@ def upload(local: str, base: str) -> str:
 
 def config(base: str, **changes: Any) -> binidx.GPTDatasetConfig:
     return binidx.GPTDatasetConfig(**{
-        "random_seed": 42, "sequence_length": 32, "blend": ([f"{base}/en", f"{base}/code"], [0.7, 0.3]), "split": "9,1,0",
-        "tokenizer": TOKENIZER, "reset_position_ids": True, "reset_attention_mask": False, "eod_mask_loss": True, **changes,
+        "random_seed": 42, "sequence_length": 32, "blend": ([f"{base}/en", f"{base}/code"], [0.7, 0.3]),
+        "split": "9,1,0", "tokenizer": TOKENIZER, "reset_position_ids": True, "reset_attention_mask": False,
+        "eod_mask_loss": True, **changes,
     })  # fmt: skip
 
 
 def build(base: str, **changes: Any) -> list[Any]:
-    return binidx.BlendedMegatronDatasetBuilder(
-        binidx.GPTDataset, SIZES, lambda: True, config(base, **changes)
-    ).build()
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, SIZES, lambda: True, config(base, **changes)).build()
 
 
 def every_batch(dataset: Any, **options: Any) -> list[dict[str, torch.Tensor]]:
@@ -100,7 +100,9 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("own_cache", [False, True])
-def test_two_ranks_build_from_one_bucket_and_see_one_order(local: str, s3: Any, tmp_path: Path, own_cache: bool) -> None:
+def test_two_ranks_build_from_one_bucket_and_see_one_order(
+    local: str, s3: Any, tmp_path: Path, own_cache: bool
+) -> None:
     base = upload(local, s3.fresh())
     ranks = [
         subprocess.Popen(

@@ -6,13 +6,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import binidx
 import numpy as np
 import pytest
-from binidx.dataset.split import split_indices
-from binidx.errors import IndexBuildError
 from cases import TOKENIZER, Tokenizer, assert_same_sample, random_lengths, write_with_megatron
 from oracle import megatron
+
+import binidx
+from binidx.dataset.split import split_indices
+from binidx.errors import IndexBuildError
 
 SEEDS = [0, 1, 1234, 2**31 - 1, 2**31, 2**32 - 1]
 ARRAYS = ("document_index", "sample_index", "shuffle_index")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import megatron
+
 from binidx.dataset.split import (
     Split,
     convert_split_vector_to_split_matrix,
@@ -11,9 +15,6 @@ from binidx.dataset.split import (
     split_indices,
 )
 from binidx.errors import ConfigError
-from hypothesis import given
-from hypothesis import strategies as st
-from oracle import megatron
 
 shares = st.lists(st.floats(0, 1000).map(lambda share: f"{share:.4f}"), min_size=1, max_size=3).filter(
     lambda texts: sum(map(float, texts)) > 0

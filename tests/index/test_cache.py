@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from binidx.index.cache import IndexCache, parse_npy
 
 NAMES = ("a", "b")
@@ -116,10 +117,11 @@ def another_dtype(directory: Path) -> None:
     np.save(directory / "0f-Kind-train-a.npy", np.arange(5, dtype=np.int64))
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [damage_marker, empty_marker, unmark_array, remove_marker, remove_array, truncate_array, empty_array, flip_a_bit, another_dtype],
-)  # fmt: skip
+HARMS = [damage_marker, empty_marker, unmark_array, remove_marker]
+HARMS += [remove_array, truncate_array, empty_array, flip_a_bit, another_dtype]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_broken_cache_is_never_served(tmp_path: Path, harm: Any) -> None:
     good = load_or_build(str(tmp_path), build := Counting())
     harm(tmp_path)
@@ -138,7 +140,9 @@ def test_a_store_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: 
     assert "index not cached" in caplog.text
 
 
-@pytest.mark.parametrize("array", [np.empty((0, 2), np.int32), np.zeros(3, np.uint32), np.ones((4, 2), np.int64)], ids=str)
+@pytest.mark.parametrize(
+    "array", [np.empty((0, 2), np.int32), np.zeros(3, np.uint32), np.ones((4, 2), np.int64)], ids=str
+)
 def test_npy_bytes_parse_to_the_array_without_a_copy(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "x.npy", array)
     buffer = memoryview(bytearray((tmp_path / "x.npy").read_bytes()))

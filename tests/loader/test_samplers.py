@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 import torch
+
 from binidx import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.errors import ConfigError
 
@@ -114,7 +115,9 @@ def test_impossible_topologies_are_refused(arguments: tuple[int, ...], needed: s
         MegatronPretrainingSampler(*arguments)
 
 
-@pytest.mark.parametrize(("total", "consumed", "needed"), [(3, 0, "one step needs 4"), (20, 5, "multiple"), (20, -4, "0 or")])
+@pytest.mark.parametrize(
+    ("total", "consumed", "needed"), [(3, 0, "one step needs 4"), (20, 5, "multiple"), (20, -4, "0 or")]
+)
 def test_impossible_positions_of_the_random_sampler_are_refused(total: int, consumed: int, needed: str) -> None:
     with pytest.raises(ConfigError, match=needed):
         list(MegatronPretrainingRandomSampler(range(total), total, consumed, 2, 0, 2, True))

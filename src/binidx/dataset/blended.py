@@ -146,4 +146,6 @@ def check_blendable(
                 "a dataset with no sample in this split has to leave the blend"
             )
     if len({type(weight) for weight in weights}) > 1 or (size is None and any(w != int(w) for w in weights)):
-        raise ConfigError(f"blend: found weights {list(weights)}, needs all floats, or all whole numbers without a size")
+        raise ConfigError(
+            f"blend: found weights {list(weights)}, needs all floats, or all whole numbers without a size"
+        )

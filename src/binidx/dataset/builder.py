@@ -87,7 +87,9 @@ class BlendedMegatronDatasetBuilder:
             return self._build_validation_sets(prefixes, matrix, sizes)
         return self._blend(split, weights, sizes, self._build_prefixes(prefixes, weights, matrix, sizes))
 
-    def _build_validation_sets(self, prefixes: Sequence[str], matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset]:
+    def _build_validation_sets(
+        self, prefixes: Sequence[str], matrix: SplitMatrix, sizes: Sizes
+    ) -> list[MegatronDataset]:
         if self.config.full_validation and sizes[Split.valid.value] is not None:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
         built = (self._build_prefix(prefix, matrix, sizes)[Split.valid.value] for prefix in prefixes)

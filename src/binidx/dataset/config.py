@@ -1,4 +1,4 @@
-"""What a run asks for. Names, defaults and order of the fields are Megatron Core's; what differs is said at the field."""
+"""What a run asks for. Names, defaults and order of the fields are Megatron Core's; differences stand at the field."""
 
 from __future__ import annotations
 

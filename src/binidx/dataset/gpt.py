@@ -30,11 +30,11 @@ ARRAYS = ("document_index", "sample_index", "shuffle_index")
 class GPTDataset(MegatronDataset):
     """Samples of `sequence_length` tokens and their labels, in Megatron Core's order.
 
-        sample i  ─ shuffle_index ─►  row j of sample_index: where it starts in document_index, and row j+1: where it ends
+        sample i  ─ shuffle_index ─►  rows j and j+1 of sample_index: where it starts and ends in document_index
                   ─ document_index ─►  spans of sequences  ─ .bin ─►  tokens
 
-    A sample is a dict of tensors, each of shape (S,): `tokens`, `labels`, `position_ids` int64, `loss_mask` float32, and
-    `attention_mask` bool (1, S, S) on request, True where attention is forbidden.
+    A sample is a dict of tensors, each of shape (S,): `tokens`, `labels`, `position_ids` int64, `loss_mask` float32,
+    and `attention_mask` bool (1, S, S) on request, True where attention is forbidden.
 
     Raises:
         IndexBuildError: the split has no tokens, and samples were asked of it (Megatron loops for ever).
@@ -102,13 +102,12 @@ class GPTDataset(MegatronDataset):
             self.dataset.sequence_lengths,
             documents,
             self.config.sequence_length,
-            plan.num_epochs * plan.tokens_per_epoch,
+            plan.num_tokens,
             add_extra_token=self.config.add_extra_token_to_sequence,
             drop_last_partial=self._drop_last_partial(),
         )
-        total = len(samples) - 1
-        first = plan.num_samples_sans_final_epoch if plan.separate_final_epoch else total
-        return dict(zip(ARRAYS, (documents, samples, build_shuffle_index(first, total, rng)), strict=True))
+        shuffled = build_shuffle_index(plan.num_samples_shuffled_first, plan.num_samples, rng)
+        return dict(zip(ARRAYS, (documents, samples, shuffled), strict=True))
 
     def _plan(self) -> EpochPlan:
         tokens_per_epoch = int(np.sum(self.dataset.sequence_lengths[self.indices], dtype=np.int64))

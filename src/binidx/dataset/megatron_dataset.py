@@ -36,7 +36,7 @@ class MegatronDataset(ABC):
     """Samples of one split of one low-level dataset.
 
     A subclass says which spans of tokens a sample needs (`spans`, pure) and makes the sample of them (`assemble`); the
-    base reads the spans of a whole batch in one go. A subclass that overrides `__getitem__` instead is asked through it.
+    base reads the spans of a whole batch in one go. A subclass with its own `__getitem__` is asked through that.
 
     Args:
         dataset: the low-level dataset.
@@ -119,9 +119,7 @@ class MegatronDataset(ABC):
         """The samples of a batch, their tokens read in one go."""
         spans = [self.spans(idx) for idx in idxs]
         sequences = iter(self.dataset.read([span for sample in spans for span in sample]))
-        return [
-            self.assemble(idx, [next(sequences) for _ in sample]) for idx, sample in zip(idxs, spans, strict=True)
-        ]
+        return [self.assemble(idx, [next(sequences) for _ in sample]) for idx, sample in zip(idxs, spans, strict=True)]
 
 
 def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:

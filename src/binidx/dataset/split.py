@@ -46,9 +46,7 @@ def parse_and_normalize_split(split: str) -> list[float]:
     return normalize(shares)
 
 
-def convert_split_vector_to_split_matrix(
-    vector_a: list[float], vector_b: list[float] | None = None
-) -> SplitMatrix:
+def convert_split_vector_to_split_matrix(vector_a: list[float], vector_b: list[float] | None = None) -> SplitMatrix:
     """Where each split begins and ends in [0, 1]; `None` for a split without a share.
 
     Args:

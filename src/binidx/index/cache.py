@@ -2,11 +2,11 @@
 
     {directory}/{hash}-GPTDataset-train-description.txt       what Megatron hashes; for people
     {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
-    {directory}/{hash}-GPTDataset-train-binidx.json           written last: our fingerprint, and size and CRC-32 of each array
+    {directory}/{hash}-GPTDataset-train-binidx.json           last: our fingerprint, size and CRC-32 of each array
 
 Megatron's hash forgets the content of the data and two options; the fingerprint remembers them. An array is served only
-under a marker with the fingerprint asked for and a checksum that its bytes meet, so racing builders, kills and stale data
-cost a rebuild and never a wrong order.
+under a marker with the fingerprint asked for and a checksum that its bytes meet, so racing builders, kills and stale
+data cost a rebuild and never a wrong order.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class IndexCache:
     def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
         """The arrays, or None where there is no marker, another fingerprint, or an array that is not what it marks."""
         try:
-            marker = json.loads(self._read("binidx.json"))
+            marker = json.loads(bytes(self._read("binidx.json")))
             differing = [key for key, value in fingerprint.items() if marker["fingerprint"].get(key) != value]
             if differing:
                 logger.info("%s: stale (%s), rebuilding", self._uri("binidx.json"), ", ".join(differing))
@@ -123,4 +123,4 @@ def parse_npy(buffer: memoryview[int]) -> NDArray[Any]:
 
 def checksum(array: NDArray[Any]) -> int:
     """CRC-32 of the array's bytes."""
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
