@@ -187,6 +187,8 @@ def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
         "-s3",
         f"-s3.config={identities}",
         "-s3.iam=false",
+        # A misspelt bucket is an error, as on AWS.
+        "-s3.autoCreateBucket=false",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         *listen,

@@ -1,0 +1,202 @@
+"""fsspec, met in one place: a URI becomes a filesystem and a path, and its many exceptions become our few.
+
+Which options, endpoints, credentials and profiles hold is fsspec's business (storage_options, FSSPEC_* and AWS_*
+variables, its config files); we only add what random reading needs and nobody sets: see `tuned`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from binidx.errors import BinidxError, MissingDriverError, ObjectNotFoundError, StorageError
+
+CONCURRENCY = 64
+"""Requests in flight at once, over all threads of a process that read through one filesystem."""
+
+# protocol -> what to install, and the pip argument for it
+DRIVERS = {
+    "s3": ("s3fs", "'binidx[s3]'"),
+    "s3a": ("s3fs", "'binidx[s3]'"),
+    "gs": ("gcsfs", "'binidx[gcs]'"),
+    "gcs": ("gcsfs", "'binidx[gcs]'"),
+    "http": ("aiohttp", "aiohttp"),
+    "https": ("aiohttp", "aiohttp"),
+}
+
+
+def protocols(uri: str) -> list[str]:
+    """`simplecache::s3://b/k` -> ["simplecache", "s3"]; a plain path has none."""
+    return [link.partition("://")[0] for link in uri.split("::")] if "://" in uri else []
+
+
+def local_path(uri: str) -> str | None:
+    """The path, if the URI names a file of this machine: without a protocol, or file://."""
+    chain = protocols(uri)
+    if not chain:
+        return uri
+    if chain in (["file"], ["local"]):
+        from fsspec.implementations.local import LocalFileSystem
+
+        return str(LocalFileSystem._strip_protocol(uri))
+    return None
+
+
+def open_filesystem(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The fsspec filesystem of this process for a URI, and the path there. No request is made.
+
+    fsspec makes one instance for equal options and process, and a new one after a fork.
+
+    Raises:
+        MissingDriverError: the filesystem's package is not installed.
+        StorageError: no such protocol, or the driver refuses the URI or its options.
+    """
+    try:
+        import fsspec
+
+        fs, path = fsspec.url_to_fs(uri, **tuned(uri, storage_options))
+    except ImportError as error:
+        raise missing_driver(uri, error) from error
+    except ValueError as error:
+        raise StorageError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from error
+    except Exception as error:
+        raise translated(uri, error) from error
+    return fs, str(path)
+
+
+def tuned(uri: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with our defaults for each filesystem in the chain; what the user gave wins."""
+    first, *rest = protocols(uri) or ["file"]
+    options = with_defaults(first, storage_options)
+    for protocol in rest:
+        options[protocol] = with_defaults(protocol, options.get(protocol, {}))
+    return options
+
+
+def with_defaults(protocol: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    if protocol in ("s3", "s3a"):
+        from fsspec.config import conf
+
+        # s3fs opens 10 connections unless told otherwise: 346 requests/s where 64 reach 1,123. Options given here
+        # replace those of fsspec's own configuration key by key, so its config_kwargs are carried along.
+        configured = conf.get("s3", {}).get("config_kwargs", {})
+        pool = {"max_pool_connections": CONCURRENCY, **configured, **given.get("config_kwargs", {})}
+        # s3fs never forgets a listing: an object another process wrote would not exist for ever.
+        return {"use_listings_cache": False, **given, "config_kwargs": pool}
+    if protocol in ("gs", "gcs"):
+        if (os.environ.get("STORAGE_EMULATOR_HOST") or given.get("endpoint_url")) and "gcsfs" not in sys.modules:
+            # gcsfs asks the gRPC storage-control API for the bucket's type, which no emulator speaks: each operation
+            # would wait 30-88 s for the handshake to fail. Read once, when gcsfs is imported.
+            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        return {"use_listings_cache": False, **given}
+    return dict(given)
+
+
+def concurrency(fs: Any) -> int:
+    """Requests in flight on this filesystem: the size of its connection pool where the user set one."""
+    return int(getattr(fs, "config_kwargs", {}).get("max_pool_connections", CONCURRENCY))
+
+
+def object_info(fs: Any, path: str, uri: str) -> dict[str, Any]:
+    """What the store says of the object now, never from a listing remembered earlier.
+
+    Raises:
+        ObjectNotFoundError: nothing there, or a directory.
+        StorageError: the store does not tell the size, or another failure.
+    """
+    with storage_errors(uri):
+        fs.invalidate_cache()
+        info: dict[str, Any] = fs.info(path)
+    if info.get("type") == "directory":
+        raise ObjectNotFoundError(f"{uri}: found a directory, needed an object")
+    if info.get("size") is None:
+        raise StorageError(f"{uri}: the store does not tell its size; needed a server that sends Content-Length")
+    return info
+
+
+def identity_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What identifies the content, in JSON values: its size, and the store's own mark of it.
+
+    The mark is an ETag or generation where there is one (S3, GCS, HTTP), else the time of the last change.
+    """
+    identity: dict[str, Any] = {"size": int(info["size"])}
+    marks = {"etag": ("ETag", "etag"), "generation": ("generation",), "version": ("VersionId",)}
+    times = {"mtime": ("mtime", "LastModified", "last_modified", "updated", "created")}
+    for names in (marks, times):
+        for name, keys in names.items():
+            found = next((info[key] for key in keys if info.get(key)), None)
+            if found is not None:
+                identity[name] = found if isinstance(found, (int, float)) else str(found)
+        if len(identity) > 1:
+            break
+    return identity
+
+
+@contextlib.contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """What a driver raises in the block leaves it as one of ours that names the URI, with the driver's as its cause."""
+    try:
+        yield
+    except BinidxError:
+        raise
+    except Exception as error:
+        raise translated(uri, error) from error
+
+
+def translated(uri: str, error: Exception) -> BinidxError:
+    """Our error for a driver's."""
+    if isinstance(error, ImportError):
+        return missing_driver(uri, error)
+    if isinstance(error, FileNotFoundError):
+        if not is_unreachable(error):
+            return ObjectNotFoundError(f"{uri}: no such object")
+        # The reason is the cause; the wrapper only repeats the name.
+        return StorageError(f"{uri}: {text(error.__cause__ or error)}")
+    if isinstance(error, PermissionError) or status_of(error) in (401, 403):
+        return StorageError(f"{uri}: access denied ({text(error)}); check the credentials, {credentials_of(uri)}")
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"):
+        return StorageError(f"{uri}: no credentials found; set {credentials_of(uri)}")
+    return StorageError(f"{uri}: {text(error)}")
+
+
+def missing_driver(uri: str, error: ImportError) -> MissingDriverError:
+    known = next((DRIVERS[each] for each in protocols(uri) if each in DRIVERS), None)
+    if known is None:
+        return MissingDriverError(f"{uri}: {error}")
+    return MissingDriverError(f"{uri}: needs {known[0]}; pip install {known[1]}")
+
+
+def credentials_of(uri: str) -> str:
+    if "gs" in protocols(uri) or "gcs" in protocols(uri):
+        return "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket"
+    return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public"
+
+
+def is_unreachable(error: FileNotFoundError) -> bool:
+    """fsspec's http says FileNotFoundError whatever went wrong; the cause knows."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return not isinstance(cause, FileNotFoundError)
+    return getattr(cause, "status", 404) not in (404, 410)
+
+
+def status_of(error: BaseException | None) -> int | None:
+    """The HTTP status behind a driver's exception: botocore's, gcsfs's and aiohttp's ways of carrying it."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict) and "ResponseMetadata" in response:
+            return int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
+        for name in ("status", "code"):
+            value = getattr(error, name, None)
+            if str(value).isdigit():
+                return int(str(value))
+        error = error.__cause__
+    return None
+
+
+def text(error: BaseException) -> str:
+    """The exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,276 @@
+"""Writing objects: beside first, then visible at once. Nobody ever sees half of one under its name.
+
+    local       <name>.<random>.tmp -> fsync -> rename (or link, where the first writer must win)
+    S3, GCS     one PUT, or a multipart upload that is completed at the end: the store shows it whole or not at all
+    the rest    <name>.<random>.tmp -> the filesystem's own move
+
+A process that is killed leaves at most a .tmp file or an unfinished upload behind, never an object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
+from binidx.storage import filesystem
+from binidx.storage.ranges import Bytes
+
+ONE_PUT = 16 << 20
+"""Objects up to this size are held in memory and sent in one request."""
+
+# Their multipart uploads show nothing before they are completed; other filesystems may show a file that grows.
+HOLDS_BACK = ("s3", "s3a", "gs", "gcs")
+ATTEMPTS = 5
+
+
+class Writer(Protocol):
+    """What `create_object` gives: bytes go to the end of the object to be."""
+
+    def write(self, data: Bytes, /) -> int: ...
+
+
+def create_object(
+    uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> contextlib.AbstractContextManager[Writer]:
+    """Write an object that appears whole under its name when the block ends, replacing what was there.
+
+    After an exception in the block nothing appears and nothing is left behind. Local directories are made. Object
+    stores take at most 10,000 parts, of 50 MiB: beyond 500 GB pass a default_block_size in storage_options.
+
+    Raises:
+        StorageError: the store refuses; what was there before still is.
+    """
+    uri = os.fspath(uri)
+    path = filesystem.local_path(uri)
+    return _create_file(path) if path is not None else _create_remote(uri, storage_options or {})
+
+
+def put_if_absent(uri: str | os.PathLike[str], data: Bytes, storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Create a small object unless there is one: of many writers the first wins.
+
+    Returns:
+        True: the object holds `data`, written by us or by a twin. False: it holds something else, which stays.
+        The store's own word for "exists" is not enough: when the reply to a PUT is lost, its retry is told that the
+        object exists, and it is ours. So what stands there is read back and compared.
+
+    A store that ignores conditional writes lets the last writer win: give equal content to equal names.
+
+    Raises:
+        StorageError: the store refuses, or contradicts itself for a second.
+    """
+    uri = os.fspath(uri)
+    if len(data) > ONE_PUT:
+        raise ConfigError(f"{uri}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
+    path = filesystem.local_path(uri)
+    for attempt in range(ATTEMPTS):
+        if _link(path, data) if path is not None else _put(uri, bytes(data), storage_options or {}):
+            return True
+        standing = _read_back(uri, path, storage_options or {})
+        if standing is not None:
+            return standing == data
+        # Deleted in between, or two writers that S3 told to try again (409).
+        time.sleep(0.05 * 2**attempt)
+    raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
+
+
+def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+    """Afterwards there is no such object; that there was none is no error."""
+    uri = os.fspath(uri)
+    path = filesystem.local_path(uri)
+    with filesystem.storage_errors(uri), contextlib.suppress(FileNotFoundError):
+        if path is not None:
+            os.unlink(path)
+        else:
+            fs, path = filesystem.open_filesystem(uri, storage_options or {})
+            fs.rm_file(path)
+
+
+def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Asked of the store itself each time, never of a listing. A directory is no object."""
+    try:
+        object_identity(uri, storage_options)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What identifies the content without reading it, in JSON values: `size`, and `etag`, `generation` or `mtime`.
+
+    Raises:
+        ObjectNotFoundError: there is no such object.
+    """
+    uri = os.fspath(uri)
+    path = filesystem.local_path(uri)
+    if path is not None:
+        uri = f"file://{os.path.abspath(path)}"
+    fs, path = filesystem.open_filesystem(uri, storage_options or {} if path is None else {})
+    return filesystem.identity_of(filesystem.object_info(fs, path, uri))
+
+
+def join_uri(base: str, *parts: str) -> str:
+    """`s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`; the same for paths."""
+    joined = base
+    for part in parts:
+        joined = joined + ("" if joined.endswith("/") else "/") + part.strip("/")
+    return joined
+
+
+@contextlib.contextmanager
+def _create_file(path: str) -> Iterator[Writer]:
+    temporary = _beside(path)
+    with filesystem.storage_errors(path):
+        os.makedirs(os.path.dirname(temporary), exist_ok=True)
+        file = open(temporary, "xb", buffering=1 << 20)  # noqa: SIM115
+    try:
+        yield _ErrorsNamed(path, file)
+        with filesystem.storage_errors(path):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            os.replace(temporary, path)
+            _sync_directory(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _create_remote(uri: str, storage_options: Mapping[str, Any]) -> Iterator[Writer]:
+    fs, path = filesystem.open_filesystem(uri, storage_options)
+    upload = _Upload(fs, path, holds_back=filesystem.protocols(uri)[0] in HOLDS_BACK)
+    try:
+        yield _ErrorsNamed(uri, upload)
+        with filesystem.storage_errors(uri):
+            upload.finish()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            upload.abandon()
+        raise
+
+
+class _Upload:
+    """An object on its way to a filesystem: in memory while it is small, then streamed."""
+
+    def __init__(self, fs: Any, path: str, *, holds_back: bool) -> None:
+        self.fs, self.path, self.holds_back = fs, path, holds_back
+        self.temporary = path if holds_back else _beside(path)
+        self.start = io.BytesIO()
+        self.file: Any = None
+
+    def write(self, data: Bytes) -> int:
+        if self.file is not None:
+            return int(self.file.write(data))
+        written = self.start.write(data)
+        if self.start.tell() > ONE_PUT:
+            options = {"autocommit": False} if self.holds_back else {}
+            self.file = self.fs.open(self.temporary, "wb", **options)
+            self.file.write(self.start.getbuffer())
+            self.start = io.BytesIO()
+        return written
+
+    def finish(self) -> None:
+        if self.file is None:
+            self.fs.pipe_file(self.path, self.start.getvalue())
+            return
+        self.file.close()
+        if self.holds_back:
+            self.file.commit()
+        else:
+            self.fs.mv(self.temporary, self.path)
+
+    def abandon(self) -> None:
+        if self.file is None:
+            return
+        if self.holds_back:
+            # Else the file would flush itself once more when it is collected.
+            self.file.closed = True
+            self.file.discard()
+        else:
+            self.file.close()
+            self.fs.rm_file(self.temporary)
+
+
+class _ErrorsNamed:
+    """A writer whose errors name the object."""
+
+    def __init__(self, uri: str, writer: Any) -> None:
+        self.uri, self.writer = uri, writer
+
+    def write(self, data: Bytes, /) -> int:
+        with filesystem.storage_errors(self.uri):
+            return int(self.writer.write(data))
+
+
+def _beside(path: str) -> str:
+    return f"{path}.{uuid.uuid4().hex}.tmp"
+
+
+def _sync_directory(path: str) -> None:
+    """Make the name as durable as the bytes, where directories can be synced."""
+    descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link(path: str, data: Bytes) -> bool:
+    """A whole file under the name, unless the name is taken."""
+    temporary = _beside(path)
+    with _create_file(temporary) as writer:
+        writer.write(data)
+    try:
+        with filesystem.storage_errors(path):
+            return _link_file(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _link_file(source: str, path: str) -> bool:
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # No hard links here: two writers may both win then, with whole files.
+        if os.path.lexists(path):
+            return False
+        os.replace(source, path)
+    _sync_directory(path)
+    return True
+
+
+def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
+    fs, path = filesystem.open_filesystem(uri, storage_options)
+    try:
+        fs.pipe_file(path, data, mode="create")
+    except Exception as error:
+        # Only AWS's wording makes s3fs say FileExistsError; other servers' 412 comes as OSError EINVAL.
+        if isinstance(error, FileExistsError) or filesystem.status_of(error) in (409, 412):
+            return False
+        raise filesystem.translated(uri, error) from error
+    return True
+
+
+def _read_back(uri: str, path: str | None, storage_options: Mapping[str, Any]) -> bytes | None:
+    with filesystem.storage_errors(uri):
+        try:
+            if path is not None:
+                return Path(path).read_bytes()
+            fs, path = filesystem.open_filesystem(uri, storage_options)
+            return bytes(fs.cat_file(path))
+        except FileNotFoundError:
+            return None

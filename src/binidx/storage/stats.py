@@ -1,0 +1,73 @@
+"""What reading cost: counters on every reader, and their sum over the process.
+
+requests      ranges sent to the store (of a local file: views taken)
+bytes_asked   what the caller wanted
+bytes_moved   what came over the wire for it: more through gaps and whole chunks, less through a cache
+seconds       time spent waiting, summed over threads
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass
+class ReadStats:
+    """Counters of one reader. Use `add`, from any thread; read the fields at any time."""
+
+    requests: int = 0
+    bytes_asked: int = 0
+    bytes_moved: int = 0
+    seconds: float = 0.0
+
+    def add(self, *, requests: int = 0, bytes_asked: int = 0, bytes_moved: int = 0, seconds: float = 0.0) -> None:
+        with _lock:
+            self.requests += requests
+            self.bytes_asked += bytes_asked
+            self.bytes_moved += bytes_moved
+            self.seconds += seconds
+
+    def __sub__(self, before: ReadStats) -> ReadStats:
+        """What happened since `before`."""
+        return ReadStats(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(ReadStats)))
+
+
+class ObjectStats(ReadStats):
+    """The same for readers that talk to a store themselves: these also count in `total()`."""
+
+    def add(self, *, requests: int = 0, bytes_asked: int = 0, bytes_moved: int = 0, seconds: float = 0.0) -> None:
+        super().add(requests=requests, bytes_asked=bytes_asked, bytes_moved=bytes_moved, seconds=seconds)
+        _total.add(requests=requests, bytes_asked=bytes_asked, bytes_moved=bytes_moved, seconds=seconds)
+
+
+@dataclass
+class CacheStats(ReadStats):
+    """Of a cache: `requests` and `bytes_moved` are what it asked of the reader below it."""
+
+    hits: int = 0
+    misses: int = 0
+
+    def count_chunks(self, *, hits: int, misses: int) -> None:
+        with _lock:
+            self.hits += hits
+            self.misses += misses
+
+
+def total() -> ReadStats:
+    """What all objects read in this process have cost so far. A cache is not counted: what it fetches is, below it."""
+    with _lock:
+        return replace(_total)
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock when the parent forked; nobody in the child would ever release it.
+    global _lock
+    _lock = threading.Lock()
+
+
+# One lock for all counters: a lock in each would have to be found and renewed after a fork.
+_lock = threading.Lock()
+_total = ReadStats()
+os.register_at_fork(after_in_child=_after_fork)
