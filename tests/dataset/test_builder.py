@@ -139,7 +139,7 @@ def test_a_blend_that_oversamples_names_the_dataset_and_the_way_out(prefixes: li
 
 
 def test_a_dataset_without_samples_cannot_be_blended(prefixes: list[str]) -> None:
-    with pytest.raises(ConfigError, match="weight 0 in the test blend"):
+    with pytest.raises(ConfigError, match="weight 0 in the valid blend"):
         ours([None, None, None], blend=(prefixes[:2], None), split="9999,0.5,0.5")
 
 

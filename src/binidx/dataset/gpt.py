@@ -40,7 +40,8 @@ class GPTDataset(MegatronDataset):
         IndexBuildError: the split has no tokens, and samples were asked of it (Megatron loops for ever).
 
     Source: Megatron Core, `GPTDataset`. Differences: counts stay integers (its count of a partial last sample goes
-    through float32), and a stale index cache is rebuilt instead of served.
+    through float32), a stale index cache is rebuilt instead of served, and the loss mask of a padded sample stays its
+    own (when Megatron serves a padded sample first, it keeps that mask for all others).
     """
 
     config: GPTDatasetConfig
