@@ -207,3 +207,13 @@ def _check_documents(bounds: NDArray[np.int64], num_sequences: int, uri: str) ->
         raise FormatError(
             f"{uri}: last document bound is {bounds[-1]}, needed {num_sequences} (the writer forgot end_document?)"
         )
+
+
+def get_idx_path(path_prefix: str) -> str:
+    """The URI of a prefix's index. Plain concatenation, as in Megatron Core: a prefix may end in anything."""
+    return path_prefix + ".idx"
+
+
+def get_bin_path(path_prefix: str) -> str:
+    """The URI of a prefix's tokens."""
+    return path_prefix + ".bin"

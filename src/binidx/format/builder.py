@@ -1,0 +1,218 @@
+"""Sequences and documents -> one `.bin`/`.idx` pair, in a memory that does not grow with them.
+
+    tokens ──────────────► .bin      (unseen until finalize)
+    lengths, modes ──┐
+    document bounds ─┴───► spools ─► .idx      in blocks; the pointers are a running sum
+
+Visible in this order: the old `.idx` goes, the `.bin` appears, the new `.idx` appears. So nobody reads new tokens with
+an old index, and a builder that is never finalized leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from binidx.errors import ConfigError, FormatError
+from binidx.format.idx import DType, SequenceIndex, format_header, get_bin_path, stored
+from binidx.format.indexed_dataset import check_bin_size, open_index
+from binidx.format.spool import SpooledColumn
+from binidx.format.tokens import as_tokens
+from binidx.storage.backends import open_object
+from binidx.storage.publish import create_object, delete_object
+from binidx.storage.transfer import stream
+
+MAX_LENGTH = 2**31 - 1
+
+
+class IndexedDatasetBuilder:
+    """Writes a dataset to any URI; the files are Megatron's, byte for byte.
+
+        with IndexedDatasetBuilder("s3://bucket/en.bin", dtype=np.uint16) as builder:
+            builder.add_document([5, 6, 7, 8], [3, 1])
+            builder.finalize("s3://bucket/en.idx")
+
+    Args:
+        bin_path: URI of the `.bin`. An object already there stays until `finalize`.
+        dtype: the type of a token.
+        multimodal: whether a mode is kept for each sequence.
+        storage_options: fsspec's own options, for everything this builder reads and writes.
+
+    Source: Megatron Core, IndexedDatasetBuilder, which keeps four Python lists, believes the lengths, and wraps tokens
+    that its type does not hold. `add_documents` (awkward arrays) is not here.
+    """
+
+    def __init__(
+        self,
+        bin_path: str,
+        dtype: DTypeLike = np.int32,
+        multimodal: bool = False,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.bin_path = bin_path
+        self.dtype = DType.dtype_from_code(DType.code_from_dtype(dtype))  # a type without a code fails here
+        self.multimodal = multimodal
+        self._options = storage_options
+        self._lengths, self._modes, self._bounds = SpooledColumn("i4"), SpooledColumn("i1"), SpooledColumn("i8")
+        self._bounds.extend([0])
+        self._last_bound = 0
+        self._open = contextlib.ExitStack()
+        self._writer = self._open.enter_context(create_object(bin_path, storage_options))
+        # Also when the builder is forgotten: the half-written object and the spools must not stay.
+        self._release = weakref.finalize(self, _abandon, self._open, [self._lengths, self._modes, self._bounds])
+
+    def add_item(self, tensor: Any, mode: int = 0) -> None:
+        """Append one sequence to the open document; `end_document` closes it.
+
+        Raises:
+            FormatError: a token or the mode does not fit its type. Then nothing was written.
+        """
+        tokens = as_tokens(tensor, self.dtype, self.bin_path)
+        self._append(tokens, [len(tokens)], [mode] if mode or self.multimodal else None)
+
+    def add_document(self, tensor: Any, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
+        """Append a document of `len(lengths)` sequences and close it.
+
+        Args:
+            tensor: the tokens of all its sequences, one after the other.
+            lengths: tokens of each sequence.
+            modes: mode of each sequence; zeros by default (Megatron's default raises TypeError).
+
+        Raises:
+            FormatError: the lengths do not add up to the tokens, or something does not fit its type. Then nothing was
+                written.
+        """
+        tokens = as_tokens(tensor, self.dtype, self.bin_path)
+        self._append(tokens, lengths, modes)
+        self.end_document()
+
+    def end_document(self) -> None:
+        """Close the document: what was added since the last bound. Nothing added is an empty document."""
+        self._check_open()
+        self._last_bound = len(self._lengths)
+        self._bounds.extend([self._last_bound])
+
+    def add_index(self, path_prefix: str) -> None:
+        """Append a whole dataset, in blocks. Bytes of its `.bin` past its last sequence stay behind.
+
+        Raises:
+            FormatError: it has another dtype, no modes where they are kept, or is damaged. Then nothing was written.
+
+        Source: Megatron Core, which appends such bytes too, and so shifts all that is added later.
+        """
+        self._check_open()
+        index = open_index(path_prefix, self.multimodal, storage_options=self._options)
+        if index.dtype is not self.dtype:
+            raise FormatError(f"{path_prefix}: dtype {index.dtype.__name__}, needed {self.dtype.__name__}")
+        reader = open_object(get_bin_path(path_prefix), storage_options=self._options, cache=False)
+        check_bin_size(reader.uri, reader.size, index)
+        for block in stream(reader, index.num_bytes):
+            self._write(block)
+        self._extend(index)
+
+    def finalize(self, idx_path: str) -> None:
+        """Make the `.bin` visible, then the `.idx`.
+
+        Raises:
+            FormatError: sequences stand after the last document bound. Nothing is lost: end it and come again.
+        """
+        self._check_open()
+        left = len(self._lengths) - self._last_bound
+        if left:
+            raise FormatError(f"{idx_path}: {left} sequences after the last document bound; call end_document()")
+        delete_object(idx_path, self._options)
+        self._open.close()
+        with create_object(idx_path, self._options) as writer:
+            for piece in self._format_index():
+                writer.write(piece)
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back. What was not finalized is gone."""
+        self._release()
+
+    def __enter__(self) -> IndexedDatasetBuilder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, tokens: NDArray[Any], lengths: Sequence[int], modes: Sequence[int] | None) -> None:
+        self._check_open()
+        self._check_lengths(len(tokens), lengths)
+        if modes is not None:
+            self._check_modes(lengths, modes)
+        self._write(tokens.view(np.uint8).data)
+        self._lengths.extend(lengths)
+        if self.multimodal:
+            self._modes.extend([0] * len(lengths) if modes is None else modes)
+
+    def _extend(self, index: SequenceIndex) -> None:
+        before = len(self._lengths)
+        self._lengths.extend(index.sequence_lengths)
+        if index.sequence_modes is not None:
+            self._modes.extend(index.sequence_modes)
+        self._bounds.extend(index.document_indices[1:], plus=before)
+        if len(index.document_indices) > 1:
+            self._last_bound = len(self._lengths)
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            self._writer.write(data)
+        except BaseException:
+            self.close()  # how much of it arrived is unknown, so this object can only be begun again
+            raise
+
+    def _check_open(self) -> None:
+        if not self._release.alive:
+            raise ValueError(f"{self.bin_path}: the builder is closed")
+
+    def _check_lengths(self, num_tokens: int, lengths: Sequence[int]) -> None:
+        total = sum(map(int, lengths))
+        if total != num_tokens:
+            raise FormatError(f"{self.bin_path}: lengths add up to {total}, the document has {num_tokens} tokens")
+        if len(lengths) and (min(lengths) < 0 or max(lengths) > MAX_LENGTH):
+            raise FormatError(f"{self.bin_path}: lengths {min(lengths)} to {max(lengths)}, needed 0 to {MAX_LENGTH}")
+
+    def _check_modes(self, lengths: Sequence[int], modes: Sequence[int]) -> None:
+        if len(modes) != len(lengths):
+            raise FormatError(f"{self.bin_path}: {len(modes)} modes, needed one for each of {len(lengths)} sequences")
+        as_tokens(modes, np.int8, f"{self.bin_path} (modes)")
+        if not self.multimodal and any(modes):
+            raise ConfigError(f"{self.bin_path}: modes given, keeping them needs multimodal=True")
+
+    def _format_index(self) -> Iterator[bytes]:
+        yield format_header(self.dtype, len(self._lengths), len(self._bounds))
+        yield from (block.tobytes() for block in self._lengths.blocks())
+        yield from (block.tobytes() for block in _pointers(self._lengths.blocks(), np.dtype(self.dtype).itemsize))
+        yield from (block.tobytes() for block in self._bounds.blocks())
+        yield from (block.tobytes() for block in self._modes.blocks())
+
+
+def _pointers(lengths: Iterator[NDArray[np.int32]], item_bytes: int) -> Iterator[NDArray[np.int64]]:
+    """The first byte of each sequence, block by block."""
+    start = 0
+    for block in lengths:
+        ends = np.cumsum(block, dtype=np.int64)
+        yield ((start + ends - block) * item_bytes).astype(stored(np.int64))
+        start += int(ends[-1])
+
+
+class _Abandoned(Exception):
+    """Thrown into an unfinished write so that it leaves nothing."""
+
+
+def _abandon(unfinished: contextlib.ExitStack, columns: list[SpooledColumn]) -> None:
+    for column in columns:
+        column.close()
+    with contextlib.suppress(_Abandoned), unfinished:
+        raise _Abandoned

@@ -1,0 +1,216 @@
+"""The tokens of one `.bin`/`.idx` pair, wherever it lies: spans of sequences go down as ranges of bytes.
+
+span   (sequence, first, count)      in tokens
+range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start + count * dtype_size
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError, FormatError
+from binidx.format.idx import SequenceIndex, get_bin_path, get_idx_path, parse_index, stored
+from binidx.storage.backends import open_object
+from binidx.storage.publish import object_exists
+from binidx.storage.ranges import Range
+from binidx.storage.transfer import read_whole
+from binidx.storage.vectored import read_many
+
+Span = tuple[int, int, int]
+"""(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
+
+
+class IndexedDataset:
+    """Sequences of tokens by number, from any URI.
+
+    The arrays it gives are read-only views of what was read: of the mapped file when it is local.
+
+    Args:
+        path_prefix: URI without `.idx` and `.bin`.
+        multimodal: whether each sequence comes with its mode; the `.idx` must have been written so.
+        mmap: whether local files are mapped; False reads them as if they were remote.
+        storage_options: fsspec's own options for this URI; by default its environment and configuration.
+
+    Attributes:
+        index: the `SequenceIndex`, checked in full.
+        bin_reader: the `RangeReader` over the `.bin`.
+
+    Raises:
+        ObjectNotFoundError: one of the two is missing.
+        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it says.
+
+    Source: Megatron Core, IndexedDataset. Its S3 arguments are gone, as any URI opens; datasets without tokens, which
+    it writes but cannot open, open; an empty slice is an empty list, where it gives one empty array.
+    """
+
+    def __init__(
+        self,
+        path_prefix: str | os.PathLike[str],
+        multimodal: bool = False,
+        mmap: bool = True,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path_prefix = os.fspath(path_prefix)
+        self.multimodal = multimodal
+        self.mmap = mmap
+        self.storage_options = storage_options
+        self.index = open_index(self.path_prefix, multimodal, mmap, storage_options=storage_options)
+        self.bin_reader = open_object(get_bin_path(self.path_prefix), storage_options=storage_options, mmap=mmap)
+        self._stored = stored(self.index.dtype)
+        check_bin_size(self.bin_reader.uri, self.bin_reader.size, self.index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The arguments and no bytes: the other process opens the files itself.
+        names = ("path_prefix", "multimodal", "mmap", "storage_options")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, idx: int | np.integer[Any] | slice) -> Any:
+        """One sequence, or the list of those in a contiguous slice; multimodal: with its mode, or with their modes.
+
+        Raises:
+            IndexError: there is no such sequence.
+            ValueError: the slice has a step.
+            TypeError: neither an integer nor a slice.
+        """
+        if isinstance(idx, int | np.integer):
+            return self.get(idx)
+        if isinstance(idx, slice):
+            return self._get_slice(idx)
+        raise TypeError(f"{self.path_prefix}: index of type {type(idx).__name__}, needed an integer or a slice")
+
+    def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> Any:
+        """`length` tokens of sequence `idx` from token `offset`, by default all that follow; multimodal: and its mode.
+
+        Raises:
+            IndexError: there is no such sequence.
+            ValueError: the tokens asked for leave the sequence, where Megatron reads into its neighbours.
+        """
+        sequence = self._number(int(idx))
+        count = self.index.sequence_lengths.item(sequence) - offset if length is None else length
+        tokens = self.read([(sequence, offset, count)])[0]
+        modes = self.index.sequence_modes
+        return tokens if modes is None else (tokens, modes[sequence])
+
+    def locate(self, spans: Iterable[Span]) -> list[Range]:
+        """Where spans lie in the `.bin`, in bytes. Pure; spans that leave their sequence are errors, as in `get`."""
+        lengths, pointers, item_bytes = self.index.sequence_lengths, self.index.sequence_pointers, self._stored.itemsize
+        ranges = []
+        for sequence, first, count in spans:
+            number, first, count = self._number(int(sequence)), int(first), int(count)
+            if first < 0 or count < 0 or first + count > lengths.item(number):
+                raise self._outside(number, first, count)
+            start = pointers.item(number) + first * item_bytes
+            ranges.append((start, start + count * item_bytes))
+        return ranges
+
+    def read(self, spans: Iterable[Span]) -> list[NDArray[Any]]:
+        """The tokens of many spans in one vectored read, in the order asked."""
+        return self._arrays(self.bin_reader.read(self.locate(spans)))
+
+    @property
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """Tokens of each sequence, shape (S,)."""
+        return self.index.sequence_lengths
+
+    @property
+    def document_indices(self) -> NDArray[np.int64]:
+        """First sequence of each document, then S; shape (D,), D = documents + 1."""
+        return self.index.document_indices
+
+    @property
+    def sequence_modes(self) -> NDArray[np.int8]:
+        """Mode of each sequence, shape (S,). (Megatron's asserts the truth of an array and so always fails.)"""
+        if self.index.sequence_modes is None:
+            raise ConfigError(f"{self.path_prefix}: opened as text, modes need multimodal=True")
+        return self.index.sequence_modes
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """What an order of this dataset depends on, in JSON values: equal for equal data, wherever the files lie.
+
+        The digest is over lengths and document bounds, one pass over 4 S + 8 D bytes; no token is read.
+        """
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.index.sequence_lengths, self.index.document_indices):
+            digest.update(array.view(np.uint8).data)
+        return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest.hexdigest()}
+
+    @staticmethod
+    def exists(path_prefix: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:
+        """Whether both files lie under this prefix, in any store."""
+        paths = (get_idx_path(path_prefix), get_bin_path(path_prefix))
+        return all(object_exists(path, storage_options) for path in paths)
+
+    def _number(self, sequence: int) -> int:
+        count = len(self.index)
+        if not -count <= sequence < count:
+            raise IndexError(f"{self.path_prefix}: sequence {sequence}, it has {count}")
+        return sequence % count
+
+    def _outside(self, sequence: int, first: int, count: int) -> ValueError:
+        length = self.index.sequence_lengths[sequence]
+        asked = f"{count} tokens from {first} of sequence {sequence}"
+        return ValueError(f"{self.path_prefix}: {asked}, which has {length}")
+
+    def _arrays(self, views: list[memoryview]) -> list[NDArray[Any]]:
+        return [np.frombuffer(view, self._stored) for view in views]
+
+    def _get_slice(self, wanted: slice) -> Any:
+        start, stop, step = wanted.indices(len(self))
+        if step != 1:
+            raise ValueError(f"{self.path_prefix}: slice with step {step}, needed a contiguous one")
+        stop = max(start, stop)
+        sequences = self._read_run(start, stop)
+        modes = self.index.sequence_modes
+        return sequences if modes is None else (sequences, modes[start:stop])
+
+    def _read_run(self, start: int, stop: int) -> list[NDArray[Any]]:
+        # Neighbours are one range: cheaper by far than a range for each, and the views share one buffer.
+        if start == stop:
+            return []
+        ends = np.cumsum(self.index.sequence_lengths[start:stop], dtype=np.int64)
+        first_byte = self.index.sequence_pointers.item(start)
+        [tokens] = self._arrays(
+            self.bin_reader.read([(first_byte, first_byte + ends.item(-1) * self._stored.itemsize)])
+        )
+        return np.split(tokens, ends[:-1])
+
+
+def read_spans(requests: Sequence[tuple[IndexedDataset, Sequence[Span]]]) -> list[list[NDArray[Any]]]:
+    """`dataset.read(spans)` of many datasets, the remote ones at the same time."""
+    views = read_many([(dataset.bin_reader, dataset.locate(spans)) for dataset, spans in requests])
+    return [dataset._arrays(found) for (dataset, _), found in zip(requests, views, strict=True)]
+
+
+def open_index(
+    path_prefix: str,
+    multimodal: bool = False,
+    mmap: bool = True,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> SequenceIndex:
+    """The checked index of a prefix: mapped when it is local, fetched whole and at once when it is not."""
+    uri = get_idx_path(path_prefix)
+    reader = open_object(uri, storage_options=storage_options, mmap=mmap, cache=False)
+    return parse_index(read_whole(reader), uri=uri, multimodal=multimodal)
+
+
+def check_bin_size(uri: str, size: int, index: SequenceIndex) -> None:
+    """FormatError unless a `.bin` of `size` bytes holds all that `index` speaks of."""
+    if size < index.num_bytes:
+        needed = f"its .idx needs {index.num_bytes} ({index.num_tokens} tokens of {index.dtype.__name__})"
+        raise FormatError(f"{uri}: {size} bytes, {needed}")

@@ -1,0 +1,28 @@
+"""Whole objects rather than ranges of them: into memory at once, or in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from binidx.storage.backends import MAX_REQUEST, LocalFile
+from binidx.storage.ranges import RangeReader, cut
+
+ROUND_BYTES = 64 << 20
+"""Read at once, over several connections: what is in memory of an object that is streamed."""
+
+
+def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]:
+    """The bytes of an object in order, up to `stop`, in views of up to 8 MiB and rounds of 64."""
+    for around in cut((0, reader.size if stop is None else stop), ROUND_BYTES):
+        yield from reader.read(cut(around, MAX_REQUEST))
+
+
+def read_whole(reader: RangeReader) -> memoryview:
+    """All bytes of an object: a view of the map when it is a local file, else of one buffer filled part by part."""
+    if isinstance(reader, LocalFile):
+        return reader.read([(0, reader.size)])[0]
+    buffer, filled = memoryview(bytearray(reader.size)), 0
+    for part in stream(reader):
+        buffer[filled : filled + len(part)] = part
+        filled += len(part)
+    return buffer.toreadonly()
