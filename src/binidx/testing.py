@@ -1,1 +1,238 @@
-"""The contracts as functions, and small objects that meet them."""
+"""The contracts as functions, and small objects that meet them: for our tests and for those of your own readers.
+
+    check_range_reader(lambda data: MyReader(store(data)))
+
+A contract takes a factory, so that every implementation and every stack of two is one more row of its parameters. Each
+check is a function that a failing test names.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import random
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from binidx.errors import ShortReadError
+from binidx.storage.ranges import Range, RangeReader, check_ranges
+
+Make = Callable[[bytes], RangeReader]
+"""A reader over an object with this content."""
+
+# Three chunks of 64 KiB and a last one that is short; no two places look alike.
+CONTENT = random.Random(0).randbytes(200_003)
+SECONDS_OF_A_CHILD = 30.0
+
+
+class MemoryObject:
+    """Bytes in memory as an object; `asked` remembers the ranges of each read."""
+
+    def __init__(self, data: bytes, uri: str = "memory-object") -> None:
+        self.uri, self.size = uri, len(data)
+        self.data = data
+        self.asked: list[list[Range]] = []
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        self.asked.append(list(ranges))
+        check_ranges(self.uri, self.size, ranges)
+        return [memoryview(self.data)[start:stop] for start, stop in ranges]
+
+    def __reduce__(self) -> tuple[type[MemoryObject], tuple[bytes, str]]:
+        return MemoryObject, (self.data, self.uri)
+
+
+class FaultyObject:
+    """A reader whose next reads fail as told: each takes one of `faults`, raises it, or reads if it is None.
+
+    When the faults are used up every read is good.
+    """
+
+    def __init__(self, reader: RangeReader, faults: Sequence[Exception | None]) -> None:
+        self.uri, self.size = reader.uri, reader.size
+        self.reader = reader
+        self.faults = list(faults)
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None:
+            raise fault
+        return self.reader.read(ranges)
+
+    def __reduce__(self) -> tuple[type[FaultyObject], tuple[RangeReader, list[Exception | None]]]:
+        return FaultyObject, (self.reader, self.faults)
+
+
+def check_range_reader(make: Make) -> None:
+    """A reader keeps the promises of `RangeReader`, or the check that fails says which one it breaks.
+
+    Takes tens of reads, eight threads and, where there is one, a fork.
+
+    Raises:
+        AssertionError: the promise is broken.
+    """
+    reader = make(CONTENT)
+    for check in CHECKS:
+        check(reader)
+    check_empty_object(make(b""))
+
+
+def check_size_and_uri(reader: RangeReader) -> None:
+    assert isinstance(reader, RangeReader)
+    assert reader.size == len(CONTENT)
+    assert reader.uri
+
+
+def check_views_are_read_only_bytes(reader: RangeReader) -> None:
+    for view in reader.read([(3, 10), (65_530, 65_546), (0, 0)]):
+        assert isinstance(view, memoryview)
+        assert view.readonly
+        assert view.itemsize == view.ndim == 1
+        assert view.contiguous
+
+
+def check_answers_come_in_the_order_asked(reader: RangeReader) -> None:
+    assert reader.read([]) == []
+    assert_reads(reader, [(0, 1)])
+    assert_reads(reader, [(199_000, 200_003), (5, 5_000), (0, 1), (150_000, 150_001)])
+    assert_reads(reader, [(10, 20), (10, 20), (5, 25), (15, 30), (12, 13)])
+
+
+def check_ranges_may_be_empty_or_everything(reader: RangeReader) -> None:
+    size = reader.size
+    assert_reads(reader, [(0, 0), (size, size), (7, 7), (0, size), (size - 1, size), (70_000, 70_000)])
+
+
+def check_random_ranges_are_slices(reader: RangeReader) -> None:
+    for ranges in random_reads(seed=1, count=10):
+        assert_reads(reader, ranges)
+
+
+def check_what_lies_outside_is_refused(reader: RangeReader) -> None:
+    """Before anything is returned; and the reader goes on working."""
+    size = reader.size
+    for outside in [(0, size + 1), (size, size + 1), (size + 5, size + 5), (-1, 1), (-5, -1), (3, 2)]:
+        try:
+            found = reader.read([(0, 1), outside])
+        except ShortReadError as error:
+            assert reader.uri in str(error), f"the error does not name {reader.uri}: {error}"  # noqa: PT017
+        else:
+            raise AssertionError(f"{outside} of {size} bytes gave {list(map(len, found))} bytes, needed ShortReadError")
+        assert_reads(reader, [(0, 1)])
+
+
+def check_views_outlive_later_reads(reader: RangeReader) -> None:
+    reads = list(random_reads(seed=2, count=20))
+    views = [reader.read(ranges) for ranges in reads]
+    gc.collect()
+    for ranges, found in zip(reads, views, strict=True):
+        assert_equal(found, ranges)
+
+
+def check_threads_may_share_it(reader: RangeReader) -> None:
+    def work(seed: int) -> None:
+        for ranges in random_reads(seed, count=5):
+            assert_reads(reader, ranges)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def check_it_pickles(reader: RangeReader) -> None:
+    twin = pickle.loads(pickle.dumps(reader))
+    assert (twin.uri, twin.size) == (reader.uri, reader.size)
+    for ranges in random_reads(seed=3, count=3):
+        assert_reads(twin, ranges)
+    assert_reads(reader, [(0, 10)])
+
+
+def check_a_fork_may_go_on_reading(reader: RangeReader) -> None:
+    """Child and parent at once, after the parent has read."""
+    if not hasattr(os, "fork"):
+        return
+
+    def work(seed: int) -> None:
+        for ranges in random_reads(seed, count=10):
+            assert_reads(reader, ranges)
+
+    work(4)
+    children = [forked(lambda seed=seed: work(seed)) for seed in (5, 6)]  # type: ignore[misc]
+    work(7)
+    for child in children:
+        assert ended_well(child), "a forked child did not read what it asked"
+
+
+def check_empty_object(reader: RangeReader) -> None:
+    assert reader.size == 0
+    assert [bytes(view) for view in reader.read([(0, 0), (0, 0)])] == [b"", b""]
+    try:
+        reader.read([(0, 1)])
+    except ShortReadError:
+        return
+    raise AssertionError("a byte of an empty object was read, needed ShortReadError")
+
+
+def assert_reads(reader: RangeReader, ranges: Sequence[Range]) -> None:
+    assert_equal(reader.read(ranges), ranges)
+
+
+def assert_equal(views: Sequence[memoryview], ranges: Sequence[Range]) -> None:
+    assert len(views) == len(ranges), f"{len(views)} answers to {len(ranges)} ranges"
+    for view, (start, stop) in zip(views, ranges, strict=True):
+        assert view == CONTENT[start:stop], f"range {start}-{stop}: {len(view)} bytes that are not those of the object"
+
+
+def random_reads(seed: int, count: int) -> Iterator[list[Range]]:
+    """Lists of ranges, most of them short, some long, in no order."""
+    choose = random.Random(seed)
+    for _ in range(count):
+        starts = [choose.randrange(len(CONTENT)) for _ in range(choose.randrange(1, 12))]
+        yield [(start, min(start + int(choose.paretovariate(0.3)), len(CONTENT))) for start in starts]
+
+
+def forked(work: Callable[[], None]) -> int:
+    """The pid of a child that works and ends with 0, or with 1 if it raises."""
+    with warnings.catch_warnings():
+        # Python 3.12 warns whenever a process with threads forks; that readers survive this is what is checked.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def ended_well(pid: int) -> bool:
+    """Wait for a child; one that hangs is killed."""
+    deadline = time.monotonic() + SECONDS_OF_A_CHILD
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+CHECKS: tuple[Callable[[RangeReader], None], ...] = (
+    check_size_and_uri,
+    check_views_are_read_only_bytes,
+    check_answers_come_in_the_order_asked,
+    check_ranges_may_be_empty_or_everything,
+    check_random_ranges_are_slices,
+    check_what_lies_outside_is_refused,
+    check_views_outlive_later_reads,
+    check_threads_may_share_it,
+    check_it_pickles,
+    check_a_fork_may_go_on_reading,
+)

@@ -1,0 +1,92 @@
+"""Objects over HTTP, by ranges: enough of HTTP for fsspec's http filesystem and enough of S3 for s3fs to read one key.
+
+    with http_objects({"/bucket/key": b"..."}) as server:
+        server.endpoint                  "http://127.0.0.1:PORT"
+        server.behaviour = "short"       every GET from now on misbehaves
+
+What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
+everything, "forbidden" a 403. No signature is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+
+class Server(ThreadingHTTPServer):
+    """The server; `requests` remembers (method, path, Range header) of all that came."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.objects = dict(objects)
+        self.behaviour = "good"
+        self.requests: list[tuple[str, str, str | None]] = []
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Without it the head and the body go out as two packets 40 ms apart.
+    disable_nagle_algorithm = True
+    server: Server
+
+    def do_HEAD(self) -> None:
+        self.answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self.answer(with_body=True)
+
+    def answer(self, *, with_body: bool) -> None:
+        path, behaviour = urlsplit(self.path).path, self.server.behaviour
+        self.server.requests.append((self.command, path, self.headers.get("Range")))
+        data = self.server.objects.get(path)
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if behaviour == "forbidden":
+            self.send(403, b"")
+        elif data is None:
+            self.send(404, b"")
+        elif not with_body or wanted is None or behaviour == "whole":
+            self.send(200, data, with_body=with_body)
+        else:
+            start, stop = int(wanted[1]), int(wanted[2]) + 1
+            body = data[start : stop - 1 if behaviour == "short" else stop]
+            self.send(206, body, {"Content-Range": f"bytes {start}-{start + len(body) - 1}/{len(data)}"})
+
+    def send(self, status: int, body: bytes, headers: Mapping[str, str] = {}, *, with_body: bool = True) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("ETag", '"x"')
+        self.send_header("Last-Modified", "Fri, 20 Nov 2026 03:53:17 GMT")
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Nothing on stderr."""
+
+
+@contextlib.contextmanager
+def http_objects(objects: Mapping[str, bytes]) -> Iterator[Server]:
+    """Serve the objects from a thread of this process."""
+    with Server(objects) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
