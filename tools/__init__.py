@@ -1,1 +1,47 @@
-"""The commands: one file each, thin."""
+"""The commands: one file each, thin. `binidx NAME ...` and `python tools/NAME.py ...` are the same code."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+# command -> (its module here, what it is for). No module is called `inspect`: `python tools/x.py` puts this folder before
+# the standard library, which has one of that name.
+COMMANDS = {
+    "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
+    "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),
+    "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0 done, 1 the data is bad, 2 the call is."""
+    name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name == "--version":
+        import binidx
+
+        print(f"binidx {binidx.__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f"binidx: {name!r} is no command{suggestion(name)}; binidx --help lists them", file=sys.stderr)
+        return 2
+    module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
+    return int(module.main(arguments))
+
+
+def usage() -> str:
+    """The list of commands."""
+    rows = [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    head = ["binidx: train from .bin/.idx token data wherever it lies", "", "usage: binidx COMMAND ...", ""]
+    return "\n".join([*head, *rows, "", "binidx COMMAND --help says more about one; binidx --version"])
+
+
+def suggestion(name: str) -> str:
+    """`, did you mean 'convert'?` when there is something near."""
+    near = difflib.get_close_matches(name, COMMANDS, 1)
+    return f", did you mean {near[0]!r}?" if near else ""

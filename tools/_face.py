@@ -1,0 +1,59 @@
+"""What the commands share: exit status, one-line errors, numbers for people."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from binidx.errors import BinidxError, ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError
+
+CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError)
+"""Errors that another call mends; the others are about the data."""
+
+
+def run(name: str, body: Callable[[], int]) -> int:
+    """The exit status of a command: 0 done, 1 the data is bad, 2 the call is. Our errors print as one line."""
+    try:
+        return body()
+    except BinidxError as error:
+        print(f"binidx {name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, CALL_ERRORS) else 1
+    except KeyboardInterrupt:
+        print(f"\nbinidx {name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `| head` has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the module's docstring: its first line, then the options, then the rest."""
+    summary, _, rest = (doc or "").strip().partition("\n")
+    return argparse.ArgumentParser(
+        prog=f"binidx {name}",
+        description=summary,
+        epilog=rest.strip("\n"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def human_bytes(count: float) -> str:
+    """12_345_678 -> `11.8 MiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """75.3 -> `1 min 15 s`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
