@@ -8,6 +8,12 @@
 #define BINIDX_H
 #include <stdint.h>
 
+enum {
+    BINIDX_BAD_DOCUMENT = -1, /* a document index names a sequence there is not */
+    BINIDX_BAD_LENGTH = -2,   /* a sequence has fewer than 0 tokens */
+    BINIDX_BAD_TOKENS = -3,   /* the documents do not hold the tokens that were counted */
+};
+
 /* check_index.c ------------------------------------------------------------------------------------------------- */
 
 /* The first sequence whose length is negative, or whose pointer is not item_bytes * (tokens before it); num_sequences
@@ -17,5 +23,68 @@ int64_t binidx_check_sequences(const void *lengths, const void *pointers, int64_
 
 /* The first of `count` document bounds that is below the one before it or above num_sequences; count when all are right. */
 int64_t binidx_check_documents(const void *document_indices, int64_t count, int64_t num_sequences);
+
+/* mt19937.c ----------------------------------------------------------------------------------------------------- */
+
+/* The Mersenne Twister as NumPy's RandomState and torch's CPU generator hold it. */
+typedef struct {
+    uint32_t key[624];   /* the state block: NumPy's get_state()[1] */
+    uint32_t words[624]; /* its tempered outputs */
+    int64_t position;    /* words drawn of this block; 624: the next draw makes a new one */
+} binidx_mt19937;
+
+/* Knuth's initialisation from 32 bits; nothing is drawn yet (position 624). */
+void binidx_mt19937_seed(binidx_mt19937 *rng, uint32_t seed);
+
+/* The next block of 624 words, position 0. */
+void binidx_mt19937_next_block(binidx_mt19937 *rng);
+
+/* shuffle.c ----------------------------------------------------------------------------------------------------- */
+
+/* What steps first, first-1, ... (count of them, all >= 1) of a shuffle swap with: targets[k] is in [0, first-k]. */
+void binidx_shuffle_targets(binidx_mt19937 *rng, int64_t first, int64_t count, int64_t *targets);
+
+/* NumPy's legacy RandomState.shuffle of n items of 4 or of 8 bytes, in place; data is aligned to its items. */
+void binidx_shuffle_4(binidx_mt19937 *rng, void *data, int64_t n);
+void binidx_shuffle_8(binidx_mt19937 *rng, void *data, int64_t n);
+
+/* randperm.c ---------------------------------------------------------------------------------------------------- */
+
+/* torch.randperm on the CPU: by its rule for n < (2^32-1)/20 (32-bit draws), and for larger n (64-bit draws). */
+void binidx_randperm_32(binidx_mt19937 *rng, int64_t n, int64_t *out);
+void binidx_randperm_64(binidx_mt19937 *rng, int64_t n, int64_t *out);
+
+/* sample_index.c ------------------------------------------------------------------------------------------------ */
+
+/* What one call reads. extra is 1 when a sample holds the first token of the next one, else 0. */
+typedef struct {
+    const void *sequence_lengths; /* (num_sequences,) int32, unaligned */
+    int64_t num_sequences;
+    const int32_t *document_index; /* (num_documents,) sequence numbers in reading order */
+    int64_t num_documents;
+    int64_t sequence_length;
+    int64_t extra;
+    int64_t num_tokens;  /* of all documents in document_index */
+    int64_t num_samples; /* ceil or floor of (num_tokens - extra) / sequence_length, 0 where that is negative */
+} binidx_samples;
+
+/* Where each sample starts, num_samples + 1 rows of (position in document_index, token offset): int32 or int64 rows.
+ * Returns the number of rows, or
+ *   BINIDX_BAD_DOCUMENT, BINIDX_BAD_LENGTH   *found is the position in document_index;
+ *   BINIDX_BAD_TOKENS                        *found is how many tokens the documents hold. */
+int64_t binidx_sample_index_4(const binidx_samples *samples, int32_t *rows, int64_t *found);
+int64_t binidx_sample_index_8(const binidx_samples *samples, int64_t *rows, int64_t *found);
+
+/* blend_index.c ------------------------------------------------------------------------------------------------- */
+
+/* For each of `size` samples the dataset it is drawn from, and which of that dataset's samples it is, so that dataset d
+ * gets weights[d] of every prefix. counts (num_datasets,) is scratch: at the end, the samples drawn from each. */
+void binidx_blend_weighted(const double *weights, int64_t num_datasets, int64_t size, double *counts,
+                           int16_t *dataset_index, int64_t *dataset_sample_index);
+
+/* The same with weights sizes[d] / total until dataset d has given all its sizes[d] samples. Both outputs hold total =
+ * sum of sizes entries. weights, counts (double) and open (int16), each (num_datasets,), are scratch. */
+void binidx_blend_exhaustive(const int64_t *sizes, int64_t num_datasets, int64_t total, double *weights, double *counts,
+                             int16_t *open, int16_t *dataset_index, int64_t *dataset_sample_index);
 
 #endif

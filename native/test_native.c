@@ -1,0 +1,248 @@
+/* test_native.c: the smallest cases by hand, built with ASan and UBSan by check.sh.
+ *
+ * Every buffer is the heap's and exactly as long as its contents, so that one item too many is seen. Larger cases are
+ * compared with NumPy, torch and Megatron Core in tests/. Exit 0: all held; 1: the failed lines are on stderr.
+ */
+#include "mt19937.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures = 0;
+
+#define CHECK(claim)                                                                                                   \
+    do {                                                                                                               \
+        if (!(claim)) failures++, fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #claim);                          \
+    } while (0)
+
+/* A heap copy of `bytes`, or fresh memory when `from` is NULL. */
+static void *heap(const void *from, size_t bytes) {
+    void *copy = malloc(bytes ? bytes : 1);
+    if (!copy) abort();
+    if (from) memcpy(copy, from, bytes);
+    return copy;
+}
+
+static void test_check_index(void) {
+    int32_t lengths[] = {3, 0, 5};
+    int64_t pointers[] = {0, 6, 6}, documents[] = {0, 2, 2, 3}, tokens;
+    CHECK(binidx_check_sequences(lengths, pointers, 3, 2, &tokens) == 3 && tokens == 8);
+    CHECK(binidx_check_sequences(lengths, pointers, 0, 2, &tokens) == 0 && tokens == 0);
+    pointers[2] = 8;
+    CHECK(binidx_check_sequences(lengths, pointers, 3, 2, &tokens) == 2 && tokens == 3);
+    lengths[1] = -1;
+    CHECK(binidx_check_sequences(lengths, pointers, 3, 2, &tokens) == 1 && tokens == 3);
+    CHECK(binidx_check_documents(documents, 4, 3) == 4);
+    CHECK(binidx_check_documents(documents, 4, 2) == 3);
+    documents[2] = 1;
+    CHECK(binidx_check_documents(documents, 4, 3) == 2);
+}
+
+/* The words every mt19937 gives for seed 5489: the first, and by the C++ standard the ten-thousandth. */
+static void test_mt19937_is_the_standard_one(void) {
+    binidx_mt19937 *rng = heap(NULL, sizeof *rng);
+    binidx_mt19937_seed(rng, 5489);
+    CHECK(rng->position == 624);
+    CHECK(next_word(rng) == 3499211612u && rng->position == 1);
+    for (int i = 1; i < 9999; i++) next_word(rng);
+    CHECK(next_word(rng) == 4123659995u);
+    binidx_mt19937_seed(rng, 5489);
+    CHECK(next_two_words(rng) == ((uint64_t)3499211612u << 32 | 581869302u));
+    free(rng);
+}
+
+static void test_shuffles_of_0_1_and_some_more(void) {
+    binidx_mt19937 *rng = heap(NULL, sizeof *rng);
+    binidx_mt19937_seed(rng, 0);
+    binidx_shuffle_4(rng, NULL, 0);
+    uint32_t *one = heap(&(uint32_t){7}, 4);
+    binidx_shuffle_4(rng, one, 1);
+    CHECK(one[0] == 7 && rng->position == 624); /* nothing was drawn */
+    free(one);
+    for (int64_t n = 2; n < 5000; n = n * 3 / 2 + 1) {
+        uint32_t *four = heap(NULL, 4 * (size_t)n);
+        uint64_t *eight = heap(NULL, 8 * (size_t)n);
+        unsigned char *seen = calloc((size_t)n, 1);
+        for (int64_t i = 0; i < n; i++) four[i] = (uint32_t)i, eight[i] = (uint64_t)i;
+        binidx_mt19937_seed(rng, (uint32_t)n);
+        binidx_shuffle_4(rng, four, n);
+        binidx_mt19937_seed(rng, (uint32_t)n);
+        binidx_shuffle_8(rng, eight, n);
+        for (int64_t i = 0; i < n; i++) CHECK(four[i] == eight[i] && four[i] < n && !seen[four[i]]++);
+        free(four), free(eight), free(seen);
+    }
+    free(rng);
+}
+
+/* What numpy.random.RandomState(0).shuffle and torch.Generator().manual_seed(0) make of 0 .. 9. */
+static void test_orders_of_seed_0(void) {
+    uint32_t needed[] = {2, 8, 4, 9, 1, 6, 7, 3, 0, 5}, *four = heap((uint32_t[]){0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 40);
+    int64_t torch_32[] = {4, 1, 7, 5, 3, 9, 0, 8, 6, 2}, torch_64[] = {8, 2, 6, 3, 5, 1, 0, 9, 7, 4};
+    int64_t *eight = heap(NULL, 80);
+    binidx_mt19937 *rng = heap(NULL, sizeof *rng);
+    binidx_mt19937_seed(rng, 0);
+    binidx_shuffle_4(rng, four, 10);
+    CHECK(memcmp(four, needed, 40) == 0);
+    binidx_mt19937_seed(rng, 0);
+    binidx_randperm_32(rng, 10, eight);
+    CHECK(memcmp(eight, torch_32, 80) == 0);
+    binidx_mt19937_seed(rng, 0);
+    binidx_randperm_64(rng, 10, eight);
+    CHECK(memcmp(eight, torch_64, 80) == 0);
+    free(four), free(eight), free(rng);
+}
+
+static void test_targets_are_within_their_step(void) {
+    binidx_mt19937 *rng = heap(NULL, sizeof *rng);
+    int64_t count = 3000, *targets = heap(NULL, 8 * (size_t)count);
+    int64_t firsts[] = {3000, 4096, 0xffffffff, 0x100000000 + 1500, (int64_t)1 << 40};
+    for (size_t f = 0; f < sizeof firsts / sizeof *firsts; f++) {
+        binidx_mt19937_seed(rng, 0xffffffff);
+        binidx_shuffle_targets(rng, firsts[f], count, targets);
+        for (int64_t k = 0; k < count; k++) CHECK(targets[k] >= 0 && targets[k] <= firsts[f] - k);
+    }
+    free(targets), free(rng);
+}
+
+static void test_randperm_is_a_permutation(void) {
+    binidx_mt19937 *rng = heap(NULL, sizeof *rng);
+    for (int64_t n = 0; n < 3000; n = n * 2 + 1)
+        for (int wide = 0; wide < 2; wide++) {
+            int64_t *out = heap(NULL, 8 * (size_t)n);
+            unsigned char *seen = calloc((size_t)n + 1, 1);
+            binidx_mt19937_seed(rng, 1);
+            (wide ? binidx_randperm_64 : binidx_randperm_32)(rng, n, out);
+            for (int64_t i = 0; i < n; i++) CHECK(out[i] >= 0 && out[i] < n && !seen[out[i]]++);
+            free(out), free(seen);
+        }
+    free(rng);
+}
+
+/* The drawing of sample_index.c, from a buffer that is not aligned. */
+static char *unaligned_lengths(char *raw) {
+    int32_t lengths[] = {3, 7, 0, 4};
+    return memcpy(raw + 2, lengths, sizeof lengths);
+}
+
+static binidx_samples drawn_samples(const char *lengths, const int32_t *documents, int64_t extra, int64_t num_samples) {
+    return (binidx_samples){lengths, 4, documents, 4, 4, extra, 14, num_samples};
+}
+
+static void check_rows(const binidx_samples *samples, const int32_t *needed) {
+    int64_t num = samples->num_samples + 1, found;
+    int32_t *narrow = heap(NULL, 8 * (size_t)num);
+    int64_t *wide = heap(NULL, 16 * (size_t)num);
+    CHECK(binidx_sample_index_4(samples, narrow, &found) == num && found == samples->num_tokens);
+    CHECK(binidx_sample_index_8(samples, wide, &found) == num && found == samples->num_tokens);
+    for (int64_t i = 0; i < 2 * num; i++) CHECK(narrow[i] == needed[i] && wide[i] == needed[i]);
+    free(narrow), free(wide);
+}
+
+static void test_rows_of_the_drawing(void) {
+    char *raw = heap(NULL, 2 + 16), *lengths = unaligned_lengths(raw);
+    int32_t *documents = heap((int32_t[]){0, 1, 2, 3}, 16);
+    binidx_samples extra = drawn_samples(lengths, documents, 1, 3), none = drawn_samples(lengths, documents, 0, 3);
+    check_rows(&extra, (int32_t[]){0, 0, 1, 1, 1, 5, 3, 2});
+    check_rows(&none, (int32_t[]){0, 0, 1, 1, 1, 5, 3, 2});
+    extra.num_samples = none.num_samples = 4; /* the last is cut short: 1 and 2 tokens past the third */
+    check_rows(&extra, (int32_t[]){0, 0, 1, 1, 1, 5, 3, 2, 3, 3});
+    check_rows(&none, (int32_t[]){0, 0, 1, 1, 1, 5, 3, 2, 3, 4});
+    free(raw), free(documents);
+}
+
+/* Document 2 has no tokens: with an extra token its end is no place, so the last one with tokens ends the sample. */
+static void test_a_stream_that_ends_in_an_empty_document(void) {
+    char *raw = heap(NULL, 2 + 16), *lengths = unaligned_lengths(raw);
+    int32_t *documents = heap((int32_t[]){0, 3, 1, 2}, 16);
+    binidx_samples extra = drawn_samples(lengths, documents, 1, 4), none = drawn_samples(lengths, documents, 0, 4);
+    check_rows(&extra, (int32_t[]){0, 0, 1, 1, 2, 1, 2, 5, 2, 6});
+    check_rows(&none, (int32_t[]){0, 0, 1, 1, 2, 1, 2, 5, 3, 0});
+    free(raw), free(documents);
+}
+
+static int64_t code_of(binidx_samples samples, int64_t *found) {
+    int32_t *rows = heap(NULL, 8 * (size_t)(samples.num_samples + 1));
+    int64_t code = binidx_sample_index_4(&samples, rows, found);
+    free(rows);
+    return code;
+}
+
+static void test_bad_documents_lengths_and_tokens_are_codes(void) {
+    char *raw = heap(NULL, 2 + 16), *lengths = unaligned_lengths(raw);
+    int32_t *documents = heap((int32_t[]){0, 1, 2, 3}, 16);
+    binidx_samples samples = drawn_samples(lengths, documents, 1, 3);
+    int64_t found;
+    documents[2] = 4;
+    CHECK(code_of(samples, &found) == BINIDX_BAD_DOCUMENT && found == 2);
+    documents[2] = -1;
+    CHECK(code_of(samples, &found) == BINIDX_BAD_DOCUMENT && found == 2);
+    documents[2] = 0; /* 17 tokens, not 14: more would be cut off, fewer would run out */
+    CHECK(code_of(samples, &found) == BINIDX_BAD_TOKENS && found == 17);
+    documents[1] = documents[2] = 2;
+    CHECK(code_of(samples, &found) == BINIDX_BAD_TOKENS && found == 7);
+    samples.num_tokens = 7; /* right, but not the samples */
+    CHECK(code_of(samples, &found) == BINIDX_BAD_TOKENS);
+    samples = (binidx_samples){lengths, 4, documents, 0, 4, 1, 0, 1};
+    CHECK(code_of(samples, &found) == BINIDX_BAD_TOKENS && found == 0);
+    samples.num_samples = 0;
+    CHECK(code_of(samples, &found) == 1);
+    memcpy(lengths, &(int32_t){-3}, 4);
+    samples = drawn_samples(lengths, documents, 1, 3);
+    CHECK(code_of(samples, &found) == BINIDX_BAD_LENGTH && found == 0);
+    free(raw), free(documents);
+}
+
+static void check_blend(const int16_t *datasets, const int64_t *samples, int64_t size, const char *needed) {
+    int64_t drawn[8] = {0};
+    for (int64_t s = 0; s < size; s++) {
+        CHECK(datasets[s] == needed[s] - '0');
+        CHECK(samples[s] == drawn[datasets[s] & 7]++);
+    }
+}
+
+static void weighted(const double *weights, int64_t num_datasets, const char *needed) {
+    int64_t size = (int64_t)strlen(needed);
+    double *own = heap(weights, 8 * (size_t)num_datasets), *counts = heap(NULL, 8 * (size_t)num_datasets);
+    int16_t *datasets = heap(NULL, 2 * (size_t)size);
+    int64_t *samples = heap(NULL, 8 * (size_t)size);
+    binidx_blend_weighted(own, num_datasets, size, counts, datasets, samples);
+    check_blend(datasets, samples, size, needed);
+    free(own), free(counts), free(datasets), free(samples);
+}
+
+static void exhaustive(const int64_t *sizes, int64_t num_datasets, const char *needed) {
+    int64_t total = (int64_t)strlen(needed), *own = heap(sizes, 8 * (size_t)num_datasets);
+    double *weights = heap(NULL, 8 * (size_t)num_datasets), *counts = heap(NULL, 8 * (size_t)num_datasets);
+    int16_t *open = heap(NULL, 2 * (size_t)num_datasets), *datasets = heap(NULL, 2 * (size_t)total);
+    int64_t *samples = heap(NULL, 8 * (size_t)total);
+    binidx_blend_exhaustive(own, num_datasets, total, weights, counts, open, datasets, samples);
+    check_blend(datasets, samples, total, needed);
+    free(own), free(weights), free(counts), free(open), free(datasets), free(samples);
+}
+
+static void test_blends_by_hand(void) {
+    weighted((double[]){1}, 1, "0000");
+    weighted((double[]){0.5, 0.5}, 2, "01010101");
+    weighted((double[]){0.5, 0.25, 0.25}, 3, "012001200");
+    weighted((double[]){0.5, 0.5}, 2, "");
+    exhaustive((int64_t[]){4}, 1, "0000");
+    exhaustive((int64_t[]){0, 2, 0, 1, 0}, 5, "131");
+    exhaustive((int64_t[]){0, 0}, 2, "");
+    exhaustive((int64_t[]){2, 2}, 2, "0101");
+}
+
+int main(void) {
+    test_check_index();
+    test_mt19937_is_the_standard_one();
+    test_shuffles_of_0_1_and_some_more();
+    test_orders_of_seed_0();
+    test_targets_are_within_their_step();
+    test_randperm_is_a_permutation();
+    test_rows_of_the_drawing();
+    test_a_stream_that_ends_in_an_empty_document();
+    test_bad_documents_lengths_and_tokens_are_codes();
+    test_blends_by_hand();
+    if (failures) fprintf(stderr, "%d checks failed\n", failures);
+    return failures ? 1 : 0;
+}
