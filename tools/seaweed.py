@@ -23,6 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +162,7 @@ def start_once(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], 
         )
     server = S3Server(f"http://127.0.0.1:{ports[SERVICES.index('s3')]}", key, secret, process.pid)
     try:
-        wait_until_ready(process, server, log)
+        wait_until_ready(process, server, ports, log)
     except BaseException:
         stop(process, ports)
         raise
@@ -209,13 +210,13 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, log: Path) -> None:
-    """Return when a signed request is answered: the port alone opens before the server knows its keys."""
+def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: list[int], log: Path) -> None:
+    """Return when a signed request is answered and a write would find room: the port opens before either."""
     deadline = time.monotonic() + SECONDS_TO_START
     client = s3_client(server.endpoint, server.key, server.secret)
     try:
         while process.poll() is None and time.monotonic() < deadline:
-            if answers(client):
+            if answers(client) and has_room(ports[SERVICES.index("master")]):
                 return
             time.sleep(0.1)
     finally:
@@ -233,6 +234,16 @@ def answers(client: Any) -> bool:
     except (BotoCoreError, ClientError):
         return False
     return True
+
+
+def has_room(master_port: int) -> bool:
+    """The volume server has found the master. One start in three it is too early, and asks again after 5 s."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{master_port}/dir/status", timeout=5) as answer:
+            return bool(json.load(answer)["Topology"]["DataCenters"])
+    except OSError:
+        return False
 
 
 def s3_client(endpoint: str, key: str, secret: str) -> Any:
