@@ -225,9 +225,11 @@ static void test_blends_by_hand(void) {
     weighted((double[]){1}, 1, "0000");
     weighted((double[]){0.5, 0.5}, 2, "01010101");
     weighted((double[]){0.5, 0.25, 0.25}, 3, "012001200");
+    weighted((double[]){0.25, 0.75}, 2, "10110");
     weighted((double[]){0.5, 0.5}, 2, "");
     exhaustive((int64_t[]){4}, 1, "0000");
     exhaustive((int64_t[]){0, 2, 0, 1, 0}, 5, "131");
+    exhaustive((int64_t[]){0, 2, 2}, 3, "1212"); /* at the third sample all three are behind by 0 */
     exhaustive((int64_t[]){0, 0}, 2, "");
     exhaustive((int64_t[]){2, 2}, 2, "0101");
 }
