@@ -1,0 +1,36 @@
+"""The order in which samples are served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import IndexBuildError
+from binidx.native import RandomState
+
+
+def build_shuffle_index(num_samples: int, total_size: int, rng: RandomState) -> NDArray[np.uint32] | NDArray[np.int64]:
+    """The numbers 0 to total_size, the first `num_samples` and the rest each shuffled among themselves.
+
+    Args:
+        num_samples: samples before a separate final epoch; total_size when there is none.
+        total_size: all samples.
+        rng: the one that shuffled the document index.
+
+    Returns:
+        Shape (total_size,): uint32, or int64 from 2**32 - 2 samples on.
+
+    Raises:
+        IndexBuildError: num_samples is not within 0 and total_size.
+
+    Source: Megatron Core, _build_shuffle_index.
+    """
+    if not 0 <= num_samples <= total_size:
+        raise IndexBuildError(f"shuffle index: {num_samples} of {total_size} samples, needs 0 to all of them")
+    # One below what uint32 holds: Megatron's choice.
+    index: NDArray[Any] = np.arange(total_size, dtype=np.uint32 if total_size < 2**32 - 2 else np.int64)
+    rng.shuffle(index[:num_samples])
+    rng.shuffle(index[num_samples:])
+    return index
