@@ -35,10 +35,10 @@ def protocols(uri: str) -> list[str]:
 
 def local_path(uri: str) -> str | None:
     """The path, if the URI names a file of this machine: without a protocol, or file://."""
-    chain = protocols(uri)
-    if not chain:
+    if "://" not in uri:
         return uri
-    if chain in (["file"], ["local"]):
+    # Nothing is chained behind a file: :: in its name is part of the name.
+    if uri.startswith(("file://", "local://")):
         from fsspec.implementations.local import LocalFileSystem
 
         return str(LocalFileSystem._strip_protocol(uri))
@@ -57,6 +57,8 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
     try:
         import fsspec
 
+        if (local := local_path(uri)) is not None:
+            return fsspec.filesystem("file"), os.path.abspath(local)
         fs, path = fsspec.url_to_fs(uri, **tuned(uri, storage_options))
     except ImportError as error:
         raise missing_driver(uri, error) from error
@@ -69,7 +71,7 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
 
 def tuned(uri: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with our defaults for each filesystem in the chain; what the user gave wins."""
-    first, *rest = protocols(uri) or ["file"]
+    first, *rest = protocols(uri)
     options = with_defaults(first, storage_options)
     for protocol in rest:
         options[protocol] = with_defaults(protocol, options.get(protocol, {}))
@@ -151,10 +153,8 @@ def translated(uri: str, error: Exception) -> BinidxError:
     if isinstance(error, ImportError):
         return missing_driver(uri, error)
     if isinstance(error, FileNotFoundError):
-        if not is_unreachable(error):
-            return ObjectNotFoundError(f"{uri}: no such object")
-        # The reason is the cause; the wrapper only repeats the name.
-        return StorageError(f"{uri}: {text(error.__cause__ or error)}")
+        cause = reason_of(error)
+        return translated(uri, cause) if cause else ObjectNotFoundError(f"{uri}: no such object")
     if isinstance(error, PermissionError) or status_of(error) in (401, 403):
         return StorageError(f"{uri}: access denied ({text(error)}); check the credentials, {credentials_of(uri)}")
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"):
@@ -175,12 +175,12 @@ def credentials_of(uri: str) -> str:
     return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public"
 
 
-def is_unreachable(error: FileNotFoundError) -> bool:
-    """fsspec's http says FileNotFoundError whatever went wrong; the cause knows."""
+def reason_of(error: FileNotFoundError) -> Exception | None:
+    """What went wrong if the object may well be there: fsspec's http says FileNotFoundError whatever happened."""
     cause = error.__cause__
-    if isinstance(cause, OSError):
-        return not isinstance(cause, FileNotFoundError)
-    return getattr(cause, "status", 404) not in (404, 410)
+    unreachable = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+    refused = getattr(cause, "status", 404) not in (404, 410)
+    return cause if isinstance(cause, Exception) and (unreachable or refused) else None
 
 
 def status_of(error: BaseException | None) -> int | None:

@@ -108,10 +108,7 @@ def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, A
         ObjectNotFoundError: there is no such object.
     """
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
-    if path is not None:
-        uri = f"file://{os.path.abspath(path)}"
-    fs, path = filesystem.open_filesystem(uri, storage_options or {} if path is None else {})
+    fs, path = filesystem.open_filesystem(uri, storage_options or {})
     return filesystem.identity_of(filesystem.object_info(fs, path, uri))
 
 
