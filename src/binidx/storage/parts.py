@@ -1,0 +1,224 @@
+"""A new object written in parts, unseen until it is published: what an interrupted upload can be continued with.
+
+    where        a part is              continued with      still there after kill -9
+    local disk   a slice of NAME.TOKEN.partial   the token           every part
+    s3://        a part of a multipart upload    the upload's id     every part
+    the rest     a piece of one stream           -                   nothing: that object begins again
+
+Parts are numbered from 1, all of one size but the last. Local and S3 parts may be written in any order, several at a
+time, and by a successor: the same part written twice is the same part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from binidx.errors import StorageError
+from binidx.storage import filesystem
+from binidx.storage.publish import create_object, delete_object
+from binidx.storage.ranges import Bytes, Range
+
+MAX_PARTS = 10_000
+"""Of one S3 upload."""
+
+
+class Parts(Protocol):
+    """An object on its way.
+
+    Attributes:
+        ordered: parts must be written one after the other.
+        token: what the next process continues with; "" where nothing can be continued.
+        staged: URI under which the whole can be read before `publish`; None where it cannot.
+    """
+
+    ordered: bool
+    token: str
+    staged: str | None
+
+    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
+        """Whether this part, written earlier with this digest and tag, is still there."""
+
+    def write(self, part: int, where: Range, data: Bytes) -> str:
+        """Write one part; the tag the store gave it."""
+
+    def publish(self, tags: Mapping[int, str]) -> None:
+        """Make the object visible, whole, with the tag of each part."""
+
+    def pause(self) -> None:
+        """Stop here: what can be continued stays, the rest goes. Never raises."""
+
+    def abandon(self) -> None:
+        """Remove what was written. Never raises, and never touches what stands under the name."""
+
+
+def digest_of(data: Bytes) -> str:
+    """What identifies the bytes of a part: 128 bits of BLAKE2b, about 1 GB/s."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def open_parts(uri: str, size: int, token: str = "", storage_options: Mapping[str, Any] | None = None) -> Parts:
+    """An object of `size` bytes to be written under `uri`: the one of this token if it is still there, else a new one.
+
+    Raises:
+        StorageError: the store refuses.
+    """
+    path = filesystem.local_path(uri)
+    if path is not None:
+        return LocalParts(path, size, token)
+    protocol, *chained = filesystem.protocols(uri)
+    # An upload without parts is refused by S3, so an empty object goes the common way.
+    kind = PARTS.get(protocol, StreamParts) if size and not chained else StreamParts
+    with filesystem.storage_errors(uri):
+        return kind(uri, token, storage_options or {})
+
+
+class LocalParts:
+    """Slices of a file beside the target, renamed over it at the end."""
+
+    ordered = False
+
+    def __init__(self, path: str, size: int, token: str) -> None:
+        self.path = path
+        self.token = token if token.isalnum() else uuid.uuid4().hex[:8]
+        self.staged: str | None = f"{path}.{self.token}.partial"
+        with filesystem.storage_errors(path):
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            self._file = os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666)
+            os.ftruncate(self._file, size)  # a hole; what was written stays
+
+    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
+        start, stop = where
+        return digest_of(os.pread(self._file, stop - start, start)) == digest
+
+    def write(self, part: int, where: Range, data: Bytes) -> str:
+        view, start = memoryview(data), where[0]
+        with filesystem.storage_errors(self.path):
+            while view:
+                written = os.pwrite(self._file, view, start)
+                view, start = view[written:], start + written
+        return ""
+
+    def publish(self, tags: Mapping[int, str]) -> None:
+        with filesystem.storage_errors(self.path):
+            os.fsync(self._file)
+            os.close(self._file)
+            os.replace(str(self.staged), self.path)
+            folder = os.open(os.path.dirname(os.path.abspath(self.path)), os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+
+    def pause(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+
+    def abandon(self) -> None:
+        self.pause()
+        with contextlib.suppress(OSError):
+            os.unlink(str(self.staged))
+
+
+class S3Parts:
+    """A multipart upload, through s3fs: its parts outlive this process until they are completed or aborted."""
+
+    ordered = False
+    staged: str | None = None
+
+    def __init__(self, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
+        self.uri = uri
+        self._fs, path = filesystem.open_filesystem(uri, storage_options)
+        bucket, key, _ = self._fs.split_path(path)
+        self._object = {"Bucket": bucket, "Key": key}
+        listed = self._list(token) if token else None
+        self._listed = listed or {}
+        self.token = token if listed is not None else str(self._call("create_multipart_upload")["UploadId"])
+
+    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
+        start, stop = where
+        return self._listed.get(part) == (stop - start, tag)
+
+    def write(self, part: int, where: Range, data: Bytes) -> str:
+        with filesystem.storage_errors(self.uri):
+            # botocore takes bytes and files, no views; this copy is 1 % of what sending costs.
+            answer = self._call("upload_part", UploadId=self.token, PartNumber=part, Body=bytes(data))
+        return str(answer["ETag"])
+
+    def publish(self, tags: Mapping[int, str]) -> None:
+        numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
+        with filesystem.storage_errors(self.uri):
+            self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload={"Parts": numbered})
+
+    def pause(self) -> None:
+        """Nothing is held here."""
+
+    def abandon(self) -> None:
+        with contextlib.suppress(Exception):
+            self._call("abort_multipart_upload", UploadId=self.token)
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        return self._fs.call_s3(method, **self._object, **arguments)
+
+    def _list(self, token: str) -> dict[int, tuple[int, str]] | None:
+        """part -> (bytes, tag) of what has arrived; None: there is no such upload any more."""
+        found: dict[int, tuple[int, str]] = {}
+        page: dict[str, Any] = {}
+        while True:
+            try:
+                answer = self._call("list_parts", UploadId=token, **page)
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) or filesystem.status_of(error) == 404:
+                    return None
+                raise
+            found.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})
+            if not answer.get("IsTruncated"):
+                return found
+            page = {"PartNumberMarker": answer["NextPartNumberMarker"]}
+
+
+class StreamParts:
+    """One stream to any other store, that shows nothing before its end."""
+
+    ordered = True
+    token = ""
+    staged: str | None = None
+
+    def __init__(self, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
+        self._open = contextlib.ExitStack()
+        self._writer = self._open.enter_context(create_object(uri, storage_options))
+
+    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
+        return False
+
+    def write(self, part: int, where: Range, data: Bytes) -> str:
+        self._writer.write(data)
+        return ""
+
+    def publish(self, tags: Mapping[int, str]) -> None:
+        self._open.close()
+
+    def pause(self) -> None:
+        with contextlib.suppress(Exception), self._open:
+            raise StorageError("abandoned")
+
+    def abandon(self) -> None:
+        self.pause()
+
+
+PARTS: dict[str, Callable[[str, str, Mapping[str, Any]], Parts]] = {"s3": S3Parts, "s3a": S3Parts}
+"""protocol -> the class that can continue there; the others stream"""
+
+
+def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Remove what an earlier process left on its way to `uri`, if it is still there; a failure is left for later."""
+    path = filesystem.local_path(uri)
+    with contextlib.suppress(Exception):
+        if path is not None:
+            delete_object(f"{path}.{token}.partial")
+        elif filesystem.protocols(uri)[0] in PARTS:
+            fs, where = filesystem.open_filesystem(uri, storage_options or {})
+            bucket, key, _ = fs.split_path(where)
+            fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=token)

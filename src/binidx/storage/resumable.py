@@ -1,0 +1,297 @@
+"""Copy one object part by part: continued after a break, and verified by reading back what arrived.
+
+    source ── read ──► digest ──► part        several parts in flight
+                         │
+                      CopyState ──► saved now and then, by whoever called
+                         │
+    target ── read back ─┴─ equal? ──► done   else what arrived is removed
+
+A part counts as sent once its digest and the store's tag for it are in the state. A successor keeps the parts that are
+still there as the state says, and sends the others. Memory: the parts in flight, 256 MiB at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from binidx.errors import ObjectNotFoundError, StorageError
+from binidx.storage.backends import open_object
+from binidx.storage.parts import MAX_PARTS, Parts, digest_of, open_parts
+from binidx.storage.publish import delete_object, object_identity
+from binidx.storage.ranges import Range, RangeReader, cut
+
+PART_BYTES = 8 << 20
+IN_FLIGHT_BYTES = 256 << 20
+MAX_IN_FLIGHT = 8
+SAVE_SECONDS = 5.0
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Watch(Protocol):
+    """Who looks on."""
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        """A stretch of work starts."""
+
+    def advance(self, num_bytes: int) -> None:
+        """So much more of it is done."""
+
+    def say(self, message: str) -> None:
+        """Something worth a line."""
+
+
+class CorruptCopyError(StorageError):
+    """What arrived is not what was sent; it was removed."""
+
+
+@dataclass
+class CopyState:
+    """How far the copy of one object got, in JSON values.
+
+    Attributes:
+        size: bytes of the source.
+        part_bytes: of each part but the last.
+        token: what `open_parts` continues with.
+        sent: part -> (digest, tag).
+        done: identity of the target once it stands there verified.
+    """
+
+    size: int
+    part_bytes: int
+    token: str = ""
+    sent: dict[int, tuple[str, str]] = field(default_factory=dict)
+    done: dict[str, Any] | None = None
+
+    @property
+    def ranges(self) -> dict[int, Range]:
+        """part -> its bytes."""
+        return dict(enumerate(cut((0, self.size), self.part_bytes), 1))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part was sent."""
+        return self.sent.keys() == self.ranges.keys()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> CopyState:
+        """What `to_json` gave; KeyError, TypeError or ValueError for anything else."""
+        size, part_bytes = int(values["size"]), int(values["part_bytes"])
+        sent = {int(part): (str(digest), str(tag)) for part, (digest, tag) in values["sent"].items()}
+        state = cls(size, part_bytes, str(values["token"]), sent, values["done"])
+        if part_bytes < 1 or not sent.keys() <= state.ranges.keys():
+            raise ValueError("parts outside the object")
+        return state
+
+
+@dataclass(frozen=True)
+class CopyCounts:
+    """What one call did."""
+
+    parts_sent: int = 0
+    parts_kept: int = 0
+    bytes_sent: int = 0
+
+
+def plan_copy(size: int, part_bytes: int = PART_BYTES) -> CopyState:
+    """Parts of `part_bytes`, or larger ones where an S3 upload could not hold so many."""
+    needed = -(-size // MAX_PARTS)
+    whole_mebibytes = -(-needed // (1 << 20)) << 20
+    return CopyState(size, max(part_bytes, whole_mebibytes if needed > part_bytes else 0))
+
+
+def copy_object(
+    source: RangeReader,
+    target: str,
+    state: CopyState,
+    *,
+    save: Callable[[], None],
+    before_publish: Callable[[], None],
+    watch: Watch,
+    checksum: bool = True,
+    save_seconds: float = SAVE_SECONDS,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CopyCounts:
+    """Bring the bytes of `source` under the name `target`, continuing from `state`, which is kept up to date.
+
+    Args:
+        save: keeps `state` where a successor finds it; called at the start, every `save_seconds`, before publishing.
+        before_publish: last look before the target appears; what it raises stops the copy.
+        checksum: read back all that arrived; False: compare the sizes.
+
+    Raises:
+        CorruptCopyError: the target did not hold what was sent, and was removed.
+        StorageError: a store refuses; what can be continued stays.
+    """
+    counts = CopyCounts(parts_kept=len(state.sent))
+    if _stands_already(target, state, storage_options):
+        return counts
+    if not _was_published(target, state, watch, storage_options):
+        parts = open_parts(target, state.size, state.token, storage_options)
+        try:
+            counts = _fill(source, target, parts, state, save, save_seconds, watch)
+            if parts.staged is not None:
+                _verify(parts.staged, target, state, checksum, watch, {})
+            before_publish()
+            parts.publish({part: tag for part, (_, tag) in state.sent.items()})
+        except CorruptCopyError:
+            parts.abandon()
+            raise
+        except BaseException:
+            parts.pause()
+            raise
+        if parts.staged is None:
+            _verify_published(target, state, checksum, watch, storage_options)
+    state.done = object_identity(target, storage_options)
+    save()
+    return counts
+
+
+def same_content(left: RangeReader, right: RangeReader, watch: Watch) -> bool:
+    """Whether two objects hold the same bytes; reads both, up to the first difference."""
+    if left.size != right.size:
+        return False
+    watch.begin(f"compare {right.uri}", left.size, 0)
+    ranges = cut((0, left.size), PART_BYTES)
+    equals = in_flight(lambda where: left.read([where]) == right.read([where]), ranges, MAX_IN_FLIGHT)
+    for (start, stop), equal in zip(ranges, equals, strict=True):
+        if not equal:
+            return False
+        watch.advance(stop - start)
+    return True
+
+
+def in_flight(function: Callable[[Item], Result], items: Iterable[Item], count: int) -> Iterator[Result]:
+    """`map` over threads, in order, with no more than `count` items taken up but not yet given out."""
+    pending: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(count, thread_name_prefix="binidx-copy")
+    try:
+        for item in items:
+            if len(pending) == count:
+                yield pending.popleft().result()
+            pending.append(pool.submit(function, item))
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _stands_already(target: str, state: CopyState, storage_options: Mapping[str, Any] | None) -> bool:
+    """Whether an earlier process got as far as `done`, and nobody replaced the target since."""
+    try:
+        return state.done is not None and object_identity(target, storage_options) == state.done
+    except ObjectNotFoundError:
+        return False
+
+
+def _was_published(target: str, state: CopyState, watch: Watch, storage_options: Mapping[str, Any] | None) -> bool:
+    """Whether an earlier process published the target, but was killed before it could say so: by its content."""
+    if not state.complete or not state.sent:
+        return False
+    try:
+        _verify(target, target, state, True, watch, storage_options)
+    except (CorruptCopyError, ObjectNotFoundError):
+        return False
+    return True
+
+
+def _fill(
+    source: RangeReader,
+    target: str,
+    parts: Parts,
+    state: CopyState,
+    save: Callable[[], None],
+    save_seconds: float,
+    watch: Watch,
+) -> CopyCounts:
+    """Send every part that is not there yet."""
+    ranges = state.ranges
+    state.token, state.done = parts.token, None
+    save()  # before anything that takes time: what is not written down here would be left behind
+    state.sent = _kept(parts, state, watch)
+    kept = sum(stop - start for start, stop in (ranges[part] for part in state.sent))
+    counts = CopyCounts(len(ranges) - len(state.sent), len(state.sent), state.size - kept)
+    watch.begin(f"copy {target}", state.size, kept)
+    saved = time.monotonic()
+    for part, mark in _send(source, parts, {part: ranges[part] for part in ranges if part not in state.sent}):
+        state.sent[part] = mark
+        watch.advance(ranges[part][1] - ranges[part][0])
+        if time.monotonic() - saved >= save_seconds:
+            save()
+            saved = time.monotonic()
+    save()
+    return counts
+
+
+def _kept(parts: Parts, state: CopyState, watch: Watch) -> dict[int, tuple[str, str]]:
+    """What an earlier process sent and is still there as it was."""
+    kept, ranges = {}, state.ranges
+    if state.sent:
+        watch.begin(
+            "check what is there", sum(stop - start for start, stop in (ranges[part] for part in state.sent)), 0
+        )
+    for part, mark in state.sent.items():
+        if parts.kept(part, ranges[part], *mark):
+            kept[part] = mark
+        watch.advance(ranges[part][1] - ranges[part][0])
+    return kept
+
+
+def _send(source: RangeReader, parts: Parts, missing: Mapping[int, Range]) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Carry parts over; gives each one's number, digest and tag once it is there."""
+
+    def carry(item: tuple[int, Range]) -> tuple[memoryview | None, str, str]:
+        data = source.read([item[1]])[0]
+        digest = digest_of(data)
+        return (data, digest, "") if parts.ordered else (None, digest, parts.write(*item, data))
+
+    largest = max((stop - start for start, stop in missing.values()), default=1)
+    count = max(2, min(MAX_IN_FLIGHT, IN_FLIGHT_BYTES // largest))
+    carried = in_flight(carry, missing.items(), count)
+    for (part, where), (data, digest, tag) in zip(missing.items(), carried, strict=True):
+        if data is not None:
+            parts.write(part, where, data)
+        yield part, (digest, tag)
+
+
+def _verify_published(
+    target: str, state: CopyState, checksum: bool, watch: Watch, storage_options: Mapping[str, Any] | None
+) -> None:
+    try:
+        _verify(target, target, state, checksum, watch, storage_options)
+    except CorruptCopyError:
+        delete_object(target, storage_options)
+        raise
+
+
+def _verify(
+    where: str,
+    target: str,
+    state: CopyState,
+    checksum: bool,
+    watch: Watch,
+    storage_options: Mapping[str, Any] | None,
+) -> None:
+    """CorruptCopyError unless the object at `where` holds what was sent to `target`."""
+    arrived = open_object(where, storage_options=storage_options, cache=False)
+    if arrived.size != state.size:
+        raise CorruptCopyError(f"{target}: {arrived.size} bytes arrived, needed {state.size}; removed, run it again")
+    if not checksum:
+        return
+    watch.begin(f"verify {target}", state.size, 0)
+    ranges = state.ranges
+    digests = in_flight(lambda where: digest_of(arrived.read([where])[0]), ranges.values(), MAX_IN_FLIGHT)
+    for (part, (start, stop)), digest in zip(ranges.items(), digests, strict=True):
+        if digest != state.sent[part][0]:
+            raise CorruptCopyError(f"{target}: bytes {start} to {stop} arrived wrong; removed, run it again")
+        watch.advance(stop - start)

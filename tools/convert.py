@@ -1,0 +1,156 @@
+"""Copy a dataset between any two places: a disk, s3://, gs://, anything fsspec opens, in either direction.
+
+The source is checked in full before anything is written. The .bin goes first and is read back and compared; the .idx
+goes last, so no dataset stands under the target's name before its tokens verify. After a break, kill -9 included, the
+same command goes on where it stopped: TARGET.convert.json, which is gone at the end, says where. (Stores other than
+disks and S3 keep no parts; there the file that was on its way begins again.)
+
+Endpoints and credentials are fsspec's own: AWS_* or FSSPEC_S3_* variables, ~/.config/fsspec. Options given here are for
+the case that the two ends differ.
+
+exit status: 0 the dataset stands at the target, 1 the data is bad, 2 the call is
+
+example:
+  binidx convert data/en s3://bucket/en
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+if __name__ == "__main__":  # python tools/convert.py: a script says itself which package it belongs to (PEP 366)
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError
+from binidx.format.convert import Conversion, convert_dataset
+from binidx.storage.resumable import PART_BYTES, SAVE_SECONDS
+
+from ._face import human_bytes, human_seconds, parser, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run("convert", lambda: convert(arguments))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("convert", __doc__)
+    options.add_argument("source", help="prefix: its path or URI without .bin and .idx")
+    options.add_argument("target", help="prefix to copy it to")
+    options.add_argument("--overwrite", action="store_true", help="replace another dataset that stands at the target")
+    options.add_argument(
+        "--verify",
+        choices=["checksum", "size"],
+        default="checksum",
+        help="read back all that arrived (default), or only compare sizes",
+    )
+    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the source")
+    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
+    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    return options
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An argument that must be a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"found {text}, needed a JSON object")
+    return value
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """Copy, and say what was done."""
+    with Bar() as bar:
+        done = convert_dataset(
+            arguments.source,
+            arguments.target,
+            overwrite=arguments.overwrite,
+            verify=arguments.verify,
+            source_options=arguments.source_options,
+            target_options=arguments.target_options,
+            watch=bar,
+            part_bytes=from_environment("BINIDX_CONVERT_PART_BYTES", PART_BYTES),
+            save_seconds=from_environment("BINIDX_CONVERT_SAVE_SECONDS", SAVE_SECONDS),
+        )
+    print(json.dumps(done.to_json()) if arguments.json else describe(done))
+    return 0
+
+
+def from_environment(name: str, default: Any) -> Any:
+    """A knob for tests, and for stores that want other parts."""
+    text = os.environ.get(name)
+    try:
+        return type(default)(text) if text else default
+    except ValueError:
+        raise ConfigError(f"{name}: {text!r}, needed a number") from None
+
+
+def describe(done: Conversion) -> str:
+    """What was done, for people."""
+    counts = (
+        f"{done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens, "
+        f"{human_bytes(done.num_bytes)}"
+    )
+    if not done.copied:
+        how = "byte for byte" if done.verified == "checksum" else "by its index and sizes"
+        return f"{done.target}: holds this dataset already, compared {how}\n  {counts}"
+    rate = human_bytes(done.bytes_sent / max(done.seconds, 1e-9))
+    kept = f"; {done.parts_kept} of {done.parts_sent + done.parts_kept} parts were there from before"
+    how = "read back and equal" if done.verified == "checksum" else "sizes equal, content not read back"
+    return (
+        f"{done.source} -> {done.target}\n  {counts}\n"
+        f"  {human_bytes(done.bytes_sent)} sent in {human_seconds(done.seconds)} ({rate}/s)"
+        f"{kept if done.parts_kept else ''}; {how}"
+    )
+
+
+class Bar:
+    """A Watch that draws a progress bar on stderr when it is a terminal, and says messages there always."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        """A new bar, below the one before."""
+        self._end()
+        # disable=None: no bar unless it is a terminal.
+        self._bar = tqdm(
+            desc=what, total=total_bytes, initial=done_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=None
+        )
+
+    def advance(self, num_bytes: int) -> None:
+        """So much more is done."""
+        if self._bar is not None:
+            self._bar.update(num_bytes)
+
+    def say(self, message: str) -> None:
+        """A line on stderr."""
+        self._end()
+        print(f"binidx convert: {message}", file=sys.stderr)
+
+    def _end(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
