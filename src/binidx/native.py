@@ -22,7 +22,7 @@ MAX_COUNT = 2**53
 
 def _pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
     """A `const void *` to an array that may be unaligned, as those mapped from an .idx are."""
-    if array.dtype != dtype or array.ndim != 1 or array.strides != (array.itemsize,):
+    if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
         raise TypeError(f"needs a contiguous 1-D {np.dtype(dtype).name} array, found {array.ndim}-D {array.dtype}")
     return ffi.from_buffer(array)
 
@@ -170,15 +170,16 @@ def sample_index(
     found = ffi.new("int64_t *")
     code = build(samples, _items(rows, rows.dtype, write=True), found)
     if code < 0:
-        raise _sample_error(code, found[0], sequence_lengths, document_index, num_tokens)
+        counted = f"{len(rows) - 1} samples over {num_tokens}"
+        raise _sample_error(code, found[0], sequence_lengths, document_index, counted)
 
 
 def _sample_error(
-    code: int, found: int, lengths: NDArray[np.int32], documents: NDArray[np.int32], num_tokens: int
+    code: int, found: int, lengths: NDArray[np.int32], documents: NDArray[np.int32], counted: str
 ) -> IndexBuildError:
     """What a negative code of the sample index means."""
     if code == lib.BINIDX_BAD_TOKENS:
-        return IndexBuildError(f"sample index: the documents hold {found} tokens, the samples need {num_tokens}")
+        return IndexBuildError(f"sample index: the documents hold {found} tokens, needs those counted: {counted}")
     document = documents[found]
     if code == lib.BINIDX_BAD_DOCUMENT:
         return IndexBuildError(f"document_index[{found}]: {document}, needs 0 <= sequence < {len(lengths)}")

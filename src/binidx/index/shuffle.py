@@ -29,8 +29,12 @@ def build_shuffle_index(num_samples: int, total_size: int, rng: RandomState) -> 
     """
     if not 0 <= num_samples <= total_size:
         raise IndexBuildError(f"shuffle index: {num_samples} of {total_size} samples, needs 0 to all of them")
-    # One below what uint32 holds: Megatron's choice.
-    index: NDArray[Any] = np.arange(total_size, dtype=np.uint32 if total_size < 2**32 - 2 else np.int64)
+    index: NDArray[Any] = np.arange(total_size, dtype=shuffle_dtype(total_size))
     rng.shuffle(index[:num_samples])
     rng.shuffle(index[num_samples:])
     return index
+
+
+def shuffle_dtype(total_size: int) -> type[np.uint32] | type[np.int64]:
+    """What holds the numbers of so many samples. uint32 ends one early, as in Megatron Core."""
+    return np.uint32 if total_size < 2**32 - 2 else np.int64

@@ -1,0 +1,48 @@
+"""The shuffle index against Megatron's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracle import megatron
+
+from binidx.errors import IndexBuildError
+from binidx.index.document import build_document_index
+from binidx.index.shuffle import build_shuffle_index, shuffle_dtype
+from binidx.native import RandomState
+
+
+def test_equals_megatrons() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(1000):
+        seed, total = int(rng.integers(2**32)), int(rng.integers(0, rng.choice([3, 30, 2000])))
+        first = total if rng.integers(2) else int(rng.integers(0, total + 1))
+        found = build_shuffle_index(first, total, RandomState(seed))
+        needed = megatron.gpt._build_shuffle_index(first, total, np.random.RandomState(seed))
+        assert found.dtype == needed.dtype == np.uint32
+        assert (found == needed).all()
+
+
+def test_one_generator_goes_from_the_document_index_to_the_shuffle_index() -> None:
+    documents = np.arange(700, dtype=np.int32)
+    for seed in [0, 1, 2**31, 2**32 - 1]:
+        ours, theirs = RandomState(seed), np.random.RandomState(seed)
+        build_document_index(documents, 3, ours, True)
+        megatron.gpt._build_document_index(documents, 3, theirs, True)
+        needed = megatron.gpt._build_shuffle_index(900, 1300, theirs)
+        assert (build_shuffle_index(900, 1300, ours) == needed).all()
+
+
+def test_the_dtype_changes_where_megatrons_does() -> None:
+    assert [shuffle_dtype(total) for total in (0, 2**32 - 3, 2**32 - 2, 2**33)] == [
+        np.uint32,
+        np.uint32,
+        np.int64,
+        np.int64,
+    ]
+
+
+@pytest.mark.parametrize(("first", "total"), [(-1, 5), (6, 5), (0, -1)])
+def test_a_first_part_larger_than_the_whole_is_an_error(first: int, total: int) -> None:
+    with pytest.raises(IndexBuildError, match=f"{first} of {total} samples, needs 0 to all of them"):
+        build_shuffle_index(first, total, RandomState(0))

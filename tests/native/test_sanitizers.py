@@ -1,0 +1,42 @@
+"""The C core's own tests under ASan and UBSan, and that they fail when the code is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parents[2] / "native"
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+def check(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([folder / "check.sh"], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_c_core_holds() -> None:
+    result = check(NATIVE)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "message"),
+    [
+        ("blend_index.c", "behind > most", "behind >= most", "checks failed"),
+        ("sample_index.c", "rest < length && row <= s->num_samples", "rest < length", "heap-buffer-overflow"),
+        ("sample_index.c", "(const char *)s->sequence_lengths + 4", "(const char *)s->sequence_lengths + 5", ""),
+        ("shuffle.c", "int64_t targets[BATCH]", "int64_t targets[BATCH - 1]", "stack-buffer-overflow"),
+        ("mt19937.c", "rng->key[0] = seed", "rng->key[0] = (uint32_t)(1 << (seed | 32))", "shift exponent"),
+    ],
+)
+def test_a_fault_in_the_c_core_fails_its_tests(tmp_path: Path, file: str, right: str, wrong: str, message: str) -> None:
+    shutil.copytree(NATIVE, tmp_path, dirs_exist_ok=True)
+    source = (tmp_path / file).read_text()
+    assert source.count(right) == 1
+    (tmp_path / file).write_text(source.replace(right, wrong))
+    result = check(tmp_path)
+    assert result.returncode != 0
+    assert message in result.stderr
