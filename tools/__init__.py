@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# command -> (its module here, what it is for). No module is called `inspect`: `python tools/x.py` puts this folder before
-# the standard library, which has one of that name.
+# command -> (its module here, what it is for). No module is called `inspect`: `python tools/x.py` puts this folder
+# before the standard library, which has one of that name.
 COMMANDS = {
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),

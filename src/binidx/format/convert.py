@@ -169,11 +169,16 @@ class _Convert:
             raise ObjectChangedError(f"{self.source}: changed while it was copied; run it again")
 
     def _check_target(self, overwrite: bool, ours: bool) -> None:
-        """Nothing stands at the target, or it may go. A lone .bin that an earlier run of ours published may go, too."""
+        """Nothing stands at the target, or it may go. A lone .bin that an earlier run published may go, too."""
         standing = [end for end in ENDS if object_exists(f"{self.target}.{end}", self.target_options)]
-        if standing and not overwrite and not (ours and standing == ["bin"]):
+        if standing == ["bin"] and (ours or self._is_published()):
+            return
+        if standing and not overwrite:
             what = "another dataset" if len(standing) == 2 else f"a .{standing[0]} without its other half"
             raise ObjectExistsError(f"{self.target}: holds {what}, needed a free name; --overwrite replaces it")
+
+    def _is_published(self) -> bool:
+        return object_identity(f"{self.target}.bin", self.target_options) == self.journal.published
 
     def _target_is_source(self) -> bool:
         """Whether the target is this dataset already. The .idx first: it is small and mostly differs first."""

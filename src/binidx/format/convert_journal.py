@@ -19,7 +19,7 @@ from typing import Any
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError
 from binidx.storage.backends import open_object
-from binidx.storage.parts import forget_parts
+from binidx.storage.parts import forget_parts, sweep
 from binidx.storage.publish import create_object, delete_object
 from binidx.storage.resumable import CopyState
 from binidx.storage.transfer import read_whole
@@ -35,6 +35,10 @@ class ConvertJournal:
         target: prefix of the target.
         source: what identifies the source: its URI, and the identity of both objects.
         storage_options: fsspec's own, of the target.
+
+    Attributes:
+        states: how far each object got, by "bin" and "idx".
+        published: identity of the .bin that an earlier run, of whatever source, had verified.
     """
 
     def __init__(self, target: str, source: dict[str, Any], storage_options: Mapping[str, Any] | None) -> None:
@@ -42,6 +46,7 @@ class ConvertJournal:
         self.target = target
         self.source = source
         self.states: dict[str, CopyState] = {}
+        self.published: dict[str, Any] | None = None
         self._owner = uuid.uuid4().hex
         self._options = storage_options
         self._claimed = False
@@ -57,6 +62,7 @@ class ConvertJournal:
             found = self._read()
             if found is None:
                 return "none"
+            self.published = found["bin"]["done"] if found["bin"] else None
             if found["source"] != self.source:
                 return "other"
             self.states = {end: CopyState.from_json(found[end]) for end in ENDS if found[end] is not None}
@@ -100,6 +106,9 @@ class ConvertJournal:
     def remove(self) -> None:
         """The dataset stands, or must begin again."""
         delete_object(self.uri, self._options)
+        for end in ENDS:
+            sweep(f"{self.target}.{end}", ".partial")
+        sweep(self.uri, ".tmp")
 
     def _read(self) -> dict[str, Any] | None:
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -84,7 +85,8 @@ class LocalParts:
 
     def __init__(self, path: str, size: int, token: str) -> None:
         self.path = path
-        self.token = token if token.isalnum() else uuid.uuid4().hex[:8]
+        # A token comes out of a file, and is about to become part of a path.
+        self.token = token if re.fullmatch("[0-9a-f]+", token) else uuid.uuid4().hex[:8]
         self.staged: str | None = f"{path}.{self.token}.partial"
         with filesystem.storage_errors(path):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -208,8 +210,16 @@ class StreamParts:
         self.pause()
 
 
-PARTS: dict[str, Callable[[str, str, Mapping[str, Any]], Parts]] = {"s3": S3Parts, "s3a": S3Parts}
-"""protocol -> the class that can continue there; the others stream"""
+def sweep(uri: str, ending: str) -> None:
+    """Remove what killed writers of a local object left beside it, `NAME.RANDOM` and this ending; never raises."""
+    path = filesystem.local_path(uri)
+    if path is None:
+        return
+    folder, name = os.path.split(os.path.abspath(path))
+    ours = re.compile(re.escape(name) + r"\.[0-9a-f]+" + re.escape(ending))
+    with contextlib.suppress(OSError):
+        for left in filter(ours.fullmatch, os.listdir(folder)):
+            os.unlink(os.path.join(folder, left))
 
 
 def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -217,8 +227,12 @@ def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None
     path = filesystem.local_path(uri)
     with contextlib.suppress(Exception):
         if path is not None:
-            delete_object(f"{path}.{token}.partial")
+            delete_object(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
         elif filesystem.protocols(uri)[0] in PARTS:
             fs, where = filesystem.open_filesystem(uri, storage_options or {})
             bucket, key, _ = fs.split_path(where)
             fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=token)
+
+
+PARTS: dict[str, Callable[[str, str, Mapping[str, Any]], Parts]] = {"s3": S3Parts, "s3a": S3Parts}
+"""protocol -> the class that can continue there; the others stream"""

@@ -1,0 +1,57 @@
+"""python dying.py SOURCE PART_BYTES TARGET EVENT [TARGET EVENT ...]: converts, and dies at event EVENT; 0 never dies.
+
+Each attempt is a forked child that ends, as by kill -9, when it is told of its n-th event: a part sent or read back, or
+the start of a stage. Prints the exit status of each: 9 died, 0 came to its end. After each the target must be either no
+dataset or the whole one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from binidx.format.convert import Silent, convert_dataset
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.storage.backends import open_object
+from binidx.storage.resumable import same_content
+
+
+class Dying:
+    """A Watch that ends the process at one event."""
+
+    def __init__(self, event: int) -> None:
+        self.left = event
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        self.advance(0)
+
+    def advance(self, num_bytes: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os._exit(9)
+
+    def say(self, message: str) -> None:
+        self.advance(0)
+
+
+def attempt(source: str, part_bytes: int, target: str, event: int) -> int:
+    child = os.fork()
+    if child == 0:
+        convert_dataset(source, target, part_bytes=part_bytes, save_seconds=0, watch=Dying(event))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def check(source: str, target: str) -> None:
+    """AssertionError if the target is a dataset, but not the source."""
+    if IndexedDataset.exists(target):
+        for end in (".bin", ".idx"):
+            assert same_content(open_object(source + end), open_object(target + end), Silent())
+
+
+if __name__ == "__main__":
+    source, part_bytes, *attempts = sys.argv[1:]
+    for target, event in zip(attempts[::2], attempts[1::2], strict=True):
+        print(attempt(source, int(part_bytes), target, int(event)), end="", flush=True)
+        if target.startswith("/"):  # a client made here, before the next fork, would be of no use after it
+            check(source, target)
