@@ -2,10 +2,10 @@
  *
  *     documents    0       1                    3             document 2 has no tokens
  *     tokens       0  1  2 3  4  5  6  7  8  9  10 11 12 13
- *     samples      [0           ]
- *     of 4 tokens              [1           ]
- *     + 1 extra                            [2           ]
- *     rows         (0,0)       (1,1)       (1,5)        (3,2)
+ *     samples      [0          ]
+ *     of 4 tokens             [1          ]
+ *     + 1 extra                           [2           ]
+ *     rows         (0,0)      (1,1)       (1,5)       (3,2)
  *
  * Row j is the document that holds the last token of sample j-1, and the offset in it at which sample j starts:
  * the last token is number j*S + extra - 1, and its offset, plus one, minus extra, is that start. One loop over the
