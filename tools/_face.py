@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from binidx.errors import BinidxError, ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError
 
@@ -39,6 +41,17 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """An argument that must be a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"found {text}, needed a JSON object")
+    return value
 
 
 def human_bytes(count: float) -> str:

@@ -32,7 +32,7 @@ from binidx.errors import ConfigError
 from binidx.format.convert import Conversion, convert_dataset
 from binidx.storage.resumable import PART_BYTES, SAVE_SECONDS
 
-from ._face import human_bytes, human_seconds, parser, run
+from ._face import human_bytes, human_seconds, json_object, parser, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,17 +57,6 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
     return options
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """An argument that must be a JSON object."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"found {text}, needed a JSON object")
-    return value
 
 
 def convert(arguments: argparse.Namespace) -> int:

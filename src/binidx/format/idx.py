@@ -136,6 +136,11 @@ def format_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
 
+def text_size(num_sequences: int, num_document_bounds: int) -> int:
+    """Bytes of an `.idx` without modes; with them it has `num_sequences` more."""
+    return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
+
+
 def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceIndex:
     """The arrays of a whole `.idx`, as views of `buffer` and checked in full.
 
@@ -153,8 +158,8 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceI
     lengths = np.frombuffer(view, "<i4", num_sequences, HEADER.size)
     pointers = np.frombuffer(view, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
     bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
-    modes_start = HEADER.size + 12 * num_sequences + 8 * num_bounds
-    modes = np.frombuffer(view, np.int8, num_sequences, modes_start) if multimodal else None
+    after = text_size(num_sequences, num_bounds)
+    modes = np.frombuffer(view, np.int8, num_sequences, after) if multimodal else None
     num_tokens = _check_sequences(lengths, pointers, np.dtype(dtype).itemsize, uri)
     _check_documents(bounds, num_sequences, uri)
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
@@ -177,7 +182,7 @@ def _check_size(found: int, num_sequences: int, num_bounds: int, multimodal: boo
     # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
     if num_bounds < 1:
         raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
-    text = HEADER.size + 12 * num_sequences + 8 * num_bounds
+    text = text_size(num_sequences, num_bounds)
     counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
     if multimodal and found == text != text + num_sequences:
         raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")

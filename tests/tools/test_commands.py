@@ -1,0 +1,117 @@
+"""binidx COMMAND: one table, one code for `binidx x` and `python tools/x.py`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from binidx.tools import COMMANDS, main
+from binidx.tools._face import human_bytes, human_seconds, parser, run
+
+import binidx
+from binidx import errors
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "int32"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_row_is_a_module_with_a_main_and_an_example(name: str, capsys) -> None:
+    module, purpose = COMMANDS[name]
+    assert callable(import_module(f"binidx.tools.{module}").main)
+    assert purpose[0].islower()
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    assert f"binidx {name}" in capsys.readouterr().out
+
+
+def test_no_module_here_hides_one_of_the_standard_library() -> None:
+    ours = {path.stem for path in (ROOT / "tools").iterdir()}
+    assert not ours & sys.stdlib_module_names
+
+
+def test_help_lists_the_commands(capsys) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        assert main(arguments) == 0
+        out = capsys.readouterr().out
+        assert all(f"  {name:<10} {purpose}\n" in out for name, (_, purpose) in COMMANDS.items())
+
+
+def test_the_version_is_said(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"binidx {binidx.__version__}\n"
+
+
+def test_an_unknown_command_gets_a_hint(capsys) -> None:
+    assert main(["convrt", "a", "b"]) == 2
+    assert "binidx: 'convrt' is no command, did you mean 'convert'?; binidx --help" in capsys.readouterr().err
+
+
+def test_a_script_and_the_command_are_one_code() -> None:
+    binary = Path(sys.executable).parent / "binidx"
+    script = ROOT / "tools" / "inspect_dataset.py"
+    for arguments in ([str(GOLDEN)], [str(GOLDEN), "--json"], ["nowhere"], ["--help"]):
+        found = [
+            subprocess.run([*command, *arguments], capture_output=True, env={**os.environ, "COLUMNS": "80"})
+            for command in ([binary, "inspect"], [sys.executable, script])
+        ]
+        assert len({(each.returncode, each.stdout, each.stderr) for each in found}) == 1
+
+
+def test_the_commands_bring_no_torch() -> None:
+    code = "from binidx.tools import convert, inspect_dataset; import sys; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"False\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.FormatError("x"), 1),
+        (errors.StorageError("x"), 1),
+        (errors.ObjectChangedError("x"), 1),
+        (errors.ConfigError("x"), 2),
+        (errors.ObjectNotFoundError("x"), 2),
+        (errors.ObjectExistsError("x"), 2),
+        (errors.MissingDriverError("x"), 2),
+    ],
+)
+def test_our_errors_are_one_line_and_a_status(error: Exception, status: int, capsys) -> None:
+    def fail() -> int:
+        raise error
+
+    assert run("name", fail) == status
+    assert capsys.readouterr().err == "binidx name: x\n"
+
+
+def test_an_interrupt_is_130(capsys) -> None:
+    def interrupt() -> int:
+        raise KeyboardInterrupt
+
+    assert run("name", interrupt) == 130
+    assert capsys.readouterr().err == "\nbinidx name: interrupted\n"
+
+
+def test_errors_that_are_not_ours_keep_their_traceback() -> None:
+    def fail() -> int:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run("name", fail)
+
+
+def test_numbers_for_people() -> None:
+    counts = {0: "0 bytes", 1023: "1,023 bytes", 1024: "1.0 KiB", 12_345_678: "11.8 MiB", 2**60: "1,048,576.0 TiB"}
+    assert {count: human_bytes(count) for count in counts} == counts
+    times = {0.04: "0.0 s", 59.9: "59.9 s", 75.3: "1 min 15 s", 3600: "1 h 0 min", 90_000: "25 h 0 min"}
+    assert {seconds: human_seconds(seconds) for seconds in times} == times
+
+
+def test_a_parser_takes_its_help_from_the_docstring() -> None:
+    text = parser("x", "First line.\n\nThe rest.\n\nexample:\n  binidx x\n").format_help()
+    assert text.startswith("usage: binidx x [-h]\n\nFirst line.\n")
+    assert text.endswith("The rest.\n\nexample:\n  binidx x\n")

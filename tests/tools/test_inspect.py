@@ -1,0 +1,178 @@
+"""binidx inspect: what it says is what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from binidx.tools import main
+from binidx.tools._lengths import PERCENTILES, bins, draw, percentiles
+from conftest import Bucket
+from hypothesis import given
+from hypothesis import strategies as st
+from random_datasets import Document, build_ours
+
+from binidx.format.builder import IndexedDatasetBuilder
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+LENGTHS = st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), min_size=1, max_size=60)
+
+
+def inspect(capsys, *arguments: str) -> str:
+    assert main(["inspect", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_json_says_all_there_is_to_say(tmp_path: Path, capsys) -> None:
+    documents = [Document([], [], []), Document([1, 2, 3], [3, 0], []), Document([4, 5, 6, 7, 8], [5], [])]
+    prefix = build_ours(tmp_path / "en", documents, np.uint16)
+    with Path(f"{prefix}.bin").open("ab") as file:
+        file.write(b"xyz")
+    report = json.loads(inspect(capsys, prefix, "--json", "--tokens", "4"))
+    assert report == {
+        "prefix": prefix,
+        "version": 1,
+        "dtype": "uint16",
+        "dtype_code": 8,
+        "num_documents": 3,
+        "num_sequences": 3,
+        "num_tokens": 8,
+        "empty_documents": 1,
+        "empty_sequences": 1,
+        "bin_bytes": 19,
+        "idx_bytes": 34 + 12 * 3 + 8 * 4,
+        "trailing_bytes": 3,
+        "sequence_lengths": {
+            "mean": 8 / 3,
+            "percentiles": {"1": 0, "5": 0, "25": 0, "50": 3, "75": 5, "95": 5, "99": 5, "max": 5},
+            "histogram": [
+                {"from": 0, "to": 0, "sequences": 1},
+                {"from": 1, "to": 1, "sequences": 0},
+                {"from": 2, "to": 3, "sequences": 1},
+                {"from": 4, "to": 7, "sequences": 1},
+            ],
+        },
+        "modes": None,
+        "first_tokens": [
+            {"document": 1, "sequence": 0, "tokens": [1, 2, 3]},
+            {"document": 2, "sequence": 2, "tokens": [4, 5, 6, 7]},
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.idx")))
+def test_every_golden_dataset_is_described(name: str, capsys) -> None:
+    out = inspect(capsys, str(GOLDEN / name))
+    assert out.startswith(f"{GOLDEN / name}\n  format     MMIDIDX version 1, ")
+    assert (
+        json.loads(inspect(capsys, str(GOLDEN / name), "--json"))["bin_bytes"]
+        == (GOLDEN / f"{name}.bin").stat().st_size
+    )
+
+
+def test_modes_are_found_without_being_told(capsys) -> None:
+    assert "  modes      0: 1 sequences, 1: 1 sequences, -2: 1 sequences" in inspect(capsys, str(GOLDEN / "multimodal"))
+
+
+def test_a_dataset_of_nothing_is_described(tmp_path: Path, capsys) -> None:
+    out = inspect(capsys, build_ours(tmp_path / "none", [], np.int32))
+    assert "  documents  0\n  sequences  0\n  tokens     0\n" in out
+    assert json.loads(inspect(capsys, str(tmp_path / "none"), "--json"))["sequence_lengths"]["percentiles"] == {}
+
+
+def test_the_same_from_a_bucket(s3: Bucket, capsys) -> None:
+    target = f"{s3.fresh()}/en"
+    assert main(["convert", str(GOLDEN / "multimodal"), target]) == 0
+    capsys.readouterr()
+    there = json.loads(inspect(capsys, target, "--json"))
+    here = json.loads(inspect(capsys, str(GOLDEN / "multimodal"), "--json"))
+    assert {**there, "prefix": ""} == {**here, "prefix": ""}
+
+
+@given(LENGTHS)
+def test_percentiles_are_of_the_sorted_lengths(lengths: list[int]) -> None:
+    found = percentiles(np.array(lengths, "<i4"))
+    for percent in PERCENTILES:
+        assert sum(length <= found[str(percent)] for length in lengths) * 100 >= percent * len(lengths)
+        assert sum(length < found[str(percent)] for length in lengths) * 100 < percent * len(lengths)
+    assert found["max"] == max(lengths)
+
+
+@given(LENGTHS)
+def test_bins_tile_the_lengths(lengths: list[int]) -> None:
+    found = bins(np.array(lengths, "<i4"))
+    assert [each["sequences"] for each in found] == [sum(e["from"] <= n <= e["to"] for n in lengths) for e in found]
+    assert sum(each["sequences"] for each in found) == len(lengths)
+    assert all(after["from"] == each["to"] + 1 for each, after in pairwise(found))
+
+
+@given(LENGTHS, st.integers(20, 200), st.booleans())
+def test_a_drawing_fits_the_terminal_and_shows_every_bin_that_is_not_empty(lengths, columns, smooth) -> None:
+    found = bins(np.array(lengths, "<i4"))
+    lines = draw(found, columns, smooth)
+    assert max(map(len, lines)) <= max(columns, 45)
+    assert len({len(line) for line in lines}) == 1
+    for each, line in zip(found, lines, strict=True):
+        assert any(mark in line for mark in "▏▎▍▌▋▊▉█#") == (each["sequences"] > 0)
+
+
+def test_memory_stays_below_that_of_the_index(tmp_path: Path, capsys) -> None:
+    with IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint8) as builder:
+        for _ in range(40):
+            builder.add_document(np.zeros(100_000, np.uint8), [1] * 100_000)
+        builder.finalize(f"{tmp_path}/en.idx")
+    tracemalloc.start()
+    try:
+        inspect(capsys, f"{tmp_path}/en")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000 * 4 + (32 << 20)
+    assert peak < (tmp_path / "en.idx").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("break_it", "status", "message"),
+    [
+        (lambda path: os.truncate(f"{path}.bin", 3), 1, "en.bin: 3 bytes, its .idx needs 6"),
+        (lambda path: os.truncate(f"{path}.idx", 40), 1, "en.idx: 40 bytes, its header"),
+        (lambda path: os.unlink(f"{path}.idx"), 2, "en.idx: no such"),
+    ],
+)
+def test_a_damaged_dataset_is_one_line_on_stderr(break_it, status: int, message: str, tmp_path: Path, capsys) -> None:
+    prefix = build_ours(tmp_path / "en", [Document([1, 2, 3], [3], [])], np.uint16)
+    break_it(prefix)
+    assert main(["inspect", prefix]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", "--help"])
+    example = capsys.readouterr().out.rstrip().splitlines()[-1].split()
+    (tmp_path / "data").mkdir()
+    build_ours(tmp_path / "data" / "en", [Document([1, 2, 3], [3], [])], np.uint16)
+    monkeypatch.chdir(tmp_path)
+    assert example[0] == "binidx"
+    assert "document 0: 1 2 3" in inspect(capsys, *example[2:])
+
+
+def test_a_terminal_without_unicode_and_a_closed_pipe_are_no_trouble() -> None:
+    command = [sys.executable, "-m", "binidx.tools.inspect_dataset", str(GOLDEN / "int32")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    assert b"####" in subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
