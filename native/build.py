@@ -22,6 +22,7 @@ ffi.set_source(
     "binidx._native",
     '#include "binidx.h"',
     sources=SOURCES,
+    depends=sorted(f"native/{path.name}" for path in HERE.glob("*.h")),
     include_dirs=["native"],
     py_limited_api=True,
     # The order of a blend is decided by rounded doubles: a fused multiply-add would round once where x86 rounds twice.
