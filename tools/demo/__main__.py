@@ -1,0 +1,7 @@
+"""python -m binidx.tools.demo"""
+
+import sys
+
+from . import main
+
+sys.exit(main())

@@ -1,0 +1,123 @@
+"""Real text that lies on every machine with Python: English from its manual and docstrings, code from its modules.
+
+Nothing is downloaded, and the same Python gives the same documents in the same order:
+
+    en     the language reference that `help()` prints (pydoc_data.topics), then every longer docstring of the
+           standard library, each under its dotted name                                              about 2 MB
+    code   every fourth module of the standard library, one document a file                          about 2.5 MB
+
+Modules are read as files, never imported. A Python that hides its library in a zip archive gives too little text, and
+that is an error rather than a model trained on nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from binidx.errors import ConfigError
+
+# Not written by hand, not always installed, or tables instead of text.
+SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "encodings", "pydoc_data", "site-packages", "test", "tests"}
+SKIPPED_PREFIXES = ("_sysconfigdata", "_sysconfig_vars")
+
+# Shorter docstrings are one line that says what the name says.
+MIN_DOCSTRING_CHARACTERS = 200
+
+# All of them would be 10 MB: more to move than a minute of training looks at.
+MODULE_STRIDE = 4
+
+# Below this a vocabulary of a few thousand entries and two hundred steps would go round in circles.
+MIN_CORPUS_BYTES = 500_000
+
+
+def build_corpus(library: Path | None = None) -> dict[str, list[str]]:
+    """The documents of both datasets by name, "en" and "code".
+
+    Args:
+        library: where the standard library lies; None asks this Python.
+
+    Raises:
+        ConfigError: fewer than MIN_CORPUS_BYTES of text in one of them.
+
+    Source: ours.
+    """
+    sources = read_sources(library or Path(sysconfig.get_path("stdlib")))
+    corpus = {"en": [*manual_topics(), *docstrings(sources)], "code": list(sources.values())[::MODULE_STRIDE]}
+    for name, documents in corpus.items():
+        check_enough(name, count_bytes(documents))
+    return corpus
+
+
+def read_sources(library: Path) -> dict[str, str]:
+    """Every module below `library` that is UTF-8 text, by its path there, sorted by it."""
+    sources = {}
+    for path in sorted(library.rglob("*.py")):
+        name = path.relative_to(library)
+        if SKIPPED_FOLDERS.isdisjoint(name.parts) and not name.name.startswith(SKIPPED_PREFIXES):
+            text = read_text(path)
+            if text:
+                sources[name.as_posix()] = text
+    return sources
+
+
+def read_text(path: Path) -> str:
+    """The file's text, or nothing where it is in another encoding (a handful of modules says so in line 1)."""
+    try:
+        return path.read_text("utf-8")
+    except (UnicodeDecodeError, OSError):
+        return ""
+
+
+def manual_topics() -> Iterator[str]:
+    """The chapters behind `help("topic")`; none where a distribution left them out."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return
+    for name in sorted(topics):
+        yield topics[name].strip() + "\n"
+
+
+def docstrings(sources: dict[str, str]) -> Iterator[str]:
+    """The longer docstrings of all modules, each under its dotted name."""
+    for path, text in sources.items():
+        tree = parse(text)
+        if tree:
+            yield from _docstrings(tree, path.removesuffix(".py").replace("/", "."))
+
+
+def parse(text: str) -> ast.Module | None:
+    """The module's tree, or None for templates and modules that are broken on purpose."""
+    with warnings.catch_warnings():  # about their escape sequences, which are not ours to mend
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError):
+            return None
+
+
+def _docstrings(node: ast.AST, name: str) -> Iterator[str]:
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node) or ""
+        if len(docstring) >= MIN_DOCSTRING_CHARACTERS:
+            yield f"{name}\n\n{docstring}\n"
+    for child in ast.iter_child_nodes(node):
+        yield from _docstrings(child, f"{name}.{child.name}" if hasattr(child, "name") and child.name else name)
+
+
+def count_bytes(documents: list[str]) -> int:
+    """UTF-8 bytes of all documents together."""
+    return sum(len(document.encode()) for document in documents)
+
+
+def check_enough(name: str, num_bytes: int) -> None:
+    """Raises ConfigError where there is too little text to learn from."""
+    if num_bytes < MIN_CORPUS_BYTES:
+        raise ConfigError(
+            f"demo corpus {name!r}: {num_bytes:,} bytes of text in this Python's standard library, "
+            f"needs {MIN_CORPUS_BYTES:,}; run the demo with a Python whose library lies in files"
+        )

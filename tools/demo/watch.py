@@ -1,0 +1,52 @@
+"""Watching a training process: each batch held against the order of an unbroken run, a line every few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from statistics import fmean
+
+from binidx.errors import BinidxError
+
+from .plan import Plan
+from .screen import Screen
+from .step import Step
+from .tokenizer import VOCAB_SIZE
+
+LINES_PER_RUN = 12
+
+# A bar this wide is the loss of a blind guess.
+BAR_WIDTH = 24
+BLIND_LOSS = log(VOCAB_SIZE)
+
+
+def check_batch(step: Step, order: Sequence[str]) -> None:
+    """Raises BinidxError unless the step saw the batch that an unbroken run sees there."""
+    unbroken = order[step.number - 1]
+    if step.batch != unbroken:
+        raise BinidxError(f"step {step.number}: found batch {step.batch}, an unbroken run has {unbroken} there")
+
+
+class StepLines:
+    """One line on screen for every few steps, with their means."""
+
+    def __init__(self, plan: Plan, screen: Screen) -> None:
+        self._plan = plan
+        self._screen = screen
+        self._every = max(1, plan.num_steps // LINES_PER_RUN)
+        self._group: list[Step] = []
+
+    def add(self, step: Step) -> None:
+        """Take note of a step; a line is due after the first of the run and then at regular numbers."""
+        self._group.append(step)
+        if step.number == 1 or step.number % self._every == 0:
+            self._screen.detail(self._line())
+            self._group = []
+
+    def _line(self) -> str:
+        group = self._group
+        loss = fmean(step.loss for step in group)
+        speed = self._plan.tokens_per_step / fmean(step.seconds for step in group)
+        wait = 1000 * fmean(step.wait_seconds for step in group)
+        bar = self._screen.bar(loss / BLIND_LOSS, BAR_WIDTH).ljust(BAR_WIDTH)
+        return f"step {group[-1].number:>4}   loss {loss:5.2f} {bar} {speed:>7,.0f} tokens/s   wait {wait:5.1f} ms"
