@@ -15,7 +15,7 @@ CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoun
 """Errors that another call mends; the others are about the data."""
 
 
-def run(name: str, body: Callable[[], int]) -> int:
+def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupted") -> int:
     """The exit status of a command: 0 done, 1 the data is bad, 2 the call is. Our errors print as one line."""
     try:
         return body()
@@ -23,7 +23,7 @@ def run(name: str, body: Callable[[], int]) -> int:
         print(f"binidx {name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, CALL_ERRORS) else 1
     except KeyboardInterrupt:
-        print(f"\nbinidx {name}: interrupted", file=sys.stderr)
+        print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # `| head` has seen enough. Python would complain once more when it flushes at exit.
@@ -52,6 +52,13 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"found {text}, needed a JSON object")
     return value
+
+
+def prefix(text: str) -> str:
+    """An argument that names a dataset, not one of its files."""
+    if text.endswith((".bin", ".idx")):
+        raise argparse.ArgumentTypeError(f"found {text}, needed the prefix of both files: {text[:-4]}")
+    return text
 
 
 def human_bytes(count: float) -> str:

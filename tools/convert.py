@@ -32,20 +32,21 @@ from binidx.errors import ConfigError
 from binidx.format.convert import Conversion, convert_dataset
 from binidx.storage.resumable import PART_BYTES, SAVE_SECONDS
 
-from ._face import human_bytes, human_seconds, json_object, parser, run
+from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = build_parser().parse_args(argv)
-    return run("convert", lambda: convert(arguments))
+    hint = "interrupted; the same command goes on from here"
+    return run("convert", lambda: convert(arguments), after_interrupt=hint)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("convert", __doc__)
-    options.add_argument("source", help="prefix: its path or URI without .bin and .idx")
-    options.add_argument("target", help="prefix to copy it to")
+    options.add_argument("source", type=prefix, help="prefix: its path or URI without .bin and .idx")
+    options.add_argument("target", type=prefix, help="prefix to copy it to")
     options.add_argument("--overwrite", action="store_true", help="replace another dataset that stands at the target")
     options.add_argument(
         "--verify",

@@ -28,7 +28,7 @@ from binidx.format.idx import VERSION, DType, get_idx_path, text_size
 from binidx.format.indexed_dataset import IndexedDataset, open_index
 from binidx.storage.publish import object_identity
 
-from ._face import human_bytes, json_object, parser, run
+from ._face import human_bytes, json_object, parser, prefix, run
 from ._lengths import bins, draw, percentiles
 
 BLOCK = 1 << 20
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("inspect", __doc__)
-    options.add_argument("prefix", help="path or URI without .bin and .idx")
+    options.add_argument("prefix", type=prefix, help="path or URI without .bin and .idx")
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")

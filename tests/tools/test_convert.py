@@ -183,6 +183,17 @@ def interrupted(source: str, target: str) -> None:
         convert_dataset(source, target, part_bytes=1000, save_seconds=0, watch=AtEvent("verify", stop))
 
 
+def test_ctrl_c_loses_nothing_that_was_sent(tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 6_000), str(tmp_path / "out")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_dataset(source, target, part_bytes=1000, save_seconds=1e9, watch=AtEvent("part", stop))
+    assert convert_dataset(source, target).parts_kept == 1
+
+
 def test_a_partial_file_damaged_between_runs_is_mended(tmp_path: Path) -> None:
     source, target = build(tmp_path / "en", 6_000), str(tmp_path / "out")
     interrupted(source, target)
@@ -355,6 +366,7 @@ def test_a_source_that_is_no_dataset_is_refused_before_anything_is_written(tmp_p
     [
         (["nowhere", "out"], "nowhere.bin: no such object"),
         (["en", "folder/"], "folder/: a folder, needed a prefix such as folder/en"),
+        (["en.idx", "out"], "argument source: found en.idx, needed the prefix of both files: en"),
         (["en"], "the following arguments are required: target"),
         (["en", "out", "--verify", "hope"], "invalid choice: 'hope'"),
         (["en", "out", "--target-options", "[1]"], "found [1], needed a JSON object"),

@@ -12,6 +12,7 @@ still there as the state says, and sends the others. Memory: the parts in flight
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ from binidx.storage.ranges import Range, RangeReader, cut
 PART_BYTES = 8 << 20
 IN_FLIGHT_BYTES = 256 << 20
 MAX_IN_FLIGHT = 8
-SAVE_SECONDS = 5.0
+SAVE_SECONDS = 2.0
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -148,6 +149,9 @@ def copy_object(
             parts.abandon()
             raise
         except BaseException:
+            # A broken connection or Ctrl-C loses nothing; only a kill loses what was sent since the last save.
+            with contextlib.suppress(Exception):
+                save()
             parts.pause()
             raise
         if parts.staged is None:
