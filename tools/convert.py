@@ -30,7 +30,8 @@ if __name__ == "__main__":  # python tools/convert.py: a script says itself whic
 
 from binidx.errors import ConfigError
 from binidx.format.convert import Conversion, convert_dataset
-from binidx.storage.resumable import PART_BYTES, SAVE_SECONDS
+from binidx.storage.copy_state import PART_BYTES
+from binidx.storage.resumable import SAVE_SECONDS
 
 from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
 

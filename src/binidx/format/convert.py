@@ -25,19 +25,11 @@ from binidx.format.convert_journal import ENDS, ConvertJournal
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
+from binidx.storage.copy_state import PART_BYTES, plan_copy
 from binidx.storage.parts import forget_parts
 from binidx.storage.publish import delete_object, object_exists, object_identity
 from binidx.storage.ranges import RangeReader
-from binidx.storage.resumable import (
-    PART_BYTES,
-    SAVE_SECONDS,
-    CopyCounts,
-    CorruptCopyError,
-    Watch,
-    copy_object,
-    plan_copy,
-    same_content,
-)
+from binidx.storage.resumable import SAVE_SECONDS, CopyCounts, CorruptCopyError, Watch, copy_object, same_content
 
 Options = Mapping[str, Any] | None
 

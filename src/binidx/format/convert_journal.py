@@ -19,9 +19,9 @@ from typing import Any
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError
 from binidx.storage.backends import open_object
+from binidx.storage.copy_state import CopyState
 from binidx.storage.parts import forget_parts, sweep
 from binidx.storage.publish import create_object, delete_object
-from binidx.storage.resumable import CopyState
 from binidx.storage.transfer import read_whole
 
 ENDS = ("bin", "idx")

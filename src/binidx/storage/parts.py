@@ -172,7 +172,8 @@ class S3Parts:
             try:
                 answer = self._call("list_parts", UploadId=token, **page)
             except OSError as error:
-                if isinstance(error, FileNotFoundError) or filesystem.status_of(error) == 404:
+                # 404: completed or aborted since; 400: never an upload of this store
+                if isinstance(error, FileNotFoundError) or filesystem.status_of(error) in (400, 404):
                     return None
                 raise
             found.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})

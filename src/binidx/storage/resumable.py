@@ -17,16 +17,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.backends import open_object
-from binidx.storage.parts import MAX_PARTS, Parts, digest_of, open_parts
+from binidx.storage.copy_state import PART_BYTES, CopyState
+from binidx.storage.parts import Parts, digest_of, open_parts
 from binidx.storage.publish import delete_object, object_identity
 from binidx.storage.ranges import Range, RangeReader, cut
 
-PART_BYTES = 8 << 20
 IN_FLIGHT_BYTES = 256 << 20
 MAX_IN_FLIGHT = 8
 SAVE_SECONDS = 2.0
@@ -52,49 +52,6 @@ class CorruptCopyError(StorageError):
     """What arrived is not what was sent; it was removed."""
 
 
-@dataclass
-class CopyState:
-    """How far the copy of one object got, in JSON values.
-
-    Attributes:
-        size: bytes of the source.
-        part_bytes: of each part but the last.
-        token: what `open_parts` continues with.
-        sent: part -> (digest, tag).
-        done: identity of the target once it stands there verified.
-    """
-
-    size: int
-    part_bytes: int
-    token: str = ""
-    sent: dict[int, tuple[str, str]] = field(default_factory=dict)
-    done: dict[str, Any] | None = None
-
-    @property
-    def ranges(self) -> dict[int, Range]:
-        """part -> its bytes."""
-        return dict(enumerate(cut((0, self.size), self.part_bytes), 1))
-
-    @property
-    def complete(self) -> bool:
-        """Whether every part was sent."""
-        return self.sent.keys() == self.ranges.keys()
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> CopyState:
-        """What `to_json` gave; KeyError, TypeError or ValueError for anything else."""
-        size, part_bytes = int(values["size"]), int(values["part_bytes"])
-        sent = {int(part): (str(digest), str(tag)) for part, (digest, tag) in values["sent"].items()}
-        state = cls(size, part_bytes, str(values["token"]), sent, values["done"])
-        if part_bytes < 1 or not sent.keys() <= state.ranges.keys():
-            raise ValueError("parts outside the object")
-        return state
-
-
 @dataclass(frozen=True)
 class CopyCounts:
     """What one call did."""
@@ -102,13 +59,6 @@ class CopyCounts:
     parts_sent: int = 0
     parts_kept: int = 0
     bytes_sent: int = 0
-
-
-def plan_copy(size: int, part_bytes: int = PART_BYTES) -> CopyState:
-    """Parts of `part_bytes`, or larger ones where an S3 upload could not hold so many."""
-    needed = -(-size // MAX_PARTS)
-    whole_mebibytes = -(-needed // (1 << 20)) << 20
-    return CopyState(size, max(part_bytes, whole_mebibytes if needed > part_bytes else 0))
 
 
 def copy_object(

@@ -1,0 +1,73 @@
+"""What the tests of convert share: datasets, a look at the target, and runs that break off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+from conftest import Bucket
+from random_datasets import Document, build_ours
+
+from binidx.storage.backends import open_object
+from binidx.storage.transfer import read_whole
+
+HERE = Path(__file__).parent
+MIB = 1 << 20
+
+
+def build(prefix: Path, num_tokens: int, seed: int = 0) -> str:
+    """A dataset of about 10 documents, uint16."""
+    rng = np.random.default_rng(seed)
+    lengths = np.diff(np.sort(rng.integers(0, num_tokens + 1, 9)), prepend=0, append=num_tokens).tolist()
+    documents = [Document(rng.integers(0, 65536, length, dtype=np.uint16), [length], [1]) for length in lengths]
+    return build_ours(prefix, documents, np.uint16, multimodal=True)
+
+
+def pair(prefix: Any) -> tuple[bytes, bytes]:
+    return tuple(bytes(read_whole(open_object(f"{prefix}.{end}", cache=False))) for end in ("bin", "idx"))
+
+
+def names_beside(prefix: str) -> list[str]:
+    """What lies under a prefix, journals and partial files included."""
+    fs, path = fsspec.url_to_fs(prefix)
+    fs.invalidate_cache()
+    return sorted(name.rsplit("/", 1)[1] for name in fs.glob(f"{path}*"))
+
+
+def unfinished_uploads(bucket: Bucket) -> list[Any]:
+    fs, path = fsspec.url_to_fs(bucket.uri)
+    return fs.call_s3("list_multipart_uploads", Bucket=path.split("/")[0]).get("Uploads", [])
+
+
+def memory() -> str:
+    return f"memory://{uuid.uuid4().hex}/en"
+
+
+class AtEvent:
+    """A Watch that does something at the first event whose text starts so; a part done is `part`."""
+
+    def __init__(self, text: str, act) -> None:
+        self.text, self.act, self.events = text, act, []
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        self.say(what)
+
+    def advance(self, num_bytes: int) -> None:
+        self.say("part")
+
+    def say(self, message: str) -> None:
+        self.events.append(message)
+        if self.act is not None and message.startswith(self.text):
+            act, self.act = self.act, None
+            act()
+
+
+def dying(source: str, part_bytes: int, *attempts: Any) -> str:
+    """The exit status of each attempt: 9 died, 0 came to its end."""
+    command = [sys.executable, HERE / "dying.py", source, part_bytes, *attempts]
+    return subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
