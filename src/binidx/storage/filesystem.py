@@ -66,7 +66,14 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
         raise StorageError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from error
     except Exception as error:
         raise translated(uri, error) from error
+    _kept.setdefault(id(fs), fs)
     return fs, str(path)
+
+
+# All filesystems this process or its parents opened, for ever; in one process fsspec's own cache holds them as long.
+# After a fork fsspec drops those of the parent, and to collect one is to close its connections, which in a forked child
+# takes the *parent's* sockets out of the epoll they share: the parent then waits for ever on the next answer.
+_kept: dict[int, Any] = {}
 
 
 def tuned(uri: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +161,8 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return missing_driver(uri, error)
     if isinstance(error, FileNotFoundError):
         cause = reason_of(error)
-        return translated(uri, cause) if cause else ObjectNotFoundError(f"{uri}: no such object")
+        thing = "bucket" if "bucket does not exist" in str(error) else "object"
+        return translated(uri, cause) if cause else ObjectNotFoundError(f"{uri}: no such {thing}")
     if isinstance(error, PermissionError) or status_of(error) in (401, 403):
         return StorageError(f"{uri}: access denied ({text(error)}); check the credentials, {credentials_of(uri)}")
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"):

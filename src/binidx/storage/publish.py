@@ -124,7 +124,7 @@ def join_uri(base: str, *parts: str) -> str:
 def _create_file(path: str) -> Iterator[Writer]:
     temporary = _beside(path)
     with filesystem.storage_errors(path):
-        os.makedirs(os.path.dirname(temporary), exist_ok=True)
+        os.makedirs(os.path.dirname(temporary) or ".", exist_ok=True)
         file = open(temporary, "xb", buffering=1 << 20)  # noqa: SIM115
     try:
         yield _ErrorsNamed(path, file)

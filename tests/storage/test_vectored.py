@@ -1,0 +1,101 @@
+"""Many objects in one go, and what it cost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import Bucket
+from servers.latency_proxy import latency_proxy
+
+from binidx.storage import stats
+from binidx.storage.backends import FsspecObject, LocalFile, open_object
+from binidx.storage.chunk_cache import ChunkCache
+from binidx.storage.publish import create_object
+from binidx.storage.ranges import Range
+from binidx.storage.vectored import read_many
+from binidx.testing import FaultyObject, MemoryObject, ended_well, forked
+
+
+class Slow(MemoryObject):
+    """Takes a tenth of a second; remembers its threads."""
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        time.sleep(0.1)
+        self.thread = threading.current_thread()
+        return super().read(ranges)
+
+
+def test_answers_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"local file")
+    local, one, two = LocalFile(tmp_path / "a"), MemoryObject(b"first"), MemoryObject(b"second")
+    found = read_many([(two, [(0, 2), (4, 6)]), (local, [(0, 5)]), (one, []), (one, [(1, 2)]), (two, [(0, 6)])])
+    assert [[bytes(view) for view in views] for views in found] == [[b"se", b"nd"], [b"local"], [], [b"i"], [b"second"]]
+    assert read_many([]) == []
+
+
+def test_remote_readers_wait_together() -> None:
+    readers = [Slow(b"abc") for _ in range(10)]
+    began = time.monotonic()
+    assert [bytes(views[0]) for views in read_many([(each, [(0, 3)]) for each in readers])] == [b"abc"] * 10
+    assert time.monotonic() - began < 0.5
+
+
+def test_one_remote_reader_is_read_in_this_thread() -> None:
+    reader = Slow(b"abc")
+    read_many([(reader, [(0, 1)])])
+    assert reader.thread is threading.current_thread()
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_an_error_waits_for_the_others_and_is_raised(bad: int) -> None:
+    readers: list[MemoryObject | FaultyObject] = [Slow(b"abc") for _ in range(3)]
+    readers[bad] = FaultyObject(MemoryObject(b"abc"), [OSError("gone")])
+    with pytest.raises(OSError, match="gone"):
+        read_many([(each, [(0, 1)]) for each in readers])
+    assert all(len(each.asked) == 1 for each in readers if isinstance(each, Slow))
+
+
+def test_a_fork_has_its_own_threads() -> None:
+    def work() -> None:
+        found = read_many([(MemoryObject(b"abc"), [(0, 3)]) for _ in range(5)])
+        assert [bytes(views[0]) for views in found] == [b"abc"] * 5
+
+    work()
+    assert ended_well(forked(work))
+
+
+def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
+    base = s3.fresh()
+    for shard in range(8):
+        with create_object(f"{base}/{shard}") as writer:
+            writer.write(bytes([shard]) * 1000)
+    with latency_proxy(s3.server.endpoint, delay_ms=100) as proxy:
+        options = {"endpoint_url": proxy.endpoint}
+        readers = [open_object(f"{base}/{shard}", storage_options=options, cache=False) for shard in range(8)]
+        read_many([(each, [(0, 1)]) for each in readers])  # connects
+        before, began = proxy.counts(), time.monotonic()
+        found = read_many([(each, [(1, 3)]) for each in readers])
+        elapsed, moved = time.monotonic() - began, proxy.counts() - before
+    assert [bytes(views[0]) for views in found] == [bytes([shard]) * 2 for shard in range(8)]
+    assert (moved.requests, moved.bytes) == (8, 16)
+    assert 0.1 <= elapsed < 0.4
+
+
+def test_the_total_counts_each_byte_once(tmp_path: Path, s3: Bucket) -> None:
+    uri = s3.fresh()
+    with create_object(uri) as writer:
+        writer.write(bytes(1000))
+    (tmp_path / "a").write_bytes(bytes(1000))
+    before = stats.total()
+    cache = ChunkCache(FsspecObject(uri), chunk_bytes=100)
+    cache.read([(0, 10), (500, 510)])
+    cache.read([(0, 10), (500, 510)])
+    LocalFile(tmp_path / "a").read([(0, 50)])
+    moved = stats.total() - before
+    # The two chunks lie close enough for one request.
+    assert (moved.requests, moved.bytes_asked, moved.bytes_moved) == (1 + 1, 200 + 50, 600 + 50)
+    assert moved.seconds > 0
