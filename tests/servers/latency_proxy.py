@@ -125,6 +125,10 @@ class Relay:
                     with self.flying():
                         await self.exchange(head, client, to_server, server, to_client)
 
+    def lateness(self, number: int) -> float:
+        """Seconds to the first byte for a request: the same requests in the same order are late by the same."""
+        return self.delay + self.jitter * random.Random(f"{self.seed} {number}").random()
+
     @contextlib.contextmanager
     def flying(self) -> Iterator[None]:
         self.in_flight += 1
@@ -143,8 +147,7 @@ class Relay:
         to_client: asyncio.StreamWriter,
     ) -> None:
         """One request and its answer. The body goes up while answers come down: it may wait for a 100 Continue."""
-        # Numbered as they come: the same requests in the same order get the same jitter.
-        jitter = self.jitter * random.Random(f"{self.seed} {self.started}").random()
+        lateness = self.lateness(self.started)
         self.started += 1
         to_server.write(head)
         upload = asyncio.create_task(send_body(client, to_server, length_of(head, request=True)))
@@ -158,7 +161,7 @@ class Relay:
             complete = await upload
         finally:
             upload.cancel()
-        await asyncio.sleep(complete + self.delay + jitter - time.monotonic())
+        await asyncio.sleep(complete + lateness - time.monotonic())
         await self.answer(head, answer, server, to_client)
 
     async def answer(

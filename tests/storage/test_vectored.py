@@ -41,7 +41,7 @@ def test_remote_readers_wait_together() -> None:
     readers = [Slow(b"abc") for _ in range(10)]
     began = time.monotonic()
     assert [bytes(views[0]) for views in read_many([(each, [(0, 3)]) for each in readers])] == [b"abc"] * 10
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 0.9
 
 
 def test_one_remote_reader_is_read_in_this_thread() -> None:
@@ -82,7 +82,8 @@ def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
         elapsed, moved = time.monotonic() - began, proxy.counts() - before
     assert [bytes(views[0]) for views in found] == [bytes([shard]) * 2 for shard in range(8)]
     assert (moved.requests, moved.bytes) == (8, 16)
-    assert 0.1 <= elapsed < 0.4
+    # One after the other they would take 0.8 s.
+    assert 0.1 <= elapsed < 0.7
 
 
 def test_the_total_counts_each_byte_once(tmp_path: Path, s3: Bucket) -> None:
