@@ -171,12 +171,13 @@ class Relay:
         due, moved = time.monotonic(), 0
         bodiless = request.startswith(b"HEAD ") or head.split(b" ", 2)[1] in (b"204", b"304")
         async for block in body_blocks(server, 0 if bodiless else length_of(head, request=False)):
+            if self.megabytes_per_second:
+                # A block is there when its last byte is.
+                due += len(block) / (self.megabytes_per_second * 1e6)
+                await asyncio.sleep(due - time.monotonic())
             to_client.write(block)
             await to_client.drain()
             moved += len(block)
-            if self.megabytes_per_second:
-                due += len(block) / (self.megabytes_per_second * 1e6)
-                await asyncio.sleep(due - time.monotonic())
         await to_client.drain()
         self.count.requests += 1
         self.count.bytes += moved
