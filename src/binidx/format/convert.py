@@ -10,6 +10,8 @@ There is no dataset under the target's name before step 4, because a dataset is 
 The two files are copied byte for byte: modes, and bytes after the last token, come along. Only between publishing and
 verifying the .idx on an object store can a reader see it unverified; there the store's own checksum of each part, which
 its client sends along, is what stands between.
+
+Memory: the parts in flight; in step 1 the .idx, if the source is remote.
 """
 
 from __future__ import annotations
@@ -115,7 +117,9 @@ class _Convert:
         self.source, self.target, self.verify, self.watch = source, target, verify, watch
         self.source_options, self.target_options = source_options, target_options
         self.identity = self._source_identity()
-        self.dataset = IndexedDataset(source, storage_options=source_options)
+        index = IndexedDataset(source, storage_options=source_options).index
+        # Only the counts: the index of a remote source lies in memory.
+        self.counts = len(index), len(index.document_indices) - 1, index.num_tokens
         self.journal = ConvertJournal(target, self.identity, target_options)
 
     def run(self, overwrite: bool, part_bytes: int, save_seconds: float) -> Conversion:
@@ -208,14 +212,11 @@ class _Convert:
         return {"uri": self.source if path is None else os.path.abspath(path), **objects}
 
     def _report(self, *, copied: bool, counts: list[CopyCounts] | None = None) -> Conversion:
-        index = self.dataset.index
         return Conversion(
             self.source,
             self.target,
             copied,
-            len(index),
-            len(index.document_indices) - 1,
-            index.num_tokens,
+            *self.counts,
             sum(self.identity[end]["size"] for end in ENDS),
             sum(each.bytes_sent for each in counts or []),
             sum(each.parts_sent for each in counts or []),

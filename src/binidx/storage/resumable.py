@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -118,15 +118,19 @@ def same_content(left: RangeReader, right: RangeReader, watch: Watch) -> bool:
     watch.begin(f"compare {right.uri}", left.size, 0)
     ranges = cut((0, left.size), PART_BYTES)
     equals = in_flight(lambda where: left.read([where]) == right.read([where]), ranges, MAX_IN_FLIGHT)
-    for (start, stop), equal in zip(ranges, equals, strict=True):
-        if not equal:
-            return False
-        watch.advance(stop - start)
+    with contextlib.closing(equals):
+        for (start, stop), equal in zip(ranges, equals, strict=True):
+            if not equal:
+                return False
+            watch.advance(stop - start)
     return True
 
 
-def in_flight(function: Callable[[Item], Result], items: Iterable[Item], count: int) -> Iterator[Result]:
-    """`map` over threads, in order, with no more than `count` items taken up but not yet given out."""
+def in_flight(function: Callable[[Item], Result], items: Iterable[Item], count: int) -> Generator[Result, None, None]:
+    """`map` over threads, in order, with no more than `count` items taken up but not yet given out.
+
+    Close it: until then threads may be at work, and what they work on must stay open.
+    """
     pending: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(count, thread_name_prefix="binidx-copy")
     try:
@@ -177,12 +181,14 @@ def _fill(
     counts = CopyCounts(len(ranges) - len(state.sent), len(state.sent), state.size - kept)
     watch.begin(f"copy {target}", state.size, kept)
     saved = time.monotonic()
-    for part, mark in _send(source, parts, {part: ranges[part] for part in ranges if part not in state.sent}):
-        state.sent[part] = mark
-        watch.advance(ranges[part][1] - ranges[part][0])
-        if time.monotonic() - saved >= save_seconds:
-            save()
-            saved = time.monotonic()
+    missing = {part: where for part, where in ranges.items() if part not in state.sent}
+    with contextlib.closing(_send(source, parts, missing)) as sent:
+        for part, mark in sent:
+            state.sent[part] = mark
+            watch.advance(ranges[part][1] - ranges[part][0])
+            if time.monotonic() - saved >= save_seconds:
+                save()
+                saved = time.monotonic()
     save()
     return counts
 
@@ -201,7 +207,9 @@ def _kept(parts: Parts, state: CopyState, watch: Watch) -> dict[int, tuple[str, 
     return kept
 
 
-def _send(source: RangeReader, parts: Parts, missing: Mapping[int, Range]) -> Iterator[tuple[int, tuple[str, str]]]:
+def _send(
+    source: RangeReader, parts: Parts, missing: Mapping[int, Range]
+) -> Generator[tuple[int, tuple[str, str]], None, None]:
     """Carry parts over; gives each one's number, digest and tag once it is there."""
 
     def carry(item: tuple[int, Range]) -> tuple[memoryview | None, str, str]:
@@ -212,10 +220,11 @@ def _send(source: RangeReader, parts: Parts, missing: Mapping[int, Range]) -> It
     largest = max((stop - start for start, stop in missing.values()), default=1)
     count = max(2, min(MAX_IN_FLIGHT, IN_FLIGHT_BYTES // largest))
     carried = in_flight(carry, missing.items(), count)
-    for (part, where), (data, digest, tag) in zip(missing.items(), carried, strict=True):
-        if data is not None:
-            parts.write(part, where, data)
-        yield part, (digest, tag)
+    with contextlib.closing(carried):
+        for (part, where), (data, digest, tag) in zip(missing.items(), carried, strict=True):
+            if data is not None:
+                parts.write(part, where, data)
+            yield part, (digest, tag)
 
 
 def _verify_published(
@@ -245,7 +254,8 @@ def _verify(
     watch.begin(f"verify {target}", state.size, 0)
     ranges = state.ranges
     digests = in_flight(lambda where: digest_of(arrived.read([where])[0]), ranges.values(), MAX_IN_FLIGHT)
-    for (part, (start, stop)), digest in zip(ranges.items(), digests, strict=True):
-        if digest != state.sent[part][0]:
-            raise CorruptCopyError(f"{target}: bytes {start} to {stop} arrived wrong; removed, run it again")
-        watch.advance(stop - start)
+    with contextlib.closing(digests):
+        for (part, (start, stop)), digest in zip(ranges.items(), digests, strict=True):
+            if digest != state.sent[part][0]:
+                raise CorruptCopyError(f"{target}: bytes {start} to {stop} arrived wrong; removed, run it again")
+            watch.advance(stop - start)
