@@ -307,10 +307,31 @@ def test_gs_is_gcsfs() -> None:
         ("gs://b/k", {"token": "anon"}, {"token": "anon", "use_listings_cache": False}),
     ],
 )
-def test_our_defaults_give_way_to_the_users(uri: str, given: dict[str, object], needed: dict[str, object]) -> None:
+def test_our_defaults_give_way_to_the_users(
+    uri: str, given: dict[str, object], needed: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     before = repr(given)
     assert filesystem.tuned(uri, given) == needed
     assert repr(given) == before
+
+
+def test_a_new_endpoint_in_the_environment_is_obeyed_at_once(s3: Bucket, uri: str) -> None:
+    FsspecObject(uri).read([(0, 1)])
+    with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy, proxy.in_environment():
+        FsspecObject(uri).read([(0, 1)])
+        assert proxy.counts().requests == 2
+    FsspecObject(uri).read([(0, 1)])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"endpoint_url": "http://mine"}, {"client_kwargs": {"endpoint_url": "http://mine"}}],
+    ids=["own", "client"],
+)
+def test_an_endpoint_in_the_options_beats_the_environment(given: dict[str, object]) -> None:
+    assert "http://mine" in repr(filesystem.tuned("s3://b/k", given))
+    assert filesystem.tuned("s3://b/k", given).get("endpoint_url") == given.get("endpoint_url")
 
 
 def test_fsspecs_own_configuration_is_kept() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from binidx.errors import BinidxError, MissingDriverError, ObjectNotFoundError, StorageError
 
 CONCURRENCY = 64
-"""Requests in flight at once, over all threads of a process that read through one filesystem."""
+"""Requests in flight at once: of one read, and on S3, by its pool of connections, over all threads of a process."""
 
 # protocol -> what to install, and the pip argument for it
 DRIVERS = {
@@ -89,12 +89,16 @@ def with_defaults(protocol: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if protocol in ("s3", "s3a"):
         from fsspec.config import conf
 
+        from_files = conf.get("s3", {})
         # s3fs opens 10 connections unless told otherwise: 346 requests/s where 64 reach 1,123. Options given here
         # replace those of fsspec's own configuration key by key, so its config_kwargs are carried along.
-        configured = conf.get("s3", {}).get("config_kwargs", {})
-        pool = {"max_pool_connections": CONCURRENCY, **configured, **given.get("config_kwargs", {})}
+        pool = {
+            "max_pool_connections": CONCURRENCY,
+            **from_files.get("config_kwargs", {}),
+            **given.get("config_kwargs", {}),
+        }
         # s3fs never forgets a listing: an object another process wrote would not exist for ever.
-        return {"use_listings_cache": False, **given, "config_kwargs": pool}
+        return {"use_listings_cache": False, **endpoint(from_files, given), **given, "config_kwargs": pool}
     if protocol in ("gs", "gcs"):
         if (os.environ.get("STORAGE_EMULATOR_HOST") or given.get("endpoint_url")) and "gcsfs" not in sys.modules:
             # gcsfs asks the gRPC storage-control API for the bucket's type, which no emulator speaks: each operation
@@ -102,6 +106,18 @@ def with_defaults(protocol: str, given: Mapping[str, Any]) -> dict[str, Any]:
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         return {"use_listings_cache": False, **given}
     return dict(given)
+
+
+def endpoint(*options: Mapping[str, Any]) -> dict[str, str]:
+    """The S3 endpoint of the environment, as an option, unless the options name one.
+
+    botocore would find it by itself, but only once: fsspec takes clients for the same whose options are equal, and goes
+    on speaking to the endpoint that was in the environment when the first one was made.
+    """
+    named = any(each.get("endpoint_url") or each.get("client_kwargs", {}).get("endpoint_url") for each in options)
+    ignored = os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true"
+    found = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return {} if named or ignored or not found else {"endpoint_url": found}
 
 
 def concurrency(fs: Any) -> int:
