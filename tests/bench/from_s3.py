@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from binidx.tools.convert import convert
+from binidx.format.convert import convert_dataset
 from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
@@ -28,7 +28,7 @@ def rows(directory: Path) -> list[Row]:
     prefix = write_corpus(directory / "en", CORPUS_BYTES)
     with s3_server(directory / "server") as server, server.in_environment():
         uri = f"{server.make_bucket('bench')}/en"
-        convert(prefix, uri)
+        convert_dataset(prefix, uri, verify="size")
         with latency_proxy(server.endpoint, delay_ms=DELAY_MS) as proxy, proxy.in_environment():
             ours = measure(proxy, 10 * BATCH, lambda: batches(open_ours(uri, f"{directory}/ours")))
             found = []

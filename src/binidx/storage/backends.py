@@ -14,7 +14,7 @@ from typing import Any
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
 from binidx.storage import filesystem
-from binidx.storage.chunk_cache import ChunkCache
+from binidx.storage.chunk_cache import STORE, ChunkCache
 from binidx.storage.ranges import Range, RangeReader, assemble, check_ranges, coalesce
 from binidx.storage.stats import ObjectStats
 
@@ -173,7 +173,7 @@ def open_object(
     *,
     storage_options: Mapping[str, Any] | None = None,
     mmap: bool = True,
-    cache: bool = True,
+    cache: bool | None = None,
 ) -> RangeReader:
     """The bytes of the object under a URI or path.
 
@@ -181,8 +181,8 @@ def open_object(
         uri: a path, file://, or anything fsspec opens.
         storage_options: fsspec's own, for all but local files.
         mmap: map local files; else they are read through fsspec like any other store.
-        cache: put a ChunkCache over what is remote. It reads whole chunks of 64 KiB: right for what is read again or
-            nearby, wrong for shuffled samples much smaller than that.
+        cache: put a ChunkCache over what is remote; by default over objects small enough to stay in it. Shuffled samples
+            of a larger one do not meet a chunk again before it is thrown out: its 64 KiB moved 37 times their bytes.
 
     Raises:
         ObjectNotFoundError, MissingDriverError, StorageError: each names the URI.
@@ -193,7 +193,7 @@ def open_object(
         return LocalFile(path) if mmap else FsspecObject(f"file://{os.path.abspath(path)}")
     opener = OPENERS.get(filesystem.protocols(uri)[0], FsspecObject)
     reader = opener(uri, storage_options)
-    return ChunkCache(reader) if cache else reader
+    return ChunkCache(reader) if cache or (cache is None and reader.size <= STORE.largest) else reader
 
 
 # protocol -> what opens its URIs, where FsspecObject is not good enough

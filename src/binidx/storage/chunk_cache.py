@@ -26,7 +26,7 @@ from binidx.storage.stats import CacheStats
 
 CHUNK_BYTES = 64 << 10
 DEFAULT_BUDGET = 256 << 20
-# A read of more than this part of the budget would push out everything else and not be found again either.
+# More than this part of the budget would push out everything else and not be found again either.
 PART_OF_BUDGET = 8
 
 Key = tuple[int, int]
@@ -48,6 +48,11 @@ class ChunkStore:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[Key, bytes] = OrderedDict()
         self.bytes = 0
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the most that is worth keeping at once."""
+        return self.budget // PART_OF_BUDGET
 
     def set_budget(self, budget: int) -> None:
         """From now on at most so many bytes; 0 keeps nothing."""
@@ -113,7 +118,7 @@ class ChunkCache:
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        limit = self.store.budget // PART_OF_BUDGET
+        limit = self.store.largest
         large = [each for each in ranges if each[1] - each[0] > limit]
         small = [each for each in ranges if each[1] - each[0] <= limit]
         wanted = chunks_of(small, self.chunk_bytes)

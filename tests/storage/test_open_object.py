@@ -1,0 +1,18 @@
+"""Which reader a URI gets."""
+
+from __future__ import annotations
+
+import fsspec
+
+from binidx.storage.backends import FsspecObject, open_object
+from binidx.storage.chunk_cache import STORE, ChunkCache
+
+
+def test_only_objects_that_stay_in_the_cache_are_cached_unless_asked() -> None:
+    for name, size in (("small", STORE.largest), ("large", STORE.largest + 1)):
+        with fsspec.open(f"memory://kept/{name}", "wb") as out:
+            out.write(bytes(size))
+    assert isinstance(open_object("memory://kept/small"), ChunkCache)
+    assert isinstance(open_object("memory://kept/large"), FsspecObject)
+    assert isinstance(open_object("memory://kept/large", cache=True), ChunkCache)
+    fsspec.filesystem("memory").rm("/kept", recursive=True)
