@@ -57,7 +57,7 @@ def check_installed() -> None:
     """Raises MissingDriverError before anything has begun. (The server's own package is missed by the server.)"""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingDriverError(f"demo: needs {', '.join(missing)}; pip install 'binidx[demo]'")
+        raise MissingDriverError(f"needs {', '.join(missing)}; pip install 'binidx[demo]'")
 
 
 def demonstrate(options: argparse.Namespace) -> int:

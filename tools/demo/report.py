@@ -18,6 +18,9 @@ from .step import Step
 # A vocabulary of 4,096 fits uint16.
 TOKEN_BYTES = 2
 
+# One batch's loss is off by a tenth or two; so many together by little.
+NUM_LAST = 10
+
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 
 
@@ -75,7 +78,7 @@ class Outcome:
             "num_steps": self.plan.num_steps,
             "tokens": self.trained_tokens,
             "first_loss": steps[0].loss,
-            "last_loss": steps[-1].loss,
+            "last_loss": fmean(step.loss for step in self.resumed[-NUM_LAST:]),
             "valid_loss": steps[-1].valid_loss,
             "tokens_per_second": self.trained_tokens / sum(step.seconds for step in steps),
             "seconds_per_step": fmean(step.seconds for step in steps),
@@ -118,12 +121,13 @@ def findings(figures: dict[str, Any]) -> dict[str, str]:
     training, resume = figures["training"], figures["resume"]
     first, last, valid = (training[f"{which}_loss"] for which in ("first", "last", "valid"))
     wait = training["wait_seconds_per_step"]
+    moved = training["bytes_moved_per_token"]
     share = wait / training["seconds_per_step"]
     return {
         "loss": f"{first:.2f} -> {last:.2f}, on unseen text {valid:.2f}",
         "speed": f"{training['tokens_per_second']:,.0f} tokens/s",
         "wait": f"{1000 * wait:.1f} ms per step for data, {share:.1%} of it",
-        "bytes": f"{training['bytes_moved_per_token']:.1f} moved per token; stored, a token is {TOKEN_BYTES} (each process fills its own cache)",
+        "bytes": f"{moved:.1f} moved per token of {TOKEN_BYTES}: each process fills a cache of its own",
         "order": f"{resume['equal_batches']} of {resume['batches']} batches are those of an unbroken run",
     }
 
@@ -138,19 +142,20 @@ def show_next(outcome: Outcome, screen: Screen, *, directory: Path | None, keep:
     else:
         screen.line("Next:")
     for command, purpose in next_commands(outcome, directory, keep).items():
-        screen.line(f"  {command:<45} {screen.dim(purpose)}".rstrip())
+        screen.line(f"  {command:<42} {screen.dim(purpose)}".rstrip())
 
 
 def next_commands(outcome: Outcome, directory: Path | None, keep: bool) -> dict[str, str]:
     """Commands, and what each is for."""
-    commands = {}
+    commands: dict[str, str] = {}
     if keep:
         commands |= {f"binidx inspect {prefix}": "" for prefix in outcome.plan.prefixes}
     else:
-        commands["binidx demo --keep"] = "the same, and the bucket stays up to look around in"
+        commands["binidx demo --keep"] = "the same; the bucket stays up"
     if directory:
         commands |= {f"binidx inspect {directory / name}": "" for name in outcome.written}
-    return {**commands, "binidx convert data/en s3://bucket/en": "your own dataset into your own bucket"}
+    where = outcome.plan.prefixes[0].rpartition("/")[0] if keep else "s3://bucket"
+    return {**commands, f"binidx convert data/mine {where}/mine": "your own data"}
 
 
 def environment(outcome: Outcome) -> dict[str, str]:

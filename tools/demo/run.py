@@ -16,7 +16,7 @@ from .data import SPLIT, batch_hash, batches, build_datasets
 from .ledger import Cost, Ledger
 from .plan import Plan
 from .prepare import Written, write_dataset
-from .process import training_process
+from .process import TrainingProcess, training_process
 from .report import Outcome
 from .screen import Screen
 from .step import Step
@@ -42,6 +42,8 @@ def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[Outcom
         BinidxError: a stage failed, or the order of the resumed run is not that of an unbroken one.
     """
     demo = Demo(directory, screen)
+    screen.line("From text to an exactly resumed training run, on this machine alone")
+    screen.line()
     with ExitStack() as stack:
         server = demo.start_server(stack)
         corpus = demo.collect()
@@ -143,12 +145,14 @@ class Demo:
     def train_and_kill(self, plan: Plan, order: list[str]) -> list[Step]:
         """Train past the checkpoint, then kill the process without a word. The steps it told us of."""
         kill_step = plan.checkpoint_step + max(1, plan.num_steps // 30)
-        batch = f"{plan.batch_size} x {plan.sequence_length} tokens a step"
-        self.screen.heading("train", f"a small GPT on the CPU, {batch}, straight from the bucket")
-        lines, steps = StepLines(plan, self.screen), []
+        tokens = f"{plan.batch_size} x {plan.sequence_length} tokens a step"
+        self.screen.heading("train", f"a small GPT on the CPU, {tokens}, from the bucket")
+        lines, steps = StepLines(plan, self.screen), list[Step]()
         with self.ledger.stage("train"), training_process(self.plan_path, resume=False) as process:
             for step in process.steps():
                 check_batch(step, order)
+                if not steps:
+                    self.show_opened(process, step)
                 steps.append(step)
                 lines.add(step)
                 if step.number == kill_step:
@@ -168,17 +172,22 @@ class Demo:
             for step in process.steps():
                 check_batch(step, order)
                 if not steps:
+                    self.show_opened(process, step)
                     self.show_continuity(step, order)
                 steps.append(step)
                 lines.add(step)
         self.book_reads("resume", steps)
         return steps
 
-    def show_continuity(self, step: Step, order: list[str]) -> None:
+    def show_opened(self, process: TrainingProcess, first: Step) -> None:
+        opened = f"datasets opened in {first.open_seconds:.1f} s, their indices from the cache"
+        self.screen.detail(f"process {process.pid}: {opened}")
+
+    def show_continuity(self, first: Step, order: list[str]) -> None:
         """The two hashes that must be one, below each other."""
-        same = self.screen.green("the same batch")
-        self.screen.detail(f"step {step.number:>4}   sha256 {step.batch}   of the resumed run")
-        self.screen.detail(f"{'':<9}   sha256 {order[step.number - 1]}   of an unbroken run: {same}")
+        same = self.screen.green("the same")
+        self.screen.detail(f"step {first.number:>4}  batch {first.batch}  of the resumed run")
+        self.screen.detail(f"{'':<9}  batch {order[first.number - 1]}  of an unbroken run: {same}")
 
     def book_reads(self, stage: str, steps: list[Step]) -> None:
         last = steps[-1]

@@ -9,6 +9,8 @@ from typing import TextIO, TypeVar
 
 T = TypeVar("T")
 
+EIGHTHS = "▏▎▍▌▋▊▉"
+
 BOLD, DIM, GREEN = "1", "2", "32"
 
 
@@ -24,7 +26,7 @@ class Screen:
         self._stream = stream
         self._plain = plain
         self._colour = stream is not None and not plain and takes_colour(stream)
-        self._block = "█" if stream is not None and takes_text(stream, "█") else "#"
+        self._unicode = stream is not None and takes_text(stream, "█" + EIGHTHS)
 
     def line(self, text: str = "") -> None:
         """One line, at once."""
@@ -49,8 +51,10 @@ class Screen:
         return self._paint(text, GREEN)
 
     def bar(self, share: float, width: int) -> str:
-        """A bar over this share of the width."""
-        return self._block * round(width * min(1.0, share))
+        """A bar over this share of the width, to an eighth of a character, blank after that."""
+        full, eighths = divmod(round(8 * width * min(1.0, share)), 8)
+        bar = "█" * full + (EIGHTHS[eighths - 1] if eighths else "")
+        return (bar if self._unicode else "#" * full).ljust(width)
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
         """The first column to the left, the others to the right; the first row is dimmed."""

@@ -13,10 +13,10 @@ from .screen import Screen
 from .step import Step
 from .tokenizer import VOCAB_SIZE
 
-LINES_PER_RUN = 12
+MAX_LINES = 12
 
 # A bar this wide is the loss of a blind guess.
-BAR_WIDTH = 24
+BAR_WIDTH = 18
 BLIND_LOSS = log(VOCAB_SIZE)
 
 
@@ -27,26 +27,31 @@ def check_batch(step: Step, order: Sequence[str]) -> None:
         raise BinidxError(f"step {step.number}: found batch {step.batch}, an unbroken run has {unbroken} there")
 
 
+def round_interval(num_steps: int) -> int:
+    """The least of 1, 2, 5, 10, 20, 50 … that gives no more than MAX_LINES lines."""
+    tens: int = 10 ** max(0, len(str(num_steps)) - 2)
+    return next(n * tens for n in (1, 2, 5, 10) if n * tens * MAX_LINES >= num_steps)
+
+
 class StepLines:
     """One line on screen for every few steps, with their means."""
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self._plan = plan
         self._screen = screen
-        self._every = max(1, plan.num_steps // LINES_PER_RUN)
+        self._interval = round_interval(plan.num_steps)
         self._group: list[Step] = []
 
     def add(self, step: Step) -> None:
-        """Take note of a step; a line is due after the first of the run and then at regular numbers."""
+        """Take note of a step; a line is due after the first of the run and then at round numbers."""
         self._group.append(step)
-        if step.number == 1 or step.number % self._every == 0:
+        if step.number == 1 or step.number % self._interval == 0:
             self._screen.detail(self._line())
             self._group = []
 
     def _line(self) -> str:
-        group = self._group
-        loss = fmean(step.loss for step in group)
-        speed = self._plan.tokens_per_step / fmean(step.seconds for step in group)
-        wait = 1000 * fmean(step.wait_seconds for step in group)
-        bar = self._screen.bar(loss / BLIND_LOSS, BAR_WIDTH).ljust(BAR_WIDTH)
-        return f"step {group[-1].number:>4}   loss {loss:5.2f} {bar} {speed:>7,.0f} tokens/s   wait {wait:5.1f} ms"
+        loss = fmean(step.loss for step in self._group)
+        speed = self._plan.tokens_per_step / fmean(step.seconds for step in self._group)
+        wait = 1000 * fmean(step.wait_seconds for step in self._group)
+        bar = self._screen.bar(loss / BLIND_LOSS, BAR_WIDTH)
+        return f"step {self._group[-1].number:>4}  loss {loss:.2f} {bar} {speed:>6,.0f} tokens/s  wait {wait:4.1f} ms"

@@ -1,0 +1,308 @@
+"""binidx demo: each of its parts, and the whole way in a few steps."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+
+import binidx.tools.demo
+import pytest
+import torch
+from binidx.tools.demo import main
+from binidx.tools.demo.corpus import MIN_CORPUS_BYTES, build_corpus, count_bytes, docstrings, read_sources
+from binidx.tools.demo.ledger import Cost, Ledger
+from binidx.tools.demo.model import GPT, GPTShape
+from binidx.tools.demo.plan import Plan
+from binidx.tools.demo.prepare import Written, write_dataset
+from binidx.tools.demo.report import Outcome, show_next, show_outcome
+from binidx.tools.demo.screen import Screen
+from binidx.tools.demo.step import Step
+from binidx.tools.demo.tokenizer import DemoTokenizer, train_bpe
+from binidx.tools.demo.watch import StepLines, check_batch, round_interval
+from binidx.tools.seaweed import S3Server
+
+import binidx
+from binidx.errors import BinidxError, ConfigError
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return build_corpus()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    return train_bpe(corpus["en"][:300], path, vocab_size=1024)
+
+
+# The corpus
+
+
+def test_the_corpus_is_the_same_every_time_and_big_enough(corpus):
+    again = build_corpus()
+    assert again == corpus
+    for documents in corpus.values():
+        assert count_bytes(documents) >= MIN_CORPUS_BYTES
+        assert all(documents)
+
+
+def test_a_python_without_a_library_in_files_is_a_clear_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"demo corpus '\w+': \S+ bytes of text .* needs 500,000"):
+        build_corpus(tmp_path)
+
+
+def test_only_readable_modules_of_the_library_itself_are_sources(tmp_path):
+    for folder in ("site-packages", "test", "json"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "module.py").write_text("x = 1\n")
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n")
+    (tmp_path / "empty.py").touch()
+    assert read_sources(tmp_path) == {"json/module.py": "x = 1\n"}
+
+
+def test_long_docstrings_are_found_under_their_dotted_names():
+    words = "word " * 100 + "end."
+    module = f'class A:\n  def f(self):\n    """{words}"""\n  def g(self):\n    """Short."""\n'
+    found = list(docstrings({"json/module.py": module, "json/broken.py": "def :", "escape.py": "'\\d'"}))
+    assert found == [f"json.module.A.f\n\n{words}\n"]
+
+
+# The tokenizer
+
+
+def test_the_tokenizer_gives_back_every_text(tokenizer, corpus):
+    for text in (*corpus["code"][:20], "naïve → 🙂\n\ttabs  and   spaces\r\n", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_tokenizer_has_what_a_gpt_dataset_asks_for(tokenizer):
+    assert tokenizer.vocab_size == 1024
+    assert tokenizer.eod != tokenizer.pad
+    assert {tokenizer.eod, tokenizer.pad}.isdisjoint(tokenizer.encode("<eod> in a text is text, <pad> too"))
+    assert json.loads(json.dumps(tokenizer.unique_identifiers)) == dict(tokenizer.unique_identifiers)
+
+
+def test_tokenizers_with_other_merges_have_other_identities(tokenizer, corpus, tmp_path):
+    other = train_bpe(corpus["code"][:20], tmp_path / "tokenizer.json", vocab_size=1024)
+    assert other.unique_identifiers != tokenizer.unique_identifiers
+    assert DemoTokenizer(tokenizer.path).unique_identifiers == tokenizer.unique_identifiers
+
+
+def test_a_dataset_holds_its_documents_and_an_eod_after_each(tokenizer, corpus, tmp_path):
+    texts = corpus["en"][:5]
+    written = write_dataset(str(tmp_path / "en"), texts, tokenizer)
+    dataset = binidx.IndexedDataset(str(tmp_path / "en"))
+    found = [dataset[number].tolist() for number in range(len(dataset))]
+    assert [tokenizer.decode(tokens[:-1]) for tokens in found] == texts
+    assert {tokens[-1] for tokens in found} == {tokenizer.eod}
+    assert written == Written(5, count_bytes(texts), sum(map(len, found)))
+
+
+# The model
+
+
+def test_the_loss_falls_on_a_fixed_batch():
+    torch.manual_seed(0)
+    model = GPT(GPTShape(vocab_size=64, sequence_length=16, width=32, num_layers=2, num_heads=2))
+    text = torch.randint(64, (4, 17))
+    batch = {
+        "tokens": text[:, :-1],
+        "labels": text[:, 1:],
+        "loss_mask": torch.ones(4, 16),
+        "position_ids": torch.arange(16).repeat(4, 1),
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(25):
+        loss = model.loss(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(torch.tensor(64.0).log().item(), abs=0.2)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_positions_see_no_later_token():
+    torch.manual_seed(0)
+    model = GPT(GPTShape(vocab_size=64, sequence_length=8, width=32, num_layers=1, num_heads=2))
+    tokens, positions = torch.randint(64, (1, 8)), torch.arange(8)[None]
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 64
+    same = model(tokens, positions)[0] == model(changed, positions)[0]
+    assert same[:5].all()
+    assert not same[5:].all(dim=-1).any()
+
+
+# What a person sees
+
+PLAN = Plan(["s3://b/en"], [1.0], "s3://b/cache", "t.json", "c.pt", 200, 100, batch_size=16, sequence_length=128)
+STEP = Step(2, "bbb", 6.5, 0.0123, 0.2, 0.1, 50, 2_000_000, 3_000_000, valid_loss=6.6)
+
+
+def test_a_batch_out_of_order_is_an_error():
+    check_batch(STEP, ["aaa", "bbb"])
+    with pytest.raises(BinidxError, match="step 2: found batch ccc, an unbroken run has bbb there"):
+        check_batch(replace(STEP, batch="ccc"), ["aaa", "bbb"])
+
+
+def test_steps_and_plans_travel_between_processes(tmp_path):
+    assert Step.parse(STEP.format()) == STEP
+    PLAN.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == PLAN
+
+
+def test_a_line_comes_for_the_first_step_and_then_at_round_numbers():
+    out = io.StringIO()
+    lines = StepLines(PLAN, Screen(out))
+    for number in range(1, 201):
+        lines.add(replace(STEP, number=number, loss=8.0 if number == 1 else 6.0))
+    shown = out.getvalue().splitlines()
+    assert [int(line.split()[1]) for line in shown] == [1, *range(20, 201, 20)]
+    assert shown[0].split() == ["step", "1", "loss", "8.00", "#" * 17, "10,240", "tokens/s", "wait", "12.3", "ms"]
+    assert all(len(line) <= 80 for line in shown)
+
+
+def test_no_run_fills_the_screen_with_steps():
+    for num_steps in (*range(4, 200), 999, 10_000, 123_456):
+        assert 2 <= num_steps / round_interval(num_steps) <= 12
+
+
+def test_the_end_fits_a_narrow_terminal_and_says_what_to_try():
+    costs = {name: Cost(12.3, 140, 12_600_000, 13_600_000) for name in ("convert", "train", "resume")}
+    server = S3Server("http://127.0.0.1:1", "key", "secret", 1)
+    steps = [replace(STEP, number=number, batch="b") for number in (1, 2)]
+    outcome = Outcome(PLAN, server, Ledger(costs), {"en": Written(1, 2, 3)}, ["b", "b"], steps[:1], steps[1:])
+    for keep, directory, expected in (
+        (False, None, "binidx demo --keep"),
+        (False, Path("there"), "binidx inspect there/en"),
+        (True, None, "export AWS_ENDPOINT_URL=http://127.0.0.1:1"),
+    ):
+        out = io.StringIO()
+        show_outcome(outcome, Screen(out))
+        show_next(outcome, Screen(out), directory=directory, keep=keep)
+        assert expected in out.getvalue()
+        assert "2 of 2 batches are those of an unbroken run" in out.getvalue()
+        assert all(len(line) <= 80 for line in out.getvalue().splitlines())
+
+
+def test_colours_and_blocks_are_for_those_who_can_show_them(monkeypatch):
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Screen(Terminal()).bold("x") == "\033[1mx\033[0m"
+    assert Screen(Terminal()).bar(0.25, 5) == "█▎   "
+    assert Screen(Terminal(), plain=True).bold("x") == "x"
+    assert Screen(io.StringIO()).bold("x") == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Screen(Terminal()).bold("x") == "x"
+
+
+# The call
+
+
+def test_a_wrong_call_is_said_at_once(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for arguments, words in ((["--steps", "1"], "needs at least 4"), (["--directory", str(tmp_path)], "is not empty")):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2
+        assert words in capsys.readouterr().err
+
+
+def test_missing_extras_are_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(binidx.tools.demo, "NEEDED", ("numpy", "no_such_package"))
+    assert main([]) == 2
+    assert capsys.readouterr().err == "binidx demo: needs no_such_package; pip install 'binidx[demo]'\n"
+
+
+def test_help_needs_no_torch():
+    code = """if True:
+        import sys, binidx.tools.demo
+        try:
+            binidx.tools.demo.main(["--help"])
+        except SystemExit:
+            print("torch" in sys.modules)
+    """
+    words = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "binidx demo --keep" in words
+    assert words.endswith("False\n")
+
+
+def test_ctrl_c_leaves_no_server_and_no_files(tmp_path):
+    command = [sys.executable, "-m", "binidx.tools.demo", "--plain"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as demo:
+        line = next(line for line in demo.stdout if "127.0.0.1:" in line)
+        port = int(line.split()[0].rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port)).close()
+        demo.send_signal(signal.SIGINT)
+        _, words = demo.communicate(timeout=30)
+    assert (demo.returncode, words) == (130, "\nbinidx demo: interrupted\n")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    assert not list(tmp_path.iterdir())
+
+
+# The whole way
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A directory, and what `binidx demo --json` says of the few steps it made there."""
+    directory = tmp_path_factory.mktemp("demo") / "work"
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["--steps", "6", "--json", "--directory", str(directory)]) == 0
+    return directory, json.loads(out.getvalue())
+
+
+def test_a_killed_run_goes_on_with_the_batch_an_unbroken_one_would_see(demo):
+    _, figures = demo
+    resume = figures["resume"]
+    assert resume["consumed_samples"] == 3 * 16
+    assert resume["step"] == 4
+    assert resume["batch"] == resume["unbroken_batch"]
+    assert [step["number"] for step in figures["steps"]] == [1, 2, 3, 4, 4, 5, 6]
+    assert resume["equal_batches"] == resume["batches"] == 7
+    assert figures["steps"][3]["batch"] == figures["steps"][4]["batch"]
+
+
+def test_the_checkpoint_gives_the_model_back(demo):
+    # Step 4 was done twice, before the kill and after it, by two processes: the same weights, the same batch.
+    _, figures = demo
+    before, after = figures["steps"][3:5]
+    assert after["loss"] == pytest.approx(before["loss"], rel=1e-4)
+
+
+def test_the_figures_of_the_demo_are_possible(demo):
+    _, figures = demo
+    training = figures["training"]
+    assert training["tokens"] == 7 * 16 * 128
+    assert training["last_loss"] < training["first_loss"] == pytest.approx(8.3, abs=0.2)
+    assert 0 < training["wait_seconds_per_step"] < training["seconds_per_step"]
+    assert 0 < training["requests"] < 1000
+    # Two processes, each at most all there is: the token data, their index, the cached orders.
+    stored = sum(2 * written["tokens"] for written in figures["corpus"].values())
+    assert 2.0 < training["bytes_moved_per_token"] < 3 * stored / training["tokens"]
+    assert all(cost["seconds"] > 0 for cost in figures["stages"].values())
+    assert figures["total"]["requests"] == sum(cost["requests"] for cost in figures["stages"].values())
+
+
+def test_a_named_directory_keeps_datasets_that_open(demo):
+    directory, figures = demo
+    for name, written in figures["corpus"].items():
+        dataset = binidx.IndexedDataset(str(directory / name))
+        assert len(dataset) == written["documents"]
+        assert dataset.sequence_lengths.sum() == written["tokens"]
