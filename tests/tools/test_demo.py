@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import binidx.tools.demo
@@ -16,6 +17,7 @@ import pytest
 import torch
 from binidx.tools.demo import main
 from binidx.tools.demo.corpus import MIN_CORPUS_BYTES, build_corpus, count_bytes, docstrings, read_sources
+from binidx.tools.demo.data import batch_hash, batches, build_datasets
 from binidx.tools.demo.ledger import Cost, Ledger
 from binidx.tools.demo.model import GPT, GPTShape
 from binidx.tools.demo.plan import Plan
@@ -24,7 +26,7 @@ from binidx.tools.demo.report import Outcome, show_next, show_outcome
 from binidx.tools.demo.screen import Screen
 from binidx.tools.demo.step import Step
 from binidx.tools.demo.tokenizer import DemoTokenizer, train_bpe
-from binidx.tools.demo.watch import StepLines, check_batch, round_interval
+from binidx.tools.demo.watch import StepLines, check_step, round_interval
 from binidx.tools.seaweed import S3Server
 
 import binidx
@@ -105,6 +107,35 @@ def test_a_dataset_holds_its_documents_and_an_eod_after_each(tokenizer, corpus, 
     assert written == Written(5, count_bytes(texts), sum(map(len, found)))
 
 
+# The datasets
+
+
+def test_who_opens_the_datasets_again_finds_their_indices_and_goes_on_in_their_order(tokenizer, corpus, tmp_path):
+    write_dataset(str(tmp_path / "en"), corpus["en"][:100], tokenizer)
+    write_dataset(str(tmp_path / "code"), corpus["code"][:60], tokenizer)
+    plan = Plan(
+        prefixes=[str(tmp_path / "en"), str(tmp_path / "code")],
+        weights=[0.7, 0.3],
+        cache=str(tmp_path / "cache"),
+        tokenizer=tokenizer.path,
+        checkpoint="",
+        num_steps=6,
+        checkpoint_step=3,
+        batch_size=4,
+        sequence_length=32,
+    )
+    order = [batch_hash(batch) for batch in islice(batches(build_datasets(plan)[0], plan), 6)]
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    train, valid = build_datasets(plan)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
+    assert len(set(order)) == 6
+    for consumed in range(6):
+        assert [batch_hash(batch) for batch in islice(batches(train, plan, 4 * consumed), 6 - consumed)] == order[
+            consumed:
+        ]
+    assert next(batches(valid, plan))["tokens"].shape == (4, 32)
+
+
 # The model
 
 
@@ -147,10 +178,12 @@ PLAN = Plan(["s3://b/en"], [1.0], "s3://b/cache", "t.json", "c.pt", 200, 100, ba
 STEP = Step(2, "bbb", 6.5, 0.0123, 0.2, 0.1, 50, 2_000_000, 3_000_000, valid_loss=6.6)
 
 
-def test_a_batch_out_of_order_is_an_error():
-    check_batch(STEP, ["aaa", "bbb"])
+def test_a_step_or_a_batch_out_of_order_is_an_error():
+    check_step(STEP, 2, ["aaa", "bbb"])
     with pytest.raises(BinidxError, match="step 2: found batch ccc, an unbroken run has bbb there"):
-        check_batch(replace(STEP, batch="ccc"), ["aaa", "bbb"])
+        check_step(replace(STEP, batch="ccc"), 2, ["aaa", "bbb"])
+    with pytest.raises(BinidxError, match="training: found step 2, needed 1"):
+        check_step(STEP, 1, ["bbb", "bbb"])
 
 
 def test_steps_and_plans_travel_between_processes(tmp_path):

@@ -64,8 +64,8 @@ def demonstrate(options: argparse.Namespace) -> int:
     """Run it before the eyes of a person, or for one JSON object."""
     check_installed()
     from .report import environment, show_next, show_outcome
-    from .run import run_demo
     from .screen import Screen
+    from .stages import run_demo
 
     screen = Screen(None if options.json else sys.stdout, plain=options.plain)
     with workplace(options.directory) as directory, run_demo(options.steps, directory, screen) as outcome:

@@ -20,11 +20,13 @@ BAR_WIDTH = 18
 BLIND_LOSS = log(VOCAB_SIZE)
 
 
-def check_batch(step: Step, order: Sequence[str]) -> None:
-    """Raises BinidxError unless the step saw the batch that an unbroken run sees there."""
-    unbroken = order[step.number - 1]
+def check_step(step: Step, number: int, order: Sequence[str]) -> None:
+    """Raises BinidxError unless this is step `number`, and it saw the batch that an unbroken run sees there."""
+    if step.number != number:
+        raise BinidxError(f"training: found step {step.number}, needed {number}")
+    unbroken = order[number - 1]
     if step.batch != unbroken:
-        raise BinidxError(f"step {step.number}: found batch {step.batch}, an unbroken run has {unbroken} there")
+        raise BinidxError(f"step {number}: found batch {step.batch}, an unbroken run has {unbroken} there")
 
 
 def round_interval(num_steps: int) -> int:

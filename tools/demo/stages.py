@@ -21,7 +21,7 @@ from .report import Outcome
 from .screen import Screen
 from .step import Step
 from .tokenizer import DemoTokenizer, train_bpe
-from .watch import StepLines, check_batch
+from .watch import StepLines, check_step
 
 BUCKET = "binidx-demo"
 WEIGHTS = {"en": 0.7, "code": 0.3}
@@ -149,8 +149,8 @@ class Demo:
         self.screen.heading("train", f"a small GPT on the CPU, {tokens}, from the bucket")
         lines, steps = StepLines(plan, self.screen), list[Step]()
         with self.ledger.stage("train"), training_process(self.plan_path, resume=False) as process:
-            for step in process.steps():
-                check_batch(step, order)
+            for number, step in enumerate(process.steps(), 1):
+                check_step(step, number, order)
                 if not steps:
                     self.show_opened(process, step)
                 steps.append(step)
@@ -169,8 +169,8 @@ class Demo:
         )
         lines, steps = StepLines(plan, self.screen), list[Step]()
         with self.ledger.stage("resume"), training_process(self.plan_path, resume=True) as process:
-            for step in process.steps():
-                check_batch(step, order)
+            for number, step in enumerate(process.steps(), plan.checkpoint_step + 1):
+                check_step(step, number, order)
                 if not steps:
                     self.show_opened(process, step)
                     self.show_continuity(step, order)
