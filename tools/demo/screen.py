@@ -61,7 +61,7 @@ class Screen:
         widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
         for number, row in enumerate(rows):
             first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            text = "   ".join([row[0].ljust(len(first)), *others])
+            text = "   ".join([row[0].ljust(len(first)), *others]).rstrip()
             self.line(self.dim(text) if number == 0 else text)
 
     def progress(self, items: Iterable[T], what: str, total: int) -> Iterable[T]:
