@@ -10,7 +10,6 @@ from typing import Any
 
 import fsspec
 import numpy as np
-from conftest import Bucket
 from random_datasets import Document, build_ours
 
 from binidx.storage.backends import open_object
@@ -39,9 +38,12 @@ def names_beside(prefix: str) -> list[str]:
     return sorted(name.rsplit("/", 1)[1] for name in fs.glob(f"{path}*"))
 
 
-def unfinished_uploads(bucket: Bucket) -> list[Any]:
-    fs, path = fsspec.url_to_fs(bucket.uri)
-    return fs.call_s3("list_multipart_uploads", Bucket=path.split("/")[0]).get("Uploads", [])
+def unfinished_uploads(prefix: str) -> list[Any]:
+    """Uploads begun and not finished of objects under a prefix; other tests of the session leave theirs."""
+    fs, path = fsspec.url_to_fs(prefix)
+    bucket, _, key = path.partition("/")
+    found = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads", [])
+    return [upload for upload in found if upload["Key"].startswith(key)]
 
 
 def memory() -> str:

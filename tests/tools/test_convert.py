@@ -32,7 +32,7 @@ def test_local_to_bucket_to_local_is_byte_for_byte(s3: Bucket, tmp_path: Path, c
     assert pair(source) == pair(middle) == pair(back)
     assert names_beside(middle) == names_beside(source)
     assert names_beside(back) == ["back.bin", "back.idx"]
-    assert unfinished_uploads(s3) == []
+    assert unfinished_uploads(middle) == []
     assert "6,000,000 tokens" in capsys.readouterr().out
 
 

@@ -53,13 +53,13 @@ def test_killed_in_a_bucket_it_keeps_the_parts_that_are_there(s3: Bucket, tmp_pa
     source, target = build(tmp_path / "en", 16 * MIB), f"{s3.fresh()}/en"
     assert dying(source, 5 * MIB, target, 4) == "9"
     assert names_beside(target) == ["en.convert.json"]
-    assert len(unfinished_uploads(s3)) == 1
+    assert len(unfinished_uploads(target)) == 1
     done = convert_dataset(source, target, part_bytes=5 * MIB)
     # The third part was being reported when it died, so two are in the journal.
     assert (done.parts_kept, done.parts_sent) == (2, 6)
     assert pair(target) == pair(source)
     assert names_beside(target) == ["en.bin", "en.idx"]
-    assert unfinished_uploads(s3) == []
+    assert unfinished_uploads(target) == []
 
 
 def test_killed_after_publishing_it_sends_nothing_twice(s3: Bucket, tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, when: str) 
 def test_the_upload_of_a_source_that_is_gone_is_aborted(s3: Bucket, tmp_path: Path) -> None:
     target = f"{s3.fresh()}/en"
     assert dying(build(tmp_path / "en", 8 * MIB), 5 * MIB, target, 3) == "9"
-    assert len(unfinished_uploads(s3)) == 1
+    assert len(unfinished_uploads(target)) == 1
     other = build(tmp_path / "other", 600)
     convert_dataset(other, target)
-    assert unfinished_uploads(s3) == []
+    assert unfinished_uploads(target) == []
     assert pair(target) == pair(other)
 
 
