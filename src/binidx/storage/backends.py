@@ -181,8 +181,8 @@ def open_object(
         uri: a path, file://, or anything fsspec opens.
         storage_options: fsspec's own, for all but local files.
         mmap: map local files; else they are read through fsspec like any other store.
-        cache: put a ChunkCache over what is remote; by default over objects small enough to stay in it. Shuffled samples
-            of a larger one do not meet a chunk again before it is thrown out: its 64 KiB moved 37 times their bytes.
+        cache: put a ChunkCache over what is remote; by default over objects small enough to stay in it. The shuffled
+            samples of a larger one do not meet a chunk again in time, and 64 KiB chunks moved 37 times their bytes.
 
     Raises:
         ObjectNotFoundError, MissingDriverError, StorageError: each names the URI.
