@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from binidx import native
+from binidx.native.randperm import _randperm
 
 LIMIT = (2**32 - 1) // 20
 UNSEEDED = 67280421310721
@@ -50,7 +51,7 @@ def test_the_rule_of_64_bit_draws() -> None:
         high, low = (int(rng.randint(0, 2**32, dtype=np.uint32)) for _ in range(2))
         target = (high << 32 | low) % (i + 1)
         order[i], order[target] = order[target], i
-    assert native._randperm(len(order), 5, wide=True).tolist() == order
+    assert _randperm(len(order), 5, wide=True).tolist() == order
 
 
 @pytest.mark.slow

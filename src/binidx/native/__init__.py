@@ -1,0 +1,25 @@
+"""The C functions over NumPy arrays: the only package that imports the compiled core, a file for each of its C files.
+
+Each wrapper checks dtype, contiguity and bounds before it takes a pointer; the GIL is released inside every call. The
+rules of each algorithm, its picture and its price stand at the top of its file in `native/`.
+"""
+
+from __future__ import annotations
+
+from binidx.native.arguments import MAX_COUNT
+from binidx.native.blend_index import blend_exhaustive, blend_weighted
+from binidx.native.check_index import check_documents, check_sequences
+from binidx.native.random_state import RandomState
+from binidx.native.randperm import torch_randperm
+from binidx.native.sample_index import sample_index
+
+__all__ = [
+    "MAX_COUNT",
+    "RandomState",
+    "blend_exhaustive",
+    "blend_weighted",
+    "check_documents",
+    "check_sequences",
+    "sample_index",
+    "torch_randperm",
+]

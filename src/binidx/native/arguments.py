@@ -1,0 +1,37 @@
+"""From NumPy arrays and ints to what C takes: dtype, contiguity and bounds are checked before a pointer is."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from binidx._native import ffi
+
+C_ITEMS = {"int16": "int16_t[]", "int32": "int32_t[]", "int64": "int64_t[]", "float64": "double[]"}
+MAX_COUNT = 2**53
+"""Counts stay below this: sums of two fit int64, and each is exact as a double."""
+
+
+def pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
+    """A `const void *` to an array that may be unaligned, as those mapped from an .idx are."""
+    if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+        raise TypeError(f"needs a contiguous 1-D {np.dtype(dtype).name} array, found {array.ndim}-D {array.dtype}")
+    return ffi.from_buffer(array)
+
+
+def items(array: NDArray[Any], dtype: DTypeLike, *, write: bool = False) -> Any:
+    """A typed pointer to an aligned, C-contiguous array; `write` refuses one that is read-only."""
+    found, needed = array.dtype, np.dtype(dtype)
+    if found != needed or not array.flags.c_contiguous or not array.flags.aligned:
+        raise TypeError(f"needs an aligned, contiguous {needed.name} array, found {found} with strides {array.strides}")
+    return ffi.from_buffer(C_ITEMS[needed.name], array, require_writable=write)
+
+
+def count(name: str, value: int, least: int = 0) -> int:
+    """`value` as an int that C can add to another without overflow."""
+    if not least <= value < MAX_COUNT:
+        raise ValueError(f"{name}: {value}, needs {least} <= {name} < {MAX_COUNT}")
+    return operator.index(value)
