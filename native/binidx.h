@@ -14,6 +14,20 @@ enum {
     BINIDX_BAD_TOKENS = -3,   /* the documents do not hold the tokens that were counted */
 };
 
+/* cpu.c --------------------------------------------------------------------------------------------------------- */
+
+/* Vector levels, each with all that those before it on the same processor have. A function with an `int level` runs
+ * its body for that level, and gives the same result at every one. */
+enum {
+    BINIDX_PORTABLE = 0, /* C alone */
+    BINIDX_AVX2 = 1,     /* x86-64: AVX2, BMI1, BMI2, LZCNT, POPCNT */
+    BINIDX_AVX512 = 2,   /* x86-64: and AVX-512 F, BW, CD, DQ, VL */
+    BINIDX_NEON = 3,     /* aarch64 */
+};
+
+/* The best level of this machine. */
+int binidx_cpu_level(void);
+
 /* check_index.c ------------------------------------------------------------------------------------------------- */
 
 /* The first sequence whose length is negative, or whose pointer is not item_bytes * (tokens before it); num_sequences
