@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,11 +123,29 @@ def test_several_validation_sets_are_a_list(prefixes: list[str]) -> None:
 
 def test_threads_build_what_one_thread_builds(prefixes: list[str]) -> None:
     config: dict[str, Any] = {"blend": (prefixes, [1.0, 2.0, 3.0, 4.0]), "split": "9,1,0"}
-    config["path_to_cache"] = "memory://threads"
-    for one, four in zip(
-        ours([300, 30, 0], **config), ours([300, 30, 0], **config, num_dataset_builder_threads=4), strict=True
-    ):
-        assert (one is None and four is None) or (one.dataset_sample_index == four.dataset_sample_index).all()
+    one, four = (
+        ours([300, 30, 0], **config, num_dataset_builder_threads=threads, path_to_cache=f"memory://threads/{threads}")
+        for threads in (1, 4)
+    )
+    assert_same_datasets(four, one)
+    assert [dataset.dataset_path for dataset in four[0].datasets] == prefixes
+
+
+def test_a_blend_is_cached_where_path_to_cache_says(prefixes: list[str], tmp_path: Path) -> None:
+    config: dict[str, Any] = {"blend": (prefixes, [1.0, 2.0, 3.0, 4.0]), "split": "1,0,0", "path_to_cache": tmp_path}
+    first, second = (ours([300, 0, 0], **config)[0] for _ in range(2))
+    name = f"{first.unique_description_hash}-BlendedDataset-train"
+    suffixes = ("binidx.json", "description.txt", "dataset_index.npy", "dataset_sample_index.npy")
+    assert {path.name for path in tmp_path.glob(f"{name}*")} == {f"{name}-{suffix}" for suffix in suffixes}
+    np.testing.assert_array_equal(first.dataset_sample_index, second.dataset_sample_index)
+
+
+def test_numpy_numbers_are_numbers(prefixes: list[str]) -> None:
+    config: dict[str, Any] = {"blend": (prefixes[:1], None), "split": "1,0,0", "sequence_length": 16}
+    sizes: Any = [np.int64(20), 0, 0]
+    (dataset, *_) = ours(sizes, **{**config, "random_seed": np.int64(5), "sequence_length": np.int32(16)})
+    (plain, *_) = ours([20, 0, 0], **config, random_seed=5)
+    assert dataset.unique_description == plain.unique_description
 
 
 def test_a_blend_that_oversamples_names_the_dataset_and_the_way_out(prefixes: list[str]) -> None:
@@ -157,6 +176,11 @@ def test_a_dataset_without_samples_cannot_be_blended(prefixes: list[str]) -> Non
         ({"random_seed": 2**32}, [1, 1, 1], "random_seed"),
         ({"random_seed": -1}, [1, 1, 1], "random_seed"),
         ({"sequence_length": 0}, [1, 1, 1], "sequence_length"),
+        ({"split": "1.2.3,1"}, [1, 1, 1], "plain numbers"),
+        ({"blend": (["a", "b"], [1.0, float("inf")])}, [1, 1, 1], "above 0"),
+        ({"blend": ([Path("a")], None)}, [1, 1, 1], "list of strings"),
+        ({"blend": ("ab", None)}, [1, 1, 1], "list of strings"),
+        ({"num_dataset_builder_threads": 0}, [1, 1, 1], "num_dataset_builder_threads"),
         ({"eod_mask_loss": None}, [1, 1, 1], "eod_mask_loss: must be given"),
         ({"tokenizer": None}, [1, 1, 1], "tokenizer: must be given"),
     ],

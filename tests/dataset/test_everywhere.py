@@ -44,8 +44,9 @@ def config(base: str, **changes: Any) -> binidx.GPTDatasetConfig:
     })  # fmt: skip
 
 
-def build(base: str, **changes: Any) -> list[Any]:
-    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, SIZES, lambda: True, config(base, **changes)).build()
+def build(base: str, is_built_on_rank: Any = lambda: True, **changes: Any) -> list[Any]:
+    builder = binidx.BlendedMegatronDatasetBuilder
+    return builder(binidx.GPTDataset, SIZES, is_built_on_rank, config(base, **changes)).build()
 
 
 def every_batch(dataset: Any, **options: Any) -> list[dict[str, torch.Tensor]]:
@@ -65,14 +66,15 @@ def test_every_sample_is_the_local_one(local: str, store: str, s3: Any) -> None:
             assert_same_sample(other, one)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_resumed_at_any_batch_goes_on_where_the_unbroken_one_is(local: str, s3: Any, workers: int) -> None:
+@pytest.mark.parametrize("context", [None, "fork", "spawn", "forkserver"])
+def test_a_resumed_run_goes_on_where_the_unbroken_one_is(local: str, s3: Any, context: str | None) -> None:
     base = upload(local, s3.fresh())
     train = build(base)[0]
     unbroken = every_batch(train)
     for step in (1, len(unbroken) // 2, len(unbroken) - 1):
         again = build(base)[0]
-        loader = binidx.build_pretraining_data_loader(again, step * 8, 8, num_workers=workers)
+        workers = {"num_workers": 2, "multiprocessing_context": context} if context else {}
+        loader = binidx.build_pretraining_data_loader(again, step * 8, 8, **workers)
         assert loader is not None
         for resumed, needed in zip(loader, unbroken[step:], strict=True):
             assert_same_sample(resumed, needed)
@@ -84,6 +86,7 @@ sys.path.insert(0, {tests!r})
 from dataset.test_everywhere import build
 torch.distributed.init_process_group("gloo", init_method="file://{rendezvous}", rank={rank}, world_size=2)
 train = build({base!r}, path_to_cache={cache!r})[0]
+assert build({base!r}, is_built_on_rank=lambda: False) == [None] * 3
 try:
     binidx.build_pretraining_data_loader(train, 0, 4)
     sys.exit("a rank that does not say which one it is was served")
@@ -151,6 +154,33 @@ def test_new_data_under_the_same_name_is_not_read_through_the_old_index(local: s
         assert_same_sample(one, other)
 
 
+def test_storage_options_of_the_config_reach_data_and_caches(
+    local: str, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = upload(local, s3.fresh())
+    for name in s3.server.environment:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    options = s3.server.storage_options
+    first, second = (build(base, storage_options=options, path_to_cache=f"{base}/cache")[0] for _ in range(2))
+    assert fsspec.filesystem("s3", **options).glob(f"{base}/cache/*BlendedDataset*binidx.json")
+    assert_same_sample(second[3], first[3])
+    assert options["secret"] not in repr(first.config)
+
+
+def test_a_rank_of_a_launcher_that_does_not_say_who_it_is_is_refused(
+    local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="group of 4 processes"):
+        binidx.build_pretraining_data_loader(build(local)[0], 0, 4)
+
+
+def test_a_list_of_validation_sets_needs_a_loader_each(local: str) -> None:
+    with pytest.raises(ValueError, match="a list of 2 validation sets"):
+        binidx.build_pretraining_data_loader(build(local)[:2], 0, 4)
+
+
 def test_no_dataset_no_loader() -> None:
     assert binidx.build_pretraining_data_loader(None, 0, 4) is None
 
@@ -164,6 +194,10 @@ def test_cyclic_batches_are_one_epoch_in_another_order(local: str) -> None:
     train = build(local)[0]
     loader = binidx.build_pretraining_data_loader(train, 0, 5, dataloader_type="cyclic")
     assert loader is not None
+    unsharded = binidx.build_pretraining_data_loader(train, 0, 5, 1, 2, dataloader_type="cyclic", data_sharding=False)
+    rule = binidx.MegatronPretrainingRandomSampler(train, len(train), 0, 5, 1, 2, False)
+    assert unsharded is not None
+    assert list(unsharded.batch_sampler) == list(rule)  # type: ignore[call-overload]
     first, second = ([tuple(map(int, row)) for batch in loader for row in batch["tokens"]] for _ in range(2))
     assert sorted(first) == sorted(second)
     assert first != second

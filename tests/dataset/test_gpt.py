@@ -116,12 +116,39 @@ def test_a_batch_is_its_samples(prefix: str) -> None:
 def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> None:
     class Marked(binidx.GPTDataset):
         def __getitem__(self, idx: int | None) -> Any:
-            return {**super().__getitems__([idx])[0], "marked": idx}
+            return {**super().__getitem__(idx), "marked": idx}
 
     config = gpt_config(prefix)
     dataset = binidx.BlendedMegatronDatasetBuilder(Marked, (50, 0, 0), lambda: True, config).build()[0]
     assert dataset is not None
     assert [sample["marked"] for sample in dataset.__getitems__([3, 4])] == [3, 4]
+    blend = binidx.BlendedDataset([dataset, dataset], [0.5, 0.5], 10, config)
+    assert {int(sample["marked"]) for sample in blend.__getitems__(range(4))} == {0, 1}
+
+
+@pytest.mark.parametrize("option", ["add_extra_token_to_sequence", "drop_last_partial_validation_sequence"])
+def test_options_that_megatrons_hash_forgets_do_not_share_an_index(prefix: str, option: str) -> None:
+    cache = f"memory://forgotten/{option}"
+    for value in (True, False, True):
+        shared, own = (
+            build(gpt_config(prefix, where, split="0,1,0", **{option: value}), (None, None, None))[1]
+            for where in (cache, f"{cache}/{value}")
+        )
+        np.testing.assert_array_equal(shared.sample_index, own.sample_index)
+
+
+def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str) -> None:
+    config = gpt_config(prefix, "memory://other-indices")
+    low_level = binidx.IndexedDataset(prefix)
+    for half in (range(50), range(50, 100)):
+        args = (low_level, prefix, np.array(half, np.int32), None, binidx.Split.train, config)
+        assert set(binidx.GPTDataset(*args).document_index) == set(half)
+
+
+def test_mmap_bin_files_decides_how_the_tokens_are_read(prefix: str) -> None:
+    mapped, unmapped = (build(gpt_config(prefix, mmap_bin_files=value))[0] for value in (True, False))
+    assert type(mapped.dataset.bin_reader) is not type(unmapped.dataset.bin_reader)
+    assert_same_sample(unmapped[3], mapped[3])
 
 
 @pytest.mark.parametrize("tokens_in_split", [0, 1])

@@ -74,6 +74,20 @@ def test_a_stale_cache_is_rebuilt_and_the_log_says_why(
     assert f"stale ({next(iter(changed))})" in caplog.text
 
 
+def turn_the_bytes_round(directory: Path) -> None:
+    path = directory / "0f-Kind-train-a.npy"
+    path.write_bytes(path.read_bytes().replace(b"'<i4'", b"'>i4'"))
+
+
+def spoil_the_header(directory: Path) -> None:
+    path = directory / "0f-Kind-train-a.npy"
+    path.write_bytes(path.read_bytes().replace(b"'shape': (", b"'shape': [("))
+
+
+def nest_the_marker(directory: Path) -> None:
+    (directory / "0f-Kind-train-binidx.json").write_text("[" * 100_000)
+
+
 def damage_marker(directory: Path) -> None:
     (directory / "0f-Kind-train-binidx.json").write_text("{")
 
@@ -119,6 +133,7 @@ def another_dtype(directory: Path) -> None:
 
 HARMS = [damage_marker, empty_marker, unmark_array, remove_marker]
 HARMS += [remove_array, truncate_array, empty_array, flip_a_bit, another_dtype]
+HARMS += [turn_the_bytes_round, spoil_the_header, nest_the_marker]
 
 
 @pytest.mark.parametrize("harm", HARMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil
@@ -41,7 +42,7 @@ class BlendedMegatronDatasetBuilder:
         config: BlendedMegatronDatasetConfig,
     ) -> None:
         self.cls = cls
-        self.sizes = sizes
+        self.sizes = [None if size is None else operator.index(size) for size in sizes]
         self.is_built_on_rank = is_built_on_rank
         self.config = config
         if len(sizes) != len(Split):

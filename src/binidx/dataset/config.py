@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from binidx.dataset.split import (
@@ -58,13 +61,19 @@ class BlendedMegatronDatasetConfig:
     tokenizer: Any = None
     mid_level_dataset_surplus: float = 0.005
     allow_ambiguous_pad_tokens: bool | None = False
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
 
     def __post_init__(self) -> None:
+        self.random_seed, self.sequence_length = operator.index(self.random_seed), operator.index(self.sequence_length)
+        self.path_to_cache = None if self.path_to_cache is None else os.fspath(self.path_to_cache)
         if self.sequence_length < 1:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, needs at least 1")
         if not 0 <= self.random_seed < 2**32:
             raise ConfigError(f"random_seed: found {self.random_seed}, needs 0 to 2^32 - 1")
+        if self.num_dataset_builder_threads < 1:
+            raise ConfigError(
+                f"num_dataset_builder_threads: found {self.num_dataset_builder_threads}, needs at least 1"
+            )
         if self.blend_per_split is not None and any(self.blend_per_split):
             self._check_blend_per_split(self.blend_per_split)
         else:
@@ -93,7 +102,11 @@ def check_blend(name: str, blend: Blend) -> None:
     prefixes, weights = blend
     if not prefixes:
         raise ConfigError(f"{name}: found no prefix, needs at least one")
-    if weights is not None and (len(weights) != len(prefixes) or not all(weight > 0 for weight in weights)):
+    if isinstance(prefixes, str) or not all(isinstance(prefix, str) for prefix in prefixes):
+        raise ConfigError(
+            f"{name}: found prefixes {prefixes!r}, needs a list of strings: they are part of the cache's name"
+        )
+    if weights is not None and (len(weights) != len(prefixes) or not all(0 < weight < inf for weight in weights)):
         raise ConfigError(f"{name}: found weights {list(weights)}, needs {len(prefixes)} above 0, one per prefix")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -91,6 +92,7 @@ class GPTDataset(MegatronDataset):
         """What the arrays depend on and Megatron's hash forgets."""
         return {
             **self.dataset.identity,
+            "indices_digest": hashlib.blake2b(self.indices.tobytes(), digest_size=16).hexdigest(),
             "add_extra_token_to_sequence": self.config.add_extra_token_to_sequence,
             "drop_last_partial_sequence": self._drop_last_partial(),
         }

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample
+from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span
 
 NO_PAD = -1
@@ -24,7 +25,17 @@ NO_PAD = -1
 
 def describe(identifiers: OrderedDict[str, Any]) -> str:
     """The text that Megatron hashes for the names of index caches."""
-    return json.dumps(identifiers, indent=4, default=lambda thing: thing.unique_identifiers)
+    return json.dumps(identifiers, indent=4, default=_identify)
+
+
+def _identify(thing: Any) -> Any:
+    try:
+        return thing.unique_identifiers
+    except AttributeError:
+        raise ConfigError(
+            f"{type(thing).__name__}: has no unique_identifiers, which the names of index caches are made of; "
+            "give the tokenizer an OrderedDict of that name"
+        ) from None
 
 
 def digest(description: str) -> str:
@@ -113,10 +124,13 @@ class MegatronDataset(ABC):
         """The sample made of the tokens of its spans."""
 
     def __getitem__(self, idx: int | None) -> Sample:
-        return self.__getitems__([idx])[0]
+        return self._read([idx])[0]
 
     def __getitems__(self, idxs: Sequence[int | None]) -> list[Sample]:
         """The samples of a batch, their tokens read in one go."""
+        return self._read(idxs)
+
+    def _read(self, idxs: Sequence[int | None]) -> list[Sample]:
         spans = [self.spans(idx) for idx in idxs]
         sequences = iter(self.dataset.read([span for sample in spans for span in sample]))
         return [self.assemble(idx, [next(sequences) for _ in sample]) for idx, sample in zip(idxs, spans, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ def is_distributed() -> bool:
 
 
 def world_size() -> int:
-    """Processes in the group, 1 without one."""
-    return torch.distributed.get_world_size() if is_distributed() else 1
+    """Processes in the group, or those that a launcher such as torchrun speaks of; 1 without either."""
+    return torch.distributed.get_world_size() if is_distributed() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 Sample = dict[str, torch.Tensor | np.generic]

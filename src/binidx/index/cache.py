@@ -2,7 +2,7 @@
 
     {directory}/{hash}-GPTDataset-train-description.txt       what Megatron hashes; for people
     {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
-    {directory}/{hash}-GPTDataset-train-binidx.json           last: our fingerprint, size and CRC-32 of each array
+    {directory}/{hash}-GPTDataset-train-binidx.json           last: our fingerprint, size and CRC-32 of each file
 
 Megatron's hash forgets the content of the data and two options; the fingerprint remembers them. An array is served only
 under a marker with the fingerprint asked for and a checksum that its bytes meet, so racing builders, kills and stale
@@ -16,15 +16,14 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import StorageError
 from binidx.storage.backends import open_object
-from binidx.storage.publish import create_object, join_uri
+from binidx.storage.publish import Writer, create_object, join_uri
 
 ALGORITHM = 1
 """Grows when the same arguments would give other arrays."""
@@ -46,7 +45,7 @@ class IndexCache:
 
     directory: str
     name: str
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def load_or_build(
         self,
@@ -80,17 +79,19 @@ class IndexCache:
             return {name: self._load_array(name, marker["arrays"][name]) for name in names}
         except FileNotFoundError:
             return None
-        except (StorageError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # whatever a broken file makes its readers raise, the answer is to build again
             logger.warning("%s: unusable, rebuilding: %s", self._uri("binidx.json"), error)
             return None
 
     def publish(self, description: str, fingerprint: Mapping[str, Any], arrays: Arrays) -> None:
         """Write the arrays, then the marker that makes them count."""
         self._write("description.txt", description.encode())
+        marks = {}
         for name, array in arrays.items():
             with create_object(self._uri(f"{name}.npy"), self.storage_options) as out:
-                np.lib.format.write_array(out, array, allow_pickle=False)
-        marks = {name: {"bytes": array.nbytes, "crc32": checksum(array)} for name, array in arrays.items()}
+                counted = Counted(out)
+                np.lib.format.write_array(counted, array, allow_pickle=False)
+            marks[name] = {"bytes": counted.bytes, "crc32": counted.crc32}
         self._write("binidx.json", json.dumps({"fingerprint": fingerprint, "arrays": marks}, indent=1).encode())
 
     def _uri(self, suffix: str) -> str:
@@ -105,10 +106,22 @@ class IndexCache:
             out.write(data)
 
     def _load_array(self, name: str, mark: Mapping[str, int]) -> NDArray[Any]:
-        array = parse_npy(self._read(f"{name}.npy"))
-        if array.nbytes != mark["bytes"] or checksum(array) != mark["crc32"]:
+        content = self._read(f"{name}.npy")
+        if len(content) != mark["bytes"] or zlib.crc32(content) != mark["crc32"]:
             raise ValueError(f"{name}.npy is not the array that was marked")
-        return array
+        return parse_npy(content)
+
+
+class Counted:
+    """A writer that counts and sums what passes: the header too, since one bit of it turns the array's bytes round."""
+
+    def __init__(self, out: Writer) -> None:
+        self.out, self.bytes, self.crc32 = out, 0, 0
+
+    def write(self, data: bytes) -> int:
+        self.bytes += len(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return self.out.write(data)
 
 
 def parse_npy(buffer: memoryview[int]) -> NDArray[Any]:
@@ -119,8 +132,3 @@ def parse_npy(buffer: memoryview[int]) -> NDArray[Any]:
     if fortran_order:
         raise ValueError("a .npy in Fortran order, which we never write")
     return np.frombuffer(buffer, dtype, offset=header.tell()).reshape(shape)
-
-
-def checksum(array: NDArray[Any]) -> int:
-    """CRC-32 of the array's bytes."""
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -34,7 +34,8 @@ def build_pretraining_data_loader(
             only the caller knows which ranks share their data; otherwise 0 of 1.
         dataloader_type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
         data_sharding: for "cyclic", whether each rank keeps to its own share.
-        num_workers: processes that read; 0 reads here.
+        num_workers: processes that read; 0 reads here. With workers the "cyclic" sampler is ahead of what was served by
+            the batches in flight: count the samples that arrive, and make a new loader to go on from there.
         dataloader_options: more for torch's DataLoader. Memory is pinned where there is a GPU.
 
     Returns:
@@ -44,6 +45,8 @@ def build_pretraining_data_loader(
     """
     if dataset is None:
         return None
+    if isinstance(dataset, list):
+        raise ConfigError(f"dataset: found a list of {len(dataset)} validation sets, needs one; make a loader for each")
     rank, size = _topology(data_parallel_rank, data_parallel_size)
     sampler: MegatronPretrainingSampler | MegatronPretrainingRandomSampler
     if dataloader_type == "single":
