@@ -3,23 +3,25 @@
     with http_objects({"/bucket/key": b"..."}) as server:
         server.endpoint                  "http://127.0.0.1:PORT"
         server.behaviour = "short"       every GET from now on misbehaves
+        server.etag = None               no ETag is sent from now on
 
 What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
-everything, "forbidden" a 403. No signature is checked.
+everything, "forbidden" a 403, "contrary" a 412 to every If-Match. No signature is checked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 
 class Server(ThreadingHTTPServer):
-    """The server; `requests` remembers (method, path, Range header) of all that came."""
+    """The server; `requests` remembers (method, path, Range header) of all that came, `conditions` their If-Match."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -28,7 +30,9 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.objects = dict(objects)
         self.behaviour = "good"
+        self.etag: Callable[[bytes], str] | None = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
         self.requests: list[tuple[str, str, str | None]] = []
+        self.conditions: list[str | None] = []
 
     @property
     def endpoint(self) -> str:
@@ -49,25 +53,37 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, *, with_body: bool) -> None:
         path, behaviour = urlsplit(self.path).path, self.server.behaviour
+        condition = self.headers.get("If-Match")
         self.server.requests.append((self.command, path, self.headers.get("Range")))
+        self.server.conditions.append(condition)
         data = self.server.objects.get(path)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if behaviour == "forbidden":
             self.send(403, b"")
         elif data is None:
             self.send(404, b"")
+        elif condition is not None and (behaviour == "contrary" or condition != self.etag_of(data)):
+            self.send(412, b"<Error><Code>PreconditionFailed</Code><Message>It is another.</Message></Error>")
+        elif wanted is not None and int(wanted[1]) >= len(data):
+            self.send(416, b"<Error><Code>InvalidRange</Code><Message>It is shorter.</Message></Error>")
         elif not with_body or wanted is None or behaviour == "whole":
-            self.send(200, data, with_body=with_body)
+            self.send(200, data, self.etag_of_answer(data), with_body=with_body)
         else:
             start, stop = int(wanted[1]), int(wanted[2]) + 1
             body = data[start : stop - 1 if behaviour == "short" else stop]
-            self.send(206, body, {"Content-Range": f"bytes {start}-{start + len(body) - 1}/{len(data)}"})
+            where = {"Content-Range": f"bytes {start}-{start + len(body) - 1}/{len(data)}"}
+            self.send(206, body, {**where, **self.etag_of_answer(data)})
+
+    def etag_of(self, data: bytes) -> str | None:
+        return self.server.etag(data) if self.server.etag else None
+
+    def etag_of_answer(self, data: bytes) -> dict[str, str]:
+        return {"ETag": found} if (found := self.etag_of(data)) else {}
 
     def send(self, status: int, body: bytes, headers: Mapping[str, str] = {}, *, with_body: bool = True) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("ETag", '"x"')
         self.send_header("Last-Modified", "Fri, 20 Nov 2026 03:53:17 GMT")
         for name, value in headers.items():
             self.send_header(name, value)

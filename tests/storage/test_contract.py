@@ -12,8 +12,9 @@ import pytest
 from conftest import Bucket
 from servers.http_objects import http_objects
 
-from binidx.storage.backends import FsspecObject, LocalFile, open_object
+from binidx.storage.backends import FsspecObject, open_object
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore
+from binidx.storage.local_file import LocalFile
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import Range, RangeReader
 from binidx.testing import FaultyObject, MemoryObject, check_range_reader

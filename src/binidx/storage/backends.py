@@ -1,11 +1,10 @@
-"""Objects where they lie: a file through mmap, and anything fsspec opens by few concurrent range requests.
+"""Objects where they lie: anything fsspec opens, by few concurrent range requests, and local files.
 
 Both are RangeReaders; `open_object` picks one by the URI. A new backend is a class and a row in OPENERS.
 """
 
 from __future__ import annotations
 
-import mmap as mapping
 import os
 import threading
 import time
@@ -15,6 +14,8 @@ from typing import Any
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
 from binidx.storage import filesystem
 from binidx.storage.chunk_cache import STORE, ChunkCache
+from binidx.storage.local_file import LocalFile
+from binidx.storage.pinned import Opened, fetch_pinned, smells_of_change
 from binidx.storage.ranges import Range, RangeReader, assemble, check_ranges, coalesce
 from binidx.storage.stats import ObjectStats
 
@@ -22,76 +23,10 @@ from binidx.storage.stats import ObjectStats
 MAX_GAP = 64 << 10
 # At 25 ms to the first byte and 100 MB/s a connection is 77 % busy with 8 MiB parts, 29 % with 1 MiB.
 MAX_REQUEST = 8 << 20
-# Whoever asks for more than this at once reads in order and does not want all of it in memory first.
-MAX_READ_AHEAD = 1 << 30
-
-
-class LocalFile:
-    """A file of this machine, mapped once; reads are views of the map and copy nothing.
-
-    Args:
-        path: of an existing file; an empty one is fine.
-
-    Raises:
-        ObjectNotFoundError: there is no such file.
-        ObjectChangedError: on read, the file has become shorter than it was. A view taken before that is beyond help:
-            touching its lost pages kills the process with SIGBUS, as with every mmap.
-
-    Pickles as its path. A replaced file (a new inode under the name) goes on being read as it was.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.uri = os.fspath(path)
-        self.stats = ObjectStats()
-        try:
-            with open(self.uri, "rb") as file:
-                found = os.fstat(file.fileno())
-                self.size = found.st_size
-                # An empty file cannot be mapped.
-                self._map = mapping.mmap(file.fileno(), self.size, access=mapping.ACCESS_READ) if self.size else None
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise ObjectNotFoundError(f"{self.uri}: no such file") from error
-        except OSError as error:
-            raise StorageError(f"{self.uri}: {error.strerror}; needed a readable file") from error
-        self.identity: dict[str, Any] = {"size": self.size, "mtime": found.st_mtime}
-        self._view = memoryview(self._map or b"")
-        if self._map is not None:
-            # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
-            self._map.madvise(mapping.MADV_RANDOM)
-
-    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        check_ranges(self.uri, self.size, ranges)
-        self._check_unshrunk()
-        self._read_ahead(ranges)
-        views = [self._view[start:stop] for start, stop in ranges]
-        count = sum(map(len, views))
-        self.stats.add(requests=len(views), bytes_asked=count, bytes_moved=count)
-        return views
-
-    def _check_unshrunk(self) -> None:
-        # mmap.size() is an fstat of the descriptor the map holds: 0.3 us against a SIGBUS.
-        if self._map is not None and (found := self._map.size()) < self.size:
-            raise ObjectChangedError(f"{self.uri}: has {found} bytes, had {self.size} when it was opened")
-
-    def _read_ahead(self, ranges: Sequence[Range]) -> None:
-        """Ask the disk for all of the ranges before the first is touched: 670 MB/s from a cold disk instead of 62."""
-        if self._map is None:
-            return
-        for start, stop in ranges:
-            first = start - start % mapping.PAGESIZE
-            advice = mapping.MADV_WILLNEED if stop - start <= MAX_READ_AHEAD else mapping.MADV_NORMAL
-            if start < stop:
-                self._map.madvise(advice, first, stop - first)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LocalFile, (self.uri,)
-
-    def __repr__(self) -> str:
-        return f"LocalFile({self.uri!r})"
 
 
 class FsspecObject:
-    """An object of any fsspec filesystem: one read is one `cat_ranges` of coalesced requests.
+    """An object of any fsspec filesystem: one read is a few coalesced requests, sent at once.
 
     Args:
         uri: with a protocol; chains such as simplecache::s3://bucket/key work.
@@ -101,10 +36,11 @@ class FsspecObject:
         MissingDriverError, ObjectNotFoundError, StorageError: see `filesystem.open_filesystem` and `object_info`.
         ShortReadError: on read, an answer is not as long as its range: s3fs and gcsfs hand on a 206 that is too short
             and a 200 with the whole object without a word.
+        ObjectChangedError: on read, the object is not the one that was opened, as far as the store can tell: `pinned`.
 
-    The size and `identity` (ETag, generation or time) are those at opening. Clients are made on first use in each
-    process and thread, so one made before a fork is never used after it: an inherited boto3 client returned wrong bytes
-    without an error. Pickles without its clients, and needs no request when it is unpickled.
+    The size and `identity` (ETag, generation or time) are those at opening, also in a pickle. Clients are made on first
+    use in each process and thread, so one made before a fork is never used after it: an inherited boto3 client returned
+    wrong bytes without an error. Pickles without its clients, and needs no request when it is unpickled.
     """
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -132,15 +68,26 @@ class FsspecObject:
 
     def _fetch(self, requests: Sequence[Range]) -> list[bytes]:
         fs, path = self._client()
-        starts, stops = [start for start, _ in requests], [stop for _, stop in requests]
-        # Exceptions would come back in the list as if they were data, were it not for on_error.
-        options: dict[str, Any] = {"on_error": "raise"}
-        if fs.async_impl:
-            options["batch_size"] = filesystem.concurrency(fs)
-        with filesystem.storage_errors(self.uri):
-            answers: list[bytes] = fs.cat_ranges([path] * len(requests), starts, stops, **options)
-        self._check_answers(requests, answers)
+        opened = Opened(self.uri, path, self.identity)
+        try:
+            with filesystem.storage_errors(self.uri):
+                answers = fetch_pinned(fs, opened, requests)
+                self._check_answers(requests, answers)
+        except StorageError as error:
+            if smells_of_change(error):
+                self._look_again(opened, error)
+            raise
         return answers
+
+    def _look_again(self, opened: Opened, error: StorageError) -> None:
+        """ObjectChangedError or ObjectNotFoundError if that is what made a read fail."""
+        fs, path = self._client()
+        try:
+            opened.check(filesystem.identity_of(filesystem.object_info(fs, path, self.uri)))
+        except (ObjectChangedError, ObjectNotFoundError) as found:
+            raise found from error
+        except StorageError:
+            return  # the first error says more
 
     def _check_answers(self, requests: Sequence[Range], answers: Sequence[Any]) -> None:
         if len(answers) != len(requests):
@@ -151,7 +98,7 @@ class FsspecObject:
             if len(answer) != stop - start:
                 raise ShortReadError(
                     f"{self.uri}: {len(answer)} bytes for range {start}-{stop}, needed {stop - start}; "
-                    f"the store or a proxy before it does not honour ranges, or the object changed"
+                    f"the store or a proxy before it does not honour ranges"
                 )
 
     def _client(self) -> tuple[Any, str]:

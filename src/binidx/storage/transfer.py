@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from binidx.storage.backends import MAX_REQUEST, LocalFile
+from binidx.storage.backends import MAX_REQUEST
+from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import RangeReader, cut
 
 ROUND_BYTES = 64 << 20

@@ -1,17 +1,24 @@
-"""Ranges of many objects in one go: remote objects are read at the same time, so a blend waits once."""
+"""Ranges of many objects in one go: remote objects are read at the same time, so a blend waits once.
+
+And any two pieces of work at the same time, on the same threads.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
 
-from binidx.storage.backends import LocalFile
+from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import Range, RangeReader
 
 THREADS = 32
 """Objects read at once in a process; the requests of each are bounded by its filesystem."""
+
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 def read_many(requests: Sequence[tuple[RangeReader, Sequence[Range]]]) -> list[list[memoryview]]:
@@ -30,6 +37,20 @@ def read_many(requests: Sequence[tuple[RangeReader, Sequence[Range]]]) -> list[l
     finally:
         wait(pending.values())
     return [pending[place].result() if place in pending else here[place] for place in range(len(requests))]
+
+
+def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tuple[First, Second]:
+    """What two functions give that run at the same time, the second in a thread; it must not call this itself.
+
+    Raises:
+        The first's error, else the second's, after both have ended.
+    """
+    pending = _pool(os.getpid()).submit(elsewhere)
+    try:
+        found = here()
+    finally:
+        wait([pending])
+    return found, pending.result()
 
 
 @functools.cache
