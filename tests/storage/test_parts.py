@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import fsspec
 import pytest
 from conftest import Bucket
 
+from binidx.errors import StorageError
 from binidx.storage.backends import open_object
 from binidx.storage.parts import LocalParts, Parts, S3Parts, StreamParts, digest_of, open_parts
 from binidx.storage.publish import object_exists
@@ -83,3 +85,25 @@ def test_more_parts_than_s3_lists_at_once_are_found(s3: Bucket) -> None:
     second = open_parts(target, 1100, first.token)
     assert all(second.kept(part, (part - 1, part), "", tag) for part, tag in tags.items())
     second.abandon()
+
+
+def test_pausing_after_a_failed_publish_closes_no_descriptor_of_another(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    parts = open_parts(str(target), 3)
+    parts.write(1, (0, 3), b"abc")
+    target.mkdir()
+    with pytest.raises(StorageError, match=f"^{target}: IsADirectoryError"):
+        parts.publish({})
+    with open(os.devnull, "rb") as of_another:
+        parts.pause()
+        parts.abandon()
+        os.fstat(of_another.fileno())
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_size_that_no_disk_holds_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = os.listdir("/dev/fd")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/x: OSError: "):
+        open_parts(str(tmp_path / "x"), (1 << 63) - 1)
+    assert os.listdir("/dev/fd") == before
+    assert list(tmp_path.iterdir()) == []

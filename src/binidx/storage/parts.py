@@ -91,7 +91,11 @@ class LocalParts:
         with filesystem.storage_errors(path):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             self._file = os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666)
-            os.ftruncate(self._file, size)  # a hole; what was written stays
+            try:
+                os.ftruncate(self._file, size)  # a hole; what was written stays
+            except OSError:
+                self.pause() if self.token == token else self.abandon()
+                raise
 
     def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
         start, stop = where
@@ -108,7 +112,7 @@ class LocalParts:
     def publish(self, tags: Mapping[int, str]) -> None:
         with filesystem.storage_errors(self.path):
             os.fsync(self._file)
-            os.close(self._file)
+            self._close()
             os.replace(str(self.staged), self.path)
             folder = os.open(os.path.dirname(os.path.abspath(self.path)), os.O_RDONLY)
             os.fsync(folder)
@@ -116,12 +120,18 @@ class LocalParts:
 
     def pause(self) -> None:
         with contextlib.suppress(OSError):
-            os.close(self._file)
+            self._close()
 
     def abandon(self) -> None:
         self.pause()
         with contextlib.suppress(OSError):
             os.unlink(str(self.staged))
+
+    def _close(self) -> None:
+        # Forgotten first: a second close would take the number's next owner.
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 class S3Parts:
