@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +16,7 @@ import pytest
 from conftest import Bucket
 from servers.http_objects import http_objects
 
+from binidx import testing
 from binidx.storage.backends import FsspecObject, open_object
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore
 from binidx.storage.local_file import LocalFile
@@ -135,3 +140,21 @@ class OneProcess(MemoryObject):
 def test_the_contract_catches_a_reader_that_does_not_survive_a_fork(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="forked child"):
         check_range_reader(OneProcess)
+
+
+GARBAGE = """
+from binidx.testing import MemoryObject, check_range_reader
+
+class Garbage(MemoryObject):
+    def read(self, ranges):
+        return [memoryview(bytes(len(view))) for view in super().read(ranges)]
+
+check_range_reader(Garbage)
+"""
+
+
+def test_the_contract_holds_under_python_o_too() -> None:
+    assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(inspect.getsource(testing))))
+    ended = subprocess.run([sys.executable, "-O", "-c", GARBAGE], capture_output=True, text=True, timeout=60)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last == "AssertionError: range 0-1: 1 bytes that are not those of the object"
