@@ -74,6 +74,25 @@ def test_an_exception_leaves_nothing_behind_and_the_old_object_untouched(base: s
         assert not object_exists(uri) if old is None else content(uri) == old
 
 
+@pytest.mark.parametrize("size", [3, publish.ONE_PUT + 1])
+@pytest.mark.parametrize("name", ["a[1]*?.bin", "[0-9]", "en::v2.bin", "a b#c%20&d+e", "ünï 文"])
+def test_every_character_of_a_name_is_part_of_it(base: str, name: str, size: int) -> None:
+    uri, neighbour = join_uri(base, name), join_uri(base, "a1bc.bin")
+    put_if_absent(neighbour, b"another")
+    with create_object(uri) as writer:
+        writer.write(b"x" * size)
+    assert content(uri) == b"x" * size
+    assert put_if_absent(uri, b"y") is False
+    delete_object(uri)
+    assert not object_exists(uri)
+    assert content(neighbour) == b"another"
+
+
+def test_a_double_colon_behind_a_chain_is_refused_by_name() -> None:
+    with pytest.raises(StorageError, match=r"^simplecache::memory://b/a::b: found :: in the name of .*; rename it$"):
+        object_exists("simplecache::memory://b/a::b")
+
+
 def test_an_object_is_replaced_whole(base: str) -> None:
     uri = join_uri(base, "x")
     for data in (b"one", b"another", b""):

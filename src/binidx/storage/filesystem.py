@@ -28,9 +28,20 @@ DRIVERS = {
 }
 
 
+# Nothing is chained behind a store: :: in its name is part of the name.
+STORES = {*DRIVERS, "memory"}
+
+
+def links(uri: str) -> list[str]:
+    """`simplecache::s3://b/k::l` -> ["simplecache", "s3://b/k::l"]."""
+    parts = uri.split("::")
+    store = next((place for place, part in enumerate(parts) if part.partition("://")[0] in STORES), len(parts) - 1)
+    return [*parts[:store], "::".join(parts[store:])]
+
+
 def protocols(uri: str) -> list[str]:
     """`simplecache::s3://b/k` -> ["simplecache", "s3"]; a plain path has none."""
-    return [link.partition("://")[0] for link in uri.split("::")] if "://" in uri else []
+    return [link.partition("://")[0] for link in links(uri)] if "://" in uri else []
 
 
 def local_path(uri: str) -> str | None:
@@ -59,7 +70,10 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
 
         if (local := local_path(uri)) is not None:
             return fsspec.filesystem("file"), os.path.abspath(local)
-        fs, path = fsspec.url_to_fs(uri, **tuned(uri, storage_options))
+        options = tuned(uri, storage_options)
+        fs, path = _open_literally(uri, options) if "::" in links(uri)[-1] else fsspec.url_to_fs(uri, **options)
+    except BinidxError:
+        raise
     except ImportError as error:
         raise missing_driver(uri, error) from error
     except ValueError as error:
@@ -68,6 +82,28 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any]) -> tuple[Any, 
         raise translated(uri, error) from error
     _kept.setdefault(id(fs), fs)
     return fs, str(path)
+
+
+def _open_literally(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """fsspec takes :: for a chain wherever it stands, so it never sees this name as a URI."""
+    from fsspec import filesystem, get_filesystem_class
+
+    if len(links(uri)) > 1:
+        raise StorageError(f"{uri}: found :: in the name of a chained object, which fsspec cannot read; rename it")
+    protocol = protocols(uri)[0]
+    kind = get_filesystem_class(protocol)
+    return filesystem(protocol, **{**kind._get_kwargs_from_urls(uri), **options}), kind._strip_protocol(uri)
+
+
+def move(fs: Any, source: str, target: str) -> None:
+    """Rename one object. fsspec's own `mv`, where a filesystem has no better, takes [ * ? in a name for a pattern."""
+    from fsspec import AbstractFileSystem
+
+    if getattr(fs.mv, "__func__", None) is AbstractFileSystem.mv:
+        fs.cp_file(source, target)
+        fs.rm_file(source)
+    else:
+        fs.mv(source, target)
 
 
 # All filesystems this process or its parents opened, for ever; in one process fsspec's own cache holds them as long.
