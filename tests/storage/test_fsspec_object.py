@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -18,6 +19,9 @@ from servers.latency_proxy import latency_proxy
 from binidx.errors import MissingDriverError, ObjectNotFoundError, ShortReadError, StorageError
 from binidx.storage import filesystem
 from binidx.storage.backends import MAX_GAP, MAX_REQUEST, FsspecObject, open_object
+from binidx.storage.chunk_cache import ChunkCache
+from binidx.storage.parts import StreamParts
+from binidx.storage.pinned import Opened
 from binidx.storage.publish import create_object
 from binidx.testing import ended_well, forked
 
@@ -139,6 +143,24 @@ def test_unpickling_makes_no_request_and_repr_no_secret(web: Server) -> None:
     assert web.requests == []
     assert (twin.size, twin.identity) == (reader.size, reader.identity)
     assert "hush" not in repr(twin)
+
+
+def test_nothing_here_shows_its_options(web: Server) -> None:
+    """They hold secrets, and what is shown ends in a log."""
+    options = {"endpoint_url": web.endpoint, "key": "k", "secret": "hush"}
+    reader = FsspecObject("s3://bucket/data", options)
+    fs, path = filesystem.open_filesystem(reader.uri, options)
+    shown: list[object] = [reader, ChunkCache(reader), fs, Opened(reader.uri, path, reader.identity)]
+    with contextlib.suppress(ZeroDivisionError), create_object("s3://bucket/new", options) as writer:
+        shown += [writer, vars(writer), StreamParts("s3://bucket/new", "", options)]
+        raise ZeroDivisionError
+    web.behaviour = "forbidden"
+    for wrong in (options, {**options, "no_such_option": "hush"}):
+        with pytest.raises(StorageError) as caught:
+            FsspecObject("s3://bucket/data", wrong)
+        shown.append(caught.value)
+    web.behaviour = "good"
+    assert "hush" not in " ".join(map(repr, shown))
 
 
 def test_a_client_made_before_a_fork_is_never_used_after_it(uri: str) -> None:
