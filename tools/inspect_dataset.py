@@ -25,7 +25,8 @@ if __name__ == "__main__":  # python tools/inspect_dataset.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.format.idx import VERSION, DType, get_idx_path, text_size
-from binidx.format.indexed_dataset import IndexedDataset, open_index
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.pair import open_index
 from binidx.storage.publish import object_identity
 
 from ._face import human_bytes, json_object, parser, prefix, run

@@ -213,19 +213,8 @@ def test_a_builder_is_used_once(tmp_path: Path) -> None:
     builder = IndexedDatasetBuilder(f"{tmp_path}/en.bin")
     builder.finalize(f"{tmp_path}/en.idx")
     for again in (builder.end_document, lambda: builder.add_item([1]), lambda: builder.finalize("x")):
-        with pytest.raises(ValueError, match="builder is closed"):
+        with pytest.raises(ValueError, match=r"builder is closed$"):
             again()
-
-
-def test_new_tokens_never_stand_under_the_old_index(tmp_path: Path) -> None:
-    prefix = build_ours(tmp_path / "en", THREE, np.int32)
-    builder = IndexedDatasetBuilder(f"{prefix}.bin")
-    builder.add_document([9], [1])
-    (tmp_path / "not-a-folder").write_bytes(b"")
-    with pytest.raises(OSError, match="not-a-folder"):
-        builder.finalize(f"{tmp_path}/not-a-folder/en.idx")  # the .bin is published, then the index fails
-    builder.finalize(f"{prefix}.idx")
-    assert IndexedDataset(prefix)[0].tolist() == [9]
 
 
 def test_a_failed_merge_writes_nothing(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@
     lengths, modes ──┐
     document bounds ─┴───► spools ─► .idx      in blocks; the pointers are a running sum
 
-Visible in this order: the old `.idx` goes, the `.bin` appears, the new `.idx` appears. So nobody reads new tokens with
-an old index, and a builder that is never finalized leaves nothing.
+Both files are written whole, unseen, before anything that stands is touched. Then, at once: the old `.idx` goes, the
+`.bin` appears, the new `.idx` appears. So nobody reads new tokens with an old index, and a builder that fails, or is
+never finalized, leaves what was there. Only a failure between these three leaves no dataset: never a mixed one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -20,11 +23,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import ConfigError, FormatError
-from binidx.format.idx import DType, SequenceIndex, format_header, get_bin_path, stored
-from binidx.format.indexed_dataset import check_bin_size, open_index
+from binidx.format.idx import DType, SequenceIndex, format_header, get_idx_path, stored
+from binidx.format.pair import open_pair
 from binidx.format.spool import SpooledColumn
 from binidx.format.tokens import as_tokens
-from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object, delete_object
 from binidx.storage.transfer import stream
 
@@ -44,27 +46,41 @@ class IndexedDatasetBuilder:
         multimodal: whether a mode is kept for each sequence.
         storage_options: fsspec's own options, for everything this builder reads and writes.
 
+    Bad arguments change nothing. After any other failure, of the disk or the store, what arrived is unknown, so the
+    builder is closed for good and each further call raises ValueError. A forked child cannot use its parent's builder,
+    and does it no harm by ending.
+
     Source: Megatron Core, IndexedDatasetBuilder, which keeps four Python lists, believes the lengths, and wraps tokens
     that its type does not hold. `add_documents` (awkward arrays) is not here.
     """
 
     def __init__(
         self,
-        bin_path: str,
+        bin_path: str | os.PathLike[str],
         dtype: DTypeLike = np.int32,
         multimodal: bool = False,
         *,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.bin_path = bin_path
+        self.bin_path = os.fspath(bin_path)
         self.dtype = DType.dtype_from_code(DType.code_from_dtype(dtype))  # a type without a code fails here
         self.multimodal = multimodal
         self._options = storage_options
         self._lengths, self._modes, self._bounds = SpooledColumn("i4"), SpooledColumn("i1"), SpooledColumn("i8")
         self._bounds.extend([0])
         self._last_bound = 0
+        self._pid = os.getpid()
+        self._failure: str | None = None
+        # What stands under these names goes right before the .bin appears. No reference to self: see _release.
+        self._goes: list[str] = []
         self._open = contextlib.ExitStack()
-        self._writer = self._open.enter_context(create_object(bin_path, storage_options))
+        self._writer = self._open.enter_context(
+            create_object(
+                self.bin_path,
+                storage_options,
+                before_publish=functools.partial(_delete_all, self._goes, storage_options),
+            )
+        )
         # Also when the builder is forgotten: the half-written object and the spools must not stay.
         self._release = weakref.finalize(self, _abandon, self._open, [self._lengths, self._modes, self._bounds])
 
@@ -96,40 +112,47 @@ class IndexedDatasetBuilder:
     def end_document(self) -> None:
         """Close the document: what was added since the last bound. Nothing added is an empty document."""
         self._check_open()
-        self._last_bound = len(self._lengths)
-        self._bounds.extend([self._last_bound])
+        with self._closed_on_failure():
+            self._last_bound = len(self._lengths)
+            self._bounds.extend([self._last_bound])
 
-    def add_index(self, path_prefix: str) -> None:
+    def add_index(self, path_prefix: str | os.PathLike[str]) -> None:
         """Append a whole dataset, in blocks. Bytes of its `.bin` past its last sequence stay behind.
 
         Raises:
             FormatError: it has another dtype, no modes where they are kept, or is damaged. Then nothing was written.
+            ObjectChangedError: it was replaced again and again while it was opened. Then nothing was written.
 
         Source: Megatron Core, which appends such bytes too, and so shifts all that is added later.
         """
         self._check_open()
-        index = open_index(path_prefix, self.multimodal, storage_options=self._options)
-        if index.dtype is not self.dtype:
-            raise FormatError(f"{path_prefix}: dtype {index.dtype.__name__}, needed {self.dtype.__name__}")
-        reader = open_object(get_bin_path(path_prefix), storage_options=self._options, cache=False)
-        check_bin_size(reader.uri, reader.size, index)
-        for block in stream(reader, index.num_bytes):
-            self._write(block)
-        self._extend(index)
+        prefix = os.fspath(path_prefix)
+        pair = open_pair(prefix, self.multimodal, cache=False, storage_options=self._options)
+        if pair.index.dtype is not self.dtype:
+            raise FormatError(f"{prefix}: dtype {pair.index.dtype.__name__}, needed {self.dtype.__name__}")
+        with self._closed_on_failure():
+            for block in stream(pair.bin_reader, pair.index.num_bytes):
+                self._writer.write(block)
+            self._extend(pair.index)
 
-    def finalize(self, idx_path: str) -> None:
-        """Make the `.bin` visible, then the `.idx`.
+    def finalize(self, idx_path: str | os.PathLike[str]) -> None:
+        """Make the `.bin` visible, then the `.idx`. The old `.idx` under this name, and the one beside the `.bin`, go.
 
         Raises:
             FormatError: sequences stand after the last document bound. Nothing is lost: end it and come again.
+            StorageError: the store refuses. The builder is closed, and what stood under the names still does, unless
+                one of the last three steps failed (see above); then there is no dataset.
         """
         self._check_open()
+        path = os.fspath(idx_path)
         left = len(self._lengths) - self._last_bound
         if left:
-            raise FormatError(f"{idx_path}: {left} sequences after the last document bound; call end_document()")
-        delete_object(idx_path, self._options)
-        self._open.close()
-        with create_object(idx_path, self._options) as writer:
+            raise FormatError(f"{path}: {left} sequences after the last document bound; call end_document()")
+        self._goes.extend({path, get_idx_path(self.bin_path.removesuffix(".bin"))})
+        with (
+            self._closed_on_failure(),
+            create_object(path, self._options, before_publish=self._open.close) as writer,
+        ):
             for piece in self._format_index():
                 writer.write(piece)
         self.close()
@@ -151,10 +174,11 @@ class IndexedDatasetBuilder:
         self._check_lengths(len(tokens), lengths)
         if modes is not None:
             self._check_modes(lengths, modes)
-        self._write(tokens.view(np.uint8).data)
-        self._lengths.extend(lengths)
-        if self.multimodal:
-            self._modes.extend([0] * len(lengths) if modes is None else modes)
+        with self._closed_on_failure():
+            self._writer.write(tokens.view(np.uint8).data)
+            self._lengths.extend(lengths)
+            if self.multimodal:
+                self._modes.extend([0] * len(lengths) if modes is None else modes)
 
     def _extend(self, index: SequenceIndex) -> None:
         before = len(self._lengths)
@@ -165,16 +189,26 @@ class IndexedDatasetBuilder:
         if len(index.document_indices) > 1:
             self._last_bound = len(self._lengths)
 
-    def _write(self, data: memoryview) -> None:
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        """Around what is all or nothing: how much of it arrived is unknown, so this object can only be begun again."""
         try:
-            self._writer.write(data)
-        except BaseException:
-            self.close()  # how much of it arrived is unknown, so this object can only be begun again
+            yield
+        except BaseException as error:
+            self._failure = " ".join(f"{type(error).__name__}: {error}".split())
+            self.close()
             raise
 
     def _check_open(self) -> None:
+        if self._failure is not None:
+            raise ValueError(f"{self.bin_path}: the builder is closed since it failed ({self._failure}); begin again")
         if not self._release.alive:
             raise ValueError(f"{self.bin_path}: the builder is closed")
+        if os.getpid() != self._pid:
+            raise ValueError(
+                f"{self.bin_path}: the builder is of process {self._pid}, a fork cannot add to it; "
+                f"build one dataset in each and merge them with add_index()"
+            )
 
     def _check_lengths(self, num_tokens: int, lengths: Sequence[int]) -> None:
         total = sum(map(int, lengths))
@@ -205,6 +239,11 @@ def _pointers(lengths: Iterator[NDArray[np.int32]], item_bytes: int) -> Iterator
         ends = np.cumsum(block, dtype=np.int64)
         yield ((start + ends - block) * item_bytes).astype(stored(np.int64))
         start += int(ends[-1])
+
+
+def _delete_all(uris: Sequence[str], options: Mapping[str, Any] | None) -> None:
+    for uri in uris:
+        delete_object(uri, options)
 
 
 class _Abandoned(Exception):

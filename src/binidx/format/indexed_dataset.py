@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError
-from binidx.format.idx import SequenceIndex, get_bin_path, get_idx_path, parse_index, stored
-from binidx.storage.backends import open_object
+from binidx.errors import ConfigError, ObjectChangedError
+from binidx.format.idx import get_bin_path, get_idx_path, stored
+from binidx.format.pair import open_pair
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import Range
-from binidx.storage.transfer import read_whole
 from binidx.storage.vectored import read_many
 
 Span = tuple[int, int, int]
@@ -45,6 +44,10 @@ class IndexedDataset:
     Raises:
         ObjectNotFoundError: one of the two is missing.
         FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it says.
+        ObjectChangedError: it was replaced again and again while it was opened. On unpickling: one of the two is not
+            what was pickled, by its size and ETag, generation or time; a spawned worker would read other tokens.
+
+    Pickles as its arguments and these marks.
 
     Source: Megatron Core, IndexedDataset. Its S3 arguments are gone, as any URI opens; datasets without tokens, which
     it writes but cannot open, open; an empty slice is an empty list, where it gives one empty array.
@@ -62,18 +65,23 @@ class IndexedDataset:
         self.multimodal = multimodal
         self.mmap = mmap
         self.storage_options = storage_options
-        self.index = open_index(self.path_prefix, multimodal, mmap, storage_options=storage_options)
-        self.bin_reader = open_object(get_bin_path(self.path_prefix), storage_options=storage_options, mmap=mmap)
+        pair = open_pair(self.path_prefix, multimodal, mmap, storage_options=storage_options)
+        self.index, self.bin_reader, self._opened = pair.index, pair.bin_reader, pair.identities
         self._stored = stored(self.index.dtype)
-        check_bin_size(self.bin_reader.uri, self.bin_reader.size, self.index)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The arguments and no bytes: the other process opens the files itself.
+        # The arguments and no bytes: the other process opens the files itself, and compares.
         names = ("path_prefix", "multimodal", "mmap", "storage_options")
-        return {name: getattr(self, name) for name in names}
+        return {"arguments": {name: getattr(self, name) for name in names}, "opened": self._opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        self.__init__(**state["arguments"])  # type: ignore[misc]
+        for end, was in state["opened"].items():
+            if self._opened[end] != was:
+                raise ObjectChangedError(
+                    f"{self.path_prefix}.{end}: {self._opened[end]}, was {was} in the process that pickled it; "
+                    f"start again from the new data, or keep times when copying (cp -p, rsync -t)"
+                )
 
     def __len__(self) -> int:
         return len(self.index)
@@ -150,9 +158,10 @@ class IndexedDataset:
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest.hexdigest()}
 
     @staticmethod
-    def exists(path_prefix: str, *, storage_options: Mapping[str, Any] | None = None) -> bool:
+    def exists(path_prefix: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> bool:
         """Whether both files lie under this prefix, in any store."""
-        paths = (get_idx_path(path_prefix), get_bin_path(path_prefix))
+        prefix = os.fspath(path_prefix)
+        paths = (get_idx_path(prefix), get_bin_path(prefix))
         return all(object_exists(path, storage_options) for path in paths)
 
     def _number(self, sequence: int) -> int:
@@ -194,23 +203,3 @@ def read_spans(requests: Sequence[tuple[IndexedDataset, Sequence[Span]]]) -> lis
     """`dataset.read(spans)` of many datasets, the remote ones at the same time."""
     views = read_many([(dataset.bin_reader, dataset.locate(spans)) for dataset, spans in requests])
     return [dataset._arrays(found) for (dataset, _), found in zip(requests, views, strict=True)]
-
-
-def open_index(
-    path_prefix: str,
-    multimodal: bool = False,
-    mmap: bool = True,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-) -> SequenceIndex:
-    """The checked index of a prefix: mapped when it is local, fetched whole and at once when it is not."""
-    uri = get_idx_path(path_prefix)
-    reader = open_object(uri, storage_options=storage_options, mmap=mmap, cache=False)
-    return parse_index(read_whole(reader), uri=uri, multimodal=multimodal)
-
-
-def check_bin_size(uri: str, size: int, index: SequenceIndex) -> None:
-    """FormatError unless a `.bin` of `size` bytes holds all that `index` speaks of."""
-    if size < index.num_bytes:
-        needed = f"its .idx needs {index.num_bytes} ({index.num_tokens} tokens of {index.dtype.__name__})"
-        raise FormatError(f"{uri}: {size} bytes, {needed}")

@@ -4,30 +4,27 @@
     S3, GCS     one PUT, or a multipart upload that is completed at the end: the store shows it whole or not at all
     the rest    <name>.<random>.tmp -> the filesystem's own move
 
-A process that is killed leaves at most a .tmp file or an unfinished upload behind, never an object.
+A process that is killed leaves at most a .tmp file or an unfinished upload behind, never an object. A child forked in
+between leaves what its parent is writing alone, however it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import time
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
 from binidx.storage.ranges import Bytes
+from binidx.storage.unfinished import ONE_PUT, File, Upload, beside, sync_directory
 
-ONE_PUT = 16 << 20
-"""Objects up to this size are held in memory and sent in one request."""
-
-# Their multipart uploads show nothing before they are completed; other filesystems may show a file that grows.
-HOLDS_BACK = ("s3", "s3a", "gs", "gcs")
 ATTEMPTS = 5
+
+Hook = Callable[[], object] | None
 
 
 class Writer(Protocol):
@@ -37,19 +34,28 @@ class Writer(Protocol):
 
 
 def create_object(
-    uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    uri: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    before_publish: Hook = None,
 ) -> contextlib.AbstractContextManager[Writer]:
     """Write an object that appears whole under its name when the block ends, replacing what was there.
 
     After an exception in the block nothing appears and nothing is left behind. Local directories are made. Object
     stores take at most 10,000 parts, of 50 MiB: beyond 500 GB pass a default_block_size in storage_options.
 
+    Args:
+        before_publish: called when all is written, and on a disk synced, right before the object appears; what it
+            raises stops that. An object sent in one request is sent after it.
+
     Raises:
         StorageError: the store refuses; what was there before still is.
     """
     uri = os.fspath(uri)
     path = filesystem.local_path(uri)
-    return _create_file(path) if path is not None else _create_remote(uri, storage_options or {})
+    if path is not None:
+        return _whole_or_nothing(path, lambda: File(path), before_publish)
+    return _whole_or_nothing(uri, lambda: Upload(uri, storage_options or {}), before_publish)
 
 
 def put_if_absent(uri: str | os.PathLike[str], data: Bytes, storage_options: Mapping[str, Any] | None = None) -> bool:
@@ -121,81 +127,23 @@ def join_uri(base: str, *parts: str) -> str:
 
 
 @contextlib.contextmanager
-def _create_file(path: str) -> Iterator[Writer]:
-    temporary = _beside(path)
-    with filesystem.storage_errors(path):
-        os.makedirs(os.path.dirname(temporary) or ".", exist_ok=True)
-        file = open(temporary, "xb", buffering=1 << 20)  # noqa: SIM115
+def _whole_or_nothing(uri: str, begin: Callable[[], File | Upload], before_publish: Hook) -> Iterator[Writer]:
+    pid = os.getpid()
+    with filesystem.storage_errors(uri):
+        unfinished = begin()
     try:
-        yield _ErrorsNamed(path, file)
-        with filesystem.storage_errors(path):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            os.replace(temporary, path)
-            _sync_directory(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-@contextlib.contextmanager
-def _create_remote(uri: str, storage_options: Mapping[str, Any]) -> Iterator[Writer]:
-    fs, path = filesystem.open_filesystem(uri, storage_options)
-    upload = _Upload(fs, path, holds_back=filesystem.protocols(uri)[0] in HOLDS_BACK)
-    try:
-        yield _ErrorsNamed(uri, upload)
+        yield _ErrorsNamed(uri, unfinished)
         with filesystem.storage_errors(uri):
-            upload.finish()
+            unfinished.complete()
+        if before_publish is not None:
+            before_publish()
+        with filesystem.storage_errors(uri):
+            unfinished.publish()
     except BaseException:
         with contextlib.suppress(Exception):
-            upload.abandon()
+            # A forked child that ends, or forgets its copy, must not take its parent's object along.
+            unfinished.abandon() if os.getpid() == pid else unfinished.forget()
         raise
-
-
-class _Upload:
-    """An object on its way to a filesystem: in memory while it is small, then streamed."""
-
-    def __init__(self, fs: Any, path: str, *, holds_back: bool) -> None:
-        self.fs, self.path, self.holds_back = fs, path, holds_back
-        self.temporary = path if holds_back else _beside(path)
-        self.start = io.BytesIO()
-        self.file: Any = None
-
-    def write(self, data: Bytes) -> int:
-        if self.file is not None:
-            return int(self.file.write(data))
-        written = self.start.write(data)
-        if self.start.tell() > ONE_PUT:
-            options = {"autocommit": False} if self.holds_back else {}
-            self.file = self.fs.open(self.temporary, "wb", **options)
-            self.file.write(self.start.getbuffer())
-            self.start = io.BytesIO()
-        return written
-
-    def finish(self) -> None:
-        if self.file is None:
-            self.fs.pipe_file(self.path, self.start.getvalue())
-            return
-        self.file.close()
-        if self.holds_back:
-            self.file.commit()
-        else:
-            self.fs.mv(self.temporary, self.path)
-
-    def abandon(self) -> None:
-        if self.file is None:
-            return
-        if self.holds_back:
-            # Else the file would flush itself once more when it is collected.
-            self.file.closed = True
-            self.file.discard()
-        else:
-            self.file.close()
-            self.fs.rm_file(self.temporary)
 
 
 class _ErrorsNamed:
@@ -209,24 +157,10 @@ class _ErrorsNamed:
             return int(self.writer.write(data))
 
 
-def _beside(path: str) -> str:
-    return f"{path}.{uuid.uuid4().hex}.tmp"
-
-
-def _sync_directory(path: str) -> None:
-    """Make the name as durable as the bytes, where directories can be synced."""
-    descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _link(path: str, data: Bytes) -> bool:
     """A whole file under the name, unless the name is taken."""
-    temporary = _beside(path)
-    with _create_file(temporary) as writer:
+    temporary = beside(path)
+    with _whole_or_nothing(path, lambda: File(temporary), None) as writer:
         writer.write(data)
     try:
         with filesystem.storage_errors(path):
@@ -246,7 +180,7 @@ def _link_file(source: str, path: str) -> bool:
         if os.path.lexists(path):
             return False
         os.replace(source, path)
-    _sync_directory(path)
+    sync_directory(path)
     return True
 
 

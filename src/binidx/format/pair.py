@@ -1,0 +1,150 @@
+"""Both files of a dataset, opened so that they belong together.
+
+    look at .idx ──► read .idx  ─┐
+                     open .bin  ─┴──► look at .idx again: the same? a pair; else once more
+
+Whoever replaces a dataset removes the .idx first and publishes the new one last (`builder`, `convert`). So if the .idx
+is the same before and after the .bin was opened, that .bin is its own: no writer was at work in between. Tools that
+replace the files in another order, or in place, prove nothing and get no more than what their times and sizes show.
+
+Price: one HEAD more, at the time of none (the .bin is opened while the .idx arrives); for local files two stat calls.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.format.idx import SequenceIndex, get_bin_path, get_idx_path, parse_index
+from binidx.storage import filesystem
+from binidx.storage.backends import open_object
+from binidx.storage.publish import object_identity
+from binidx.storage.ranges import RangeReader
+from binidx.storage.transfer import read_whole
+from binidx.storage.vectored import run_both
+
+Options = Mapping[str, Any] | None
+
+ATTEMPTS = 5
+PAUSE_SECONDS = 0.05
+"""After the first attempt, then twice as long each time: 0.75 s in all, more than a writer takes between its files."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An index, its tokens, and what identified both objects, by "idx" and "bin", when they were opened."""
+
+    index: SequenceIndex
+    bin_reader: RangeReader
+    identities: dict[str, Any]
+
+
+def open_pair(
+    path_prefix: str,
+    multimodal: bool = False,
+    mmap: bool = True,
+    *,
+    cache: bool | None = None,
+    storage_options: Options = None,
+) -> Pair:
+    """Open the dataset under a prefix; `cache` is for its `.bin`, as in `open_object`.
+
+    Raises:
+        ObjectNotFoundError: one of the two is missing.
+        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it says.
+        ObjectChangedError: it was replaced again and again while it was opened.
+    """
+    uri = get_idx_path(path_prefix)
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1) if attempt else 0)
+        try:
+            pair = _open_once(path_prefix, multimodal, mmap, cache, storage_options)
+        except ObjectNotFoundError:
+            # Missing from the start is missing; later it is a writer between its two files.
+            if not attempt:
+                raise
+            continue
+        if pair is not None:
+            return pair
+    raise ObjectChangedError(f"{uri}: replaced while it was opened, {ATTEMPTS} times; open it when its writer is done")
+
+
+def open_index(
+    path_prefix: str | os.PathLike[str],
+    multimodal: bool = False,
+    mmap: bool = True,
+    *,
+    storage_options: Options = None,
+) -> SequenceIndex:
+    """The checked index of a prefix alone: mapped when it is local, fetched whole and at once when it is not."""
+    uri = get_idx_path(os.fspath(path_prefix))
+    reader = open_object(uri, storage_options=storage_options, mmap=mmap, cache=False)
+    return parse_index(read_whole(reader), uri=uri, multimodal=multimodal)
+
+
+def identity_of(reader: RangeReader) -> dict[str, Any]:
+    """What identified the object when it was opened; nothing where the reader does not know."""
+    found: dict[str, Any] = getattr(reader, "identity", {})
+    return found
+
+
+def _open_once(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:
+    """None: the .idx changed in the meantime, so what was opened, or what failed, means nothing."""
+    uri = get_idx_path(path_prefix)
+    local = filesystem.local_path(uri)
+    # The path's own stat, not the reader's: the inode tells files apart whose times are equal.
+    before: Any = None if local is None else _stat(local)
+    idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache=False)
+    if local is None:
+        before = identity_of(idx_reader)
+    try:
+        pair = _read_both(path_prefix, idx_reader, multimodal, mmap, cache, options)
+    except (FormatError, StorageError):
+        if _look(uri, options) == before:
+            raise
+        return None
+    return pair if _look(uri, options) == before else None
+
+
+def _read_both(
+    path_prefix: str, idx_reader: RangeReader, multimodal: bool, mmap: bool, cache: bool | None, options: Options
+) -> Pair:
+    def read_index() -> SequenceIndex:
+        return parse_index(read_whole(idx_reader), uri=idx_reader.uri, multimodal=multimodal)
+
+    def open_bin() -> RangeReader:
+        return open_object(get_bin_path(path_prefix), storage_options=options, mmap=mmap, cache=cache)
+
+    if filesystem.local_path(path_prefix) is None:
+        index, bin_reader = run_both(read_index, open_bin)
+    else:
+        index, bin_reader = read_index(), open_bin()
+    _check_bin_size(bin_reader.uri, bin_reader.size, index)
+    return Pair(index, bin_reader, {"idx": identity_of(idx_reader), "bin": identity_of(bin_reader)})
+
+
+def _look(uri: str, options: Options) -> Any:
+    """What stands under the name now, in the terms of the look before; None: nothing."""
+    local = filesystem.local_path(uri)
+    try:
+        return object_identity(uri, options) if local is None else _stat(local)
+    except ObjectNotFoundError:
+        return None
+
+
+def _stat(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ObjectNotFoundError(f"{path}: no such file") from error
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _check_bin_size(uri: str, size: int, index: SequenceIndex) -> None:
+    if size < index.num_bytes:
+        needed = f"its .idx needs {index.num_bytes} ({index.num_tokens} tokens of {index.dtype.__name__})"
+        raise FormatError(f"{uri}: {size} bytes, {needed}")

@@ -1,0 +1,131 @@
+"""Objects on their way: what is written lies elsewhere, or in the store unseen, until it is published.
+
+begin ── write ... write ── complete ── publish
+             any of them fails: abandon, which leaves nothing; in a forked child: forget, which touches nothing
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from binidx.storage import filesystem
+from binidx.storage.ranges import Bytes
+
+ONE_PUT = 16 << 20
+"""Objects up to this size are held in memory and sent in one request."""
+
+# Their multipart uploads show nothing before they are completed; other filesystems may show a file that grows.
+HOLDS_BACK = ("s3", "s3a", "gs", "gcs")
+BUFFER_BYTES = 1 << 20
+
+
+class File:
+    """A file on its way: under another name until it is published, which replaces what was there."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.temporary = path, beside(path)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        # Our own buffer: that of a file object would be written out a second time by each forked child that ends.
+        self.buffer = bytearray()
+        self.file = open(self.temporary, "xb", buffering=0)  # noqa: SIM115
+
+    def write(self, data: Bytes) -> int:
+        view = memoryview(data)
+        if len(self.buffer) + view.nbytes <= BUFFER_BYTES:
+            self.buffer += view
+        else:
+            self._write_out(memoryview(self.buffer))
+            self._write_out(view.cast("B"))
+            self.buffer = bytearray()
+        return view.nbytes
+
+    def complete(self) -> None:
+        self._write_out(memoryview(self.buffer))
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+    def publish(self) -> None:
+        os.replace(self.temporary, self.path)
+        sync_directory(self.path)
+
+    def abandon(self) -> None:
+        try:
+            self.file.close()
+        finally:
+            os.unlink(self.temporary)
+
+    def forget(self) -> None:
+        self.file.close()
+
+    def _write_out(self, view: memoryview) -> None:
+        while view:
+            view = view[self.file.write(view) :]
+
+
+class Upload:
+    """An object on its way to a filesystem: in memory while it is small, then streamed."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
+        self.fs, self.path = filesystem.open_filesystem(uri, storage_options)
+        self.holds_back = filesystem.protocols(uri)[0] in HOLDS_BACK
+        self.temporary = self.path if self.holds_back else beside(self.path)
+        self.start = io.BytesIO()
+        self.file: Any = None
+
+    def write(self, data: Bytes) -> int:
+        if self.file is not None:
+            return int(self.file.write(data))
+        written = self.start.write(data)
+        if self.start.tell() > ONE_PUT:
+            options = {"autocommit": False} if self.holds_back else {}
+            self.file = self.fs.open(self.temporary, "wb", **options)
+            self.file.write(self.start.getbuffer())
+            self.start = io.BytesIO()
+        return written
+
+    def complete(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+    def publish(self) -> None:
+        if self.file is None:
+            self.fs.pipe_file(self.path, self.start.getvalue())
+        elif self.holds_back:
+            self.file.commit()
+        else:
+            filesystem.move(self.fs, self.temporary, self.path)
+
+    def abandon(self) -> None:
+        if self.file is None:
+            return
+        if self.holds_back:
+            self.forget()
+            self.file.discard()
+        else:
+            self.file.close()
+            self.fs.rm_file(self.temporary)
+
+    def forget(self) -> None:
+        # Else the file would flush itself once more when it is collected.
+        if self.file is not None:
+            self.file.closed = True
+
+
+def beside(path: str) -> str:
+    """A name that nobody else has, in the same directory."""
+    return f"{path}.{uuid.uuid4().hex}.tmp"
+
+
+def sync_directory(path: str) -> None:
+    """Make the name as durable as the bytes, where directories can be synced."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
