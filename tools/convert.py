@@ -5,6 +5,10 @@ goes last, so no dataset stands under the target's name before its tokens verify
 same command goes on where it stopped: TARGET.convert.json, which is gone at the end, says where. (Stores other than
 disks and S3 keep no parts; there the file that was on its way begins again.)
 
+A dataset that stands at the target already is compared with the source: if it is the same, nothing is done, else
+--overwrite is needed. With --verify size that comparison is of the .idx and of 64 samples of the .bin (4 MiB): enough
+to tell another tokenizer, order or seed, not enough to tell a few changed tokens; the output says which it was.
+
 Endpoints and credentials are fsspec's own: AWS_* or FSSPEC_S3_* variables, ~/.config/fsspec. Options given here are for
 the case that the two ends differ.
 
@@ -53,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--verify",
         choices=["checksum", "size"],
         default="checksum",
-        help="read back all that arrived (default), or only compare sizes",
+        help="read back all that arrived (default), or only compare sizes and, with what stands there, samples",
     )
     options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the source")
     options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
@@ -95,8 +99,12 @@ def describe(done: Conversion) -> str:
         f"{human_bytes(done.num_bytes)}"
     )
     if not done.copied:
-        how = "byte for byte" if done.verified == "checksum" else "by its index and sizes"
-        return f"{done.target}: holds this dataset already, compared {how}\n  {counts}"
+        if done.verified == "checksum":
+            return f"{done.target}: holds this dataset already, compared byte for byte\n  {counts}"
+        return (
+            f"{done.target}: index and size are this dataset's, and so are all samples of its tokens; left alone\n"
+            f"  {counts}\n  the rest was not compared; --verify checksum does"
+        )
     rate = human_bytes(done.bytes_sent / max(done.seconds, 1e-9))
     kept = f"; {done.parts_kept} of {done.parts_sent + done.parts_kept} parts were there from before"
     how = "read back and equal" if done.verified == "checksum" else "sizes equal, content not read back"

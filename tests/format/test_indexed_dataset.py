@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import pickle
 import runpy
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from oracle import megatron
 from random_datasets import DTYPES, Document, build_ours, build_theirs, random_documents
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
+from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset, read_spans
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -161,12 +161,6 @@ def test_modes_of_a_text_dataset_say_how_to_get_them(dataset: IndexedDataset) ->
         dataset.sequence_modes  # noqa: B018
 
 
-def test_a_dataset_pickles_as_its_arguments(dataset: IndexedDataset) -> None:
-    data = pickle.dumps(dataset)
-    assert len(data) < 500
-    assert pickle.loads(data)[3].tolist() == [15, 16, 17, 18]
-
-
 def test_identity_is_that_of_the_index_wherever_it_lies(dataset: IndexedDataset, tmp_path: Path) -> None:
     assert IndexedDataset(to_memory(dataset.path_prefix)).identity == dataset.identity
     documents = [Document(np.arange(10, 15), [3, 0, 2], []), Document(np.arange(15, 20), [4, 1], [])]
@@ -240,6 +234,16 @@ def test_exists_asks_any_store(dataset: IndexedDataset) -> None:
     assert IndexedDataset.exists(dataset.path_prefix)
     assert IndexedDataset.exists(to_memory(dataset.path_prefix))
     assert not IndexedDataset.exists("memory://indexed/nothing-here")
+
+
+def test_paths_are_welcome(dataset: IndexedDataset, tmp_path: Path) -> None:
+    assert IndexedDataset.exists(tmp_path / "five")
+    assert not IndexedDataset.exists(tmp_path / "six")
+    with IndexedDatasetBuilder(tmp_path / "two.bin", np.uint16) as builder:
+        builder.add_index(tmp_path / "five")
+        builder.finalize(tmp_path / "two.idx")
+    assert IndexedDataset(tmp_path / "two").path_prefix == f"{tmp_path}/two"
+    assert IndexedDataset(tmp_path / "two")[3].tolist() == [15, 16, 17, 18]
 
 
 def test_a_prefix_is_only_concatenated(dataset: IndexedDataset, tmp_path: Path) -> None:

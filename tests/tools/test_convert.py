@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -19,7 +20,8 @@ from converting import MIB, AtEvent, build, memory, names_beside, pair, unfinish
 from random_datasets import Document, build_ours
 
 from binidx.errors import ObjectNotFoundError
-from binidx.format.convert import convert_dataset
+from binidx.format.convert import convert_dataset, plan_samples
+from binidx.format.indexed_dataset import IndexedDataset
 
 
 def test_local_to_bucket_to_local_is_byte_for_byte(s3: Bucket, tmp_path: Path, capsys) -> None:
@@ -49,9 +51,13 @@ def test_a_target_that_is_the_dataset_already_is_left_alone(tmp_path: Path, caps
     source, target = build(tmp_path / "en", 600), str(tmp_path / "copy")
     for verify in ("checksum", "size"):
         assert main(["convert", source, target, "--verify", verify]) == 0
-    assert "copy: holds this dataset already, compared by its index and sizes" in capsys.readouterr().out
-    assert main(["convert", source, target, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["copied"] is False
+    said = capsys.readouterr().out
+    assert "copy: index and size are this dataset's, and so are all samples of its tokens; left alone" in said
+    assert "the rest was not compared; --verify checksum does" in said
+    for verify, verified in (("checksum", "checksum"), ("size", "sample")):
+        assert main(["convert", source, target, "--json", "--verify", verify]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["copied"], done["verified"]) == (False, verified)
     assert main(["convert", source, source, "--overwrite"]) == 0
     assert pair(source) == pair(target)
 
@@ -66,6 +72,36 @@ def test_another_dataset_at_the_target_stays_unless_told(tmp_path: Path, capsys)
         assert pair(target) == before
         assert main(["convert", source, target, "--overwrite"]) == 0
         assert pair(target) == pair(source)
+
+
+@pytest.mark.parametrize("num_tokens", [600, 6_000_000])
+def test_other_tokens_under_an_equal_index_are_another_dataset_by_size_alone_too(tmp_path, num_tokens, capsys) -> None:
+    source, target = build(tmp_path / "en", num_tokens), str(tmp_path / "other")
+    lengths = IndexedDataset(source).sequence_lengths
+    build_ours(target, [Document(np.zeros(n, np.uint16), [n], [1]) for n in lengths], np.uint16, multimodal=True)
+    before = pair(target)
+    assert [len(each) for each in before] == [len(each) for each in pair(source)]
+    assert main(["convert", source, target, "--verify", "size"]) == 2
+    assert "holds another dataset, needed a free name; --overwrite replaces it" in capsys.readouterr().err
+    assert pair(target) == before
+    assert main(["convert", source, target, "--verify", "size", "--overwrite"]) == 0
+    assert pair(target) == pair(source)
+
+
+@pytest.mark.parametrize("size", [0, 1, 64 * 65536, 64 * 65536 + 1, 10**12])
+def test_samples_reach_from_the_first_byte_to_the_last(size: int) -> None:
+    samples = plan_samples(size)
+    assert samples[0][0] == 0
+    assert samples[-1][1] == size
+    assert sum(stop - start for start, stop in samples) == min(size, 64 * 65536)
+    assert all(left[1] <= right[0] for left, right in itertools.pairwise(samples))
+
+
+def test_paths_are_welcome(tmp_path: Path) -> None:
+    source = build(tmp_path / "en", 600)
+    done = convert_dataset(Path(source), tmp_path / "copy")
+    assert (done.source, done.target) == (source, f"{tmp_path}/copy")
+    assert pair(tmp_path / "copy") == pair(source)
 
 
 @pytest.mark.parametrize("end", ["bin", "idx"])

@@ -1,0 +1,91 @@
+"""A dataset in another process: opened anew from its arguments, and the same one or an error."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+import os
+import pickle
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Bucket
+from random_datasets import Document, build_ours
+
+from binidx.errors import ObjectChangedError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.storage.backends import FsspecObject
+from binidx.storage.publish import create_object
+
+FIVE = [Document(np.arange(10, 15), [3, 0, 2], [5, 6, 7]), Document(np.arange(15, 20), [4, 1], [8, 9])]
+
+
+@pytest.fixture(params=["mapped", "file", "s3"])
+def arguments(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Of a dataset that another process can open, in every way there is."""
+    prefix = f"{tmp_path}/five"
+    if request.param == "s3":
+        s3: Bucket = request.getfixturevalue("s3")
+        prefix = f"{s3.fresh()}/five"
+    build_ours(prefix, FIVE, np.uint16, multimodal=True)
+    return {"path_prefix": prefix, "multimodal": True, "mmap": request.param == "mapped"}
+
+
+def test_a_spawned_process_reads_the_same(arguments) -> None:
+    dataset = IndexedDataset(**arguments)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = [pool.apply(operator.getitem, (dataset, number)) for number in (3, -5)]
+    assert [(tokens.tolist(), mode) for tokens, mode in found] == [([15, 16, 17, 18], 8), ([10, 11, 12], 5)]
+
+
+def test_a_pickle_is_small_and_keeps_each_argument(arguments) -> None:
+    data = pickle.dumps(IndexedDataset(**arguments))
+    assert len(data) < 700
+    again = pickle.loads(data)
+    assert again[3][0].tolist() == [15, 16, 17, 18]
+    assert again.sequence_modes.tolist() == [5, 6, 7, 8, 9]
+    assert again.mmap is arguments["mmap"]
+    assert isinstance(pickle.loads(pickle.dumps(again)), IndexedDataset)
+
+
+def test_unmapped_files_stay_unmapped(tmp_path: Path) -> None:
+    prefix = build_ours(tmp_path / "five", FIVE, np.uint16)
+    for mmap in (False, True):
+        again = pickle.loads(pickle.dumps(IndexedDataset(prefix, mmap=mmap)))
+        assert isinstance(again.bin_reader, FsspecObject) is not mmap
+
+
+def test_storage_options_come_along(s3: Bucket, monkeypatch) -> None:
+    prefix = build_ours(f"{s3.fresh()}/five", FIVE, np.uint16)
+    options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    again = pickle.loads(pickle.dumps(IndexedDataset(prefix, storage_options=options)))
+    assert again.storage_options == options
+    assert again[3].tolist() == [15, 16, 17, 18]
+
+
+@pytest.mark.parametrize("lengths", [[3, 0, 2], [2, 1, 2], [5, 9]])
+def test_one_that_was_replaced_since_is_refused(arguments, lengths: list[int]) -> None:
+    """Its samples would be drawn by the old index: other tokens, without an error where the sizes happen to fit."""
+    data = pickle.dumps(IndexedDataset(**arguments))
+    other = Document(np.arange(sum(lengths)), lengths, [0] * len(lengths))
+    build_ours(arguments["path_prefix"], [other, FIVE[1]], np.uint16, multimodal=True)
+    with pytest.raises(
+        ObjectChangedError, match=r"five\.(idx|bin): .*, was .* in the process that pickled it; start"
+    ):
+        pickle.loads(data)
+
+
+@pytest.mark.parametrize("end", ["idx", "bin"])
+def test_the_half_that_changed_is_named(end: str) -> None:
+    prefix = build_ours(f"memory://{uuid.uuid4().hex}/five", FIVE, np.uint16, multimodal=True)
+    data = pickle.dumps(IndexedDataset(prefix))
+    with create_object(f"{prefix}.bin") as writer:  # as large as before, and no better
+        writer.write(np.arange(20, 30, dtype=np.uint16).tobytes())
+    if end == "idx":
+        build_ours(prefix, FIVE, np.uint16)  # without modes: a shorter .idx
+    with pytest.raises(ObjectChangedError, match=rf"five\.{end}: .*'size'.*, was .*'size'"):
+        pickle.loads(data)
