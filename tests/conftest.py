@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from binidx.tools.seaweed import S3Server, s3_server
+from servers.gcs import gcs_server
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,10 @@ class Bucket:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     with s3_server(tmp_path_factory.mktemp("seaweed")) as server, server.in_environment():
         yield Bucket(server.make_bucket("test-bucket"), server)
+
+
+@pytest.fixture(scope="session")
+def gs() -> Iterator[str]:
+    """A bucket on a small GCS server; the environment points gcsfs at it."""
+    with gcs_server() as server, server.in_environment():
+        yield "gs://test-bucket"

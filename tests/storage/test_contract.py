@@ -7,6 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,15 +29,19 @@ Place = Callable[[bytes], str]
 """Puts bytes somewhere; the URI."""
 
 
-@pytest.fixture(params=["local", "memory", "s3", "http"])
+@pytest.fixture(params=["local", "memory", "s3", "gs", "http"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "http":
         with http_objects({}) as server:
             yield partial(serve, server)
         return
-    s3: Bucket | None = request.getfixturevalue("s3") if request.param == "s3" else None
-    base = {"local": f"file://{tmp_path}", "memory": f"memory://{tmp_path}"}.get(request.param) or s3.fresh()  # type: ignore[union-attr]
-    yield partial(store, base)
+    bases: dict[str, Callable[[], str]] = {
+        "local": lambda: f"file://{tmp_path}",
+        "memory": lambda: f"memory://{tmp_path}",
+        "s3": lambda: request.getfixturevalue("s3").fresh(),
+        "gs": lambda: f"{request.getfixturevalue('gs')}/{uuid.uuid4().hex}",
+    }
+    yield partial(store, bases[request.param]())
 
 
 def store(base: str, data: bytes) -> str:

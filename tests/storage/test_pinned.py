@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,13 +32,17 @@ def web() -> Iterator[Server]:
 Replace = Callable[[bytes | None], None]
 
 
-@pytest.fixture(params=["file", "memory", "s3", "http"])
+@pytest.fixture(params=["file", "memory", "s3", "gs", "http"])
 def replaced(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Replace]:
     """A URI that holds OLD, and what puts other bytes there, or nothing."""
     if request.param == "http":
         server: Server = request.getfixturevalue("web")
         return f"{server.endpoint}/data", lambda data: serve(server, data)
-    base = request.getfixturevalue("s3").fresh() if request.param == "s3" else f"{request.param}://{tmp_path}"
+    if request.param in ("s3", "gs"):
+        bucket = request.getfixturevalue(request.param)
+        base = f"{bucket if request.param == 'gs' else bucket.uri}/{uuid.uuid4().hex}"
+    else:
+        base = f"{request.param}://{tmp_path}"
     uri = f"{base}/data"
     store(uri, OLD)
     return uri, lambda data: store(uri, data)

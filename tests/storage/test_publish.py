@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import fsspec
@@ -20,12 +21,17 @@ from binidx.storage import filesystem, publish
 from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object, delete_object, join_uri, object_exists, object_identity, put_if_absent
 
+# Of aiohttp, about the bytes that gcsfs gives it.
+GS = pytest.param("gs", marks=pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"))
 
-@pytest.fixture(params=["local", "file", "memory", "s3"])
+
+@pytest.fixture(params=["local", "file", "memory", "s3", GS])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "s3":
         s3: Bucket = request.getfixturevalue("s3")
         return s3.fresh()
+    if request.param == "gs":
+        return f"{request.getfixturevalue('gs')}/{uuid.uuid4().hex}"
     return {"local": "", "file": "file://", "memory": "memory://"}[request.param] + str(tmp_path)
 
 
@@ -134,7 +140,7 @@ def test_identity_is_json_and_the_readers(base: str) -> None:
     identity = object_identity(uri)
     assert json.loads(json.dumps(identity)) == identity == open_object(uri).identity  # type: ignore[attr-defined]
     assert identity["size"] == 3
-    assert len(identity) == 2
+    assert identity.keys() & {"etag", "generation", "mtime"}
 
 
 def test_existence_never_comes_from_a_stale_listing(s3: Bucket) -> None:
