@@ -23,6 +23,7 @@ from binidx.errors import StorageError
 from binidx.storage import filesystem
 from binidx.storage.publish import create_object, delete_object
 from binidx.storage.ranges import Bytes, Range
+from binidx.storage.unfinished import sync_directory
 
 MAX_PARTS = 10_000
 """Of one S3 upload."""
@@ -114,9 +115,7 @@ class LocalParts:
             os.fsync(self._file)
             self._close()
             os.replace(str(self.staged), self.path)
-            folder = os.open(os.path.dirname(os.path.abspath(self.path)), os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            sync_directory(self.path)
 
     def pause(self) -> None:
         with contextlib.suppress(OSError):
