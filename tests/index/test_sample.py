@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from oracle import megatron
 
 from binidx import native
 from binidx.errors import IndexBuildError
-from binidx.index.sample import build_sample_index, count_samples
+from binidx.index.sample import build_sample_index, count_samples, count_tokens
 
 helpers = megatron.helpers
+WINDOWED = import_module("binidx.native.sample_index")  # by name: the package shows the function
 
 
 def random_stream(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -70,6 +73,53 @@ def test_int64_rows_equal_megatrons(extra: bool, drop: bool) -> None:
         native.sample_index(lengths, documents, length, tokens, rows, add_extra_token=extra)
         assert rows.dtype == np.int64
         assert (rows == needed).all()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_write_the_same_rows(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Windows of 10 documents, so that there are many, some without a row, and several at once."""
+    monkeypatch.setattr(WINDOWED, "WINDOW", 10)
+    rng = np.random.default_rng(threads)
+    for _ in range(200):
+        (lengths, documents), length = random_stream(rng), int(rng.integers(1, rng.choice([3, 10, 200])))
+        tokens, extra, drop = int(lengths[documents].sum()), bool(rng.integers(2)), bool(rng.integers(2))
+        options = {"add_extra_token": extra, "drop_last_partial": drop}
+        one = build_sample_index(lengths, documents, length, tokens, **options)
+        assert (build_sample_index(lengths, documents, length, tokens, **options, threads=threads) == one).all()
+        many = np.empty(one.shape, np.int64)
+        native.sample_index(lengths, documents, length, tokens, many, add_extra_token=extra, threads=threads)
+        assert (many == one).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_raise_the_first_error(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(WINDOWED, "WINDOW", 10)
+    lengths, documents = np.ones(100, np.int32), np.arange(100, dtype=np.int32)
+    with pytest.raises(IndexBuildError, match="the documents hold 100 tokens, needs those counted: 24 samples over 99"):
+        build_sample_index(lengths, documents, 4, 99, threads=threads)
+    documents[[37, 38, 77]] = 100
+    lengths[99] = -1
+    with pytest.raises(IndexBuildError, match=r"document_index\[37\]: 100, needs 0 <= sequence < 100"):
+        build_sample_index(lengths, documents, 4, 100, threads=threads)
+
+
+def test_no_documents_and_no_threads() -> None:
+    nothing = np.empty(0, np.int32)
+    assert build_sample_index(nothing, nothing, 4, 0, threads=2).tolist() == [[0, 0]]
+    with pytest.raises(ValueError, match="threads: 0, needs 1 <= threads"):
+        build_sample_index(nothing, nothing, 4, 0, threads=0)
+
+
+def test_count_tokens_is_the_sum_of_the_lengths() -> None:
+    rng = np.random.default_rng(9)
+    for _ in range(300):
+        lengths, documents = random_stream(rng)
+        assert count_tokens(lengths, documents) == int(np.sum(lengths[documents], dtype=np.int64))
+    assert count_tokens(np.full(1, 2**31 - 1, np.int32), np.zeros(9, np.int32)) == 9 * (2**31 - 1)
+    with pytest.raises(IndexBuildError, match=r"documents\[0\]: 1, needs 0 <= sequence < 1"):
+        count_tokens(np.ones(1, np.int32), np.ones(1, np.int32))
+    with pytest.raises(IndexBuildError, match=r"sequence_lengths\[0\]: -1"):
+        count_tokens(-np.ones(1, np.int32), np.zeros(1, np.int32))
 
 
 def test_several_epochs_equal_megatrons() -> None:

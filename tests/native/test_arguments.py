@@ -24,7 +24,7 @@ READ_ONLY.flags.writeable = False
         ({"document_index": DOCUMENTS.astype(np.uint32)}, TypeError, "contiguous int32 array, found uint32"),
         ({"document_index": np.zeros(4, np.int32)[::2]}, TypeError, "contiguous int32"),
         ({"document_index": np.zeros((2, 1), np.int32)}, TypeError, "2-D"),
-        ({"rows": np.empty((3, 2), np.uint32)}, TypeError, "uint32; need 1-D, int32 or int64"),
+        ({"rows": np.empty((3, 2), np.uint32)}, TypeError, "uint32, needs int32 or int64"),
         ({"rows": np.empty((3, 3), np.int32)}, TypeError, r"shape \(3, 3\)"),
         ({"rows": np.empty((0, 2), np.int32)}, TypeError, r"shape \(0, 2\)"),
         ({"rows": READ_ONLY}, ValueError, "read-only"),

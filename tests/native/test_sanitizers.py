@@ -26,7 +26,9 @@ def test_the_c_core_holds() -> None:
     ("file", "right", "wrong", "message"),
     [
         ("blend_index.c", "behind > most", "behind >= most", "checks failed"),
-        ("sample_index.c", "rest < length && row <= s->num_samples", "rest < length", "heap-buffer-overflow"),
+        ("sample_rows.h", "c->last < end && c->row < c->stop", "c->last < end", "heap-buffer-overflow"),
+        ("sample_index.c", "stop < end ? stop : end", "stop", "heap-buffer-overflow"),
+        ("document_sample.c", "token, stop < end ? stop : end", "token, end", ""),
         ("sample_index.c", "(const char *)s->sequence_lengths + 4", "(const char *)s->sequence_lengths + 5", ""),
         ("shuffle.c", "int64_t targets[BATCH]", "int64_t targets[BATCH - 1]", "stack-buffer-overflow"),
         ("mt19937.c", "rng->key[0] = seed", "rng->key[0] = (uint32_t)(1 << (seed | 32))", "shift exponent"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +25,20 @@ def count_samples(num_tokens: int, sequence_length: int, *, add_extra_token: boo
     return tokens // sequence_length if drop_last_partial else -(-tokens // sequence_length)
 
 
+def count_tokens(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32]) -> int:
+    """Tokens of these documents: `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without the copy.
+
+    Raises:
+        IndexBuildError: documents names a sequence there is not, or one with a length below 0.
+    """
+    return native.token_sum(sequence_lengths, np.ascontiguousarray(documents))
+
+
+def row_dtype(num_documents: int) -> type[np.int32] | type[np.int64]:
+    """What holds the rows of so many documents. Megatron looks at the lengths as well; an int32 always fits."""
+    return np.int32 if num_documents <= INT32_MAX else np.int64
+
+
 def build_sample_index(
     sequence_lengths: NDArray[np.int32],
     document_index: NDArray[np.int32],
@@ -31,6 +47,7 @@ def build_sample_index(
     *,
     add_extra_token: bool = True,
     drop_last_partial: bool = True,
+    threads: int = 1,
 ) -> NDArray[np.int32] | NDArray[np.int64]:
     """Where each sample starts in the stream of shuffled documents.
 
@@ -41,6 +58,7 @@ def build_sample_index(
         num_tokens: of all documents in document_index.
         add_extra_token: a sample holds the first token of the next one too, as its last label.
         drop_last_partial: leave out a last sample that the stream cannot fill.
+        threads: work on so many parts at once, each in 1 MiB of its own; the rows are the same.
 
     Returns:
         Shape (num_samples + 1, 2): position in document_index, token offset there; the last row is where a sample after
@@ -55,9 +73,14 @@ def build_sample_index(
     num_samples = count_samples(
         num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial
     )
-    # Megatron looks at the largest length as well; an int32 always fits.
-    rows = np.empty((num_samples + 1, 2), np.int32 if len(document_index) <= INT32_MAX else np.int64)
+    rows: NDArray[Any] = np.empty((num_samples + 1, 2), row_dtype(len(document_index)))
     native.sample_index(
-        sequence_lengths, document_index, sequence_length, num_tokens, rows, add_extra_token=add_extra_token
+        sequence_lengths,
+        document_index,
+        sequence_length,
+        num_tokens,
+        rows,
+        add_extra_token=add_extra_token,
+        threads=threads,
     )
     return rows

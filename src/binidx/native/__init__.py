@@ -9,17 +9,23 @@ from __future__ import annotations
 from binidx.native.arguments import MAX_COUNT
 from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from binidx.native.check_index import check_documents, check_sequences
+from binidx.native.document_sample import fill_records, record_rows
 from binidx.native.random_state import RandomState
 from binidx.native.randperm import torch_randperm
-from binidx.native.sample_index import sample_index
+from binidx.native.sample_index import Samples, put_end, sample_index, token_sum
 
 __all__ = [
     "MAX_COUNT",
     "RandomState",
+    "Samples",
     "blend_exhaustive",
     "blend_weighted",
     "check_documents",
     "check_sequences",
+    "fill_records",
+    "put_end",
+    "record_rows",
     "sample_index",
+    "token_sum",
     "torch_randperm",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,59 @@ from numpy.typing import NDArray
 from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
 from binidx.native.arguments import count, items, pointer
+
+WINDOW = 2**18
+"""Documents of one part of a sample index built by threads: their lengths, 1 MiB, stay in a core's cache."""
+
+
+class Samples:
+    """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments."""
+
+    def __init__(
+        self,
+        sequence_lengths: NDArray[np.int32],
+        document_index: NDArray[np.int32],
+        sequence_length: int = 1,
+        num_tokens: int = 0,
+        num_samples: int = 0,
+        *,
+        add_extra_token: bool = False,
+        subject: str = "document_index",
+    ) -> None:
+        if document_index.ndim != 1:
+            raise TypeError(f"{subject}: {document_index.ndim}-D, needs 1-D")
+        self.lengths, self.documents, self.subject = sequence_lengths, document_index, subject
+        self._borrowed = pointer(sequence_lengths, np.int32), items(document_index, np.int32)
+        self.c = samples = ffi.new("binidx_samples *")
+        samples.sequence_lengths, samples.document_index = self._borrowed
+        samples.num_sequences, samples.num_documents = len(sequence_lengths), len(document_index)
+        samples.sequence_length, samples.extra = count("sequence_length", sequence_length, 1), int(add_extra_token)
+        samples.num_tokens, samples.num_samples = count("num_tokens", num_tokens), count("num_samples", num_samples)
+
+    def check(self, code: int, found: int) -> int:
+        """`code`, or what it means where it is negative."""
+        if code >= 0:
+            return code
+        if code == lib.BINIDX_BAD_TOKENS:
+            raise self.wrong_tokens(found)
+        document = self.documents[found]
+        if code == lib.BINIDX_BAD_DOCUMENT:
+            raise IndexBuildError(f"{self.subject}[{found}]: {document}, needs 0 <= sequence < {len(self.lengths)}")
+        assert code == lib.BINIDX_BAD_LENGTH
+        raise IndexBuildError(f"sequence_lengths[{document}]: {self.lengths[document]}, needs 0 or more tokens")
+
+    def wrong_tokens(self, found: int) -> IndexBuildError:
+        """The documents hold other tokens than were counted."""
+        counted = f"{self.c.num_samples} samples over {self.c.num_tokens}"
+        return IndexBuildError(f"sample index: the documents hold {found} tokens, needs those counted: {counted}")
+
+
+def check_rows(rows: NDArray[Any]) -> None:
+    """Rows are int32 or int64 pairs, and row 0 is always there."""
+    if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) < 1:
+        raise TypeError(f"rows: shape {rows.shape}, needs (num_samples + 1, 2)")
+    if rows.dtype not in (np.int32, np.int64):
+        raise TypeError(f"rows: {rows.dtype}, needs int32 or int64")
 
 
 def sample_index(
@@ -20,6 +76,7 @@ def sample_index(
     rows: NDArray[Any],
     *,
     add_extra_token: bool,
+    threads: int = 1,
 ) -> None:
     """Fill `rows`: where each sample starts, see `index.sample.build_sample_index`.
 
@@ -30,38 +87,80 @@ def sample_index(
         num_tokens: of all documents in document_index.
         rows: int32 or int64, shape (num_samples + 1, 2).
         add_extra_token: a sample holds the first token of the next one too.
+        threads: work on so many parts of the documents at once; each holds 1 MiB.
 
     Raises:
         IndexBuildError: a document number, a length, or the sum of the lengths is not what it must be.
     """
-    if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) < 1:
-        raise TypeError(f"rows: shape {rows.shape}, needs (num_samples + 1, 2)")
-    if document_index.ndim != 1 or rows.dtype not in (np.int32, np.int64):
-        raise TypeError(f"document_index: {document_index.ndim}-D, rows: {rows.dtype}; need 1-D, int32 or int64")
-    lengths, documents = pointer(sequence_lengths, np.int32), items(document_index, np.int32)
-    samples = ffi.new(
-        "binidx_samples *"
-    )  # borrows both pointers: `lengths` and `documents` stay alive until the return
-    samples.sequence_lengths, samples.num_sequences = lengths, len(sequence_lengths)
-    samples.document_index, samples.num_documents = documents, len(document_index)
-    samples.sequence_length, samples.extra = count("sequence_length", sequence_length, 1), int(add_extra_token)
-    samples.num_tokens, samples.num_samples = count("num_tokens", num_tokens), len(rows) - 1
+    check_rows(rows)
+    samples = Samples(
+        sequence_lengths,
+        document_index,
+        sequence_length,
+        num_tokens,
+        len(rows) - 1,
+        add_extra_token=add_extra_token,
+    )
+    (_in_parts if count("threads", threads, 1) > 1 else _at_once)(samples, rows, threads)
+
+
+def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32]) -> int:
+    """`int(np.sum(sequence_lengths[documents], dtype=np.int64))` without the copy; errors as of `sample_index`."""
+    samples = Samples(sequence_lengths, documents, subject="documents")
+    return _gather(samples, 0, len(documents), ffi.NULL)
+
+
+def _at_once(samples: Samples, rows: NDArray[Any], _threads: int) -> None:
     build = lib.binidx_sample_index_4 if rows.itemsize == 4 else lib.binidx_sample_index_8
     found = ffi.new("int64_t *")
-    code = build(samples, items(rows, rows.dtype, write=True), found)
-    if code < 0:
-        counted = f"{len(rows) - 1} samples over {num_tokens}"
-        raise _sample_error(code, found[0], sequence_lengths, document_index, counted)
+    samples.check(build(samples.c, items(rows, rows.dtype, write=True), found), found[0])
 
 
-def _sample_error(
-    code: int, found: int, lengths: NDArray[np.int32], documents: NDArray[np.int32], counted: str
-) -> IndexBuildError:
-    """What a negative code of the sample index means."""
-    if code == lib.BINIDX_BAD_TOKENS:
-        return IndexBuildError(f"sample index: the documents hold {found} tokens, needs those counted: {counted}")
-    document = documents[found]
-    if code == lib.BINIDX_BAD_DOCUMENT:
-        return IndexBuildError(f"document_index[{found}]: {document}, needs 0 <= sequence < {len(lengths)}")
-    assert code == lib.BINIDX_BAD_LENGTH
-    return IndexBuildError(f"sequence_lengths[{document}]: {lengths[document]}, needs 0 or more tokens")
+def _in_parts(samples: Samples, rows: NDArray[Any], threads: int) -> None:
+    """Gather the lengths of each window, wait for the tokens before it, write its rows.
+
+    Windows start in order, so the sum that one waits for is always being made: no deadlock, and the first error in
+    document order is the one raised.
+    """
+    put = lib.binidx_sample_rows_4 if rows.itemsize == 4 else lib.binidx_sample_rows_8
+    out, own = items(rows, rows.dtype, write=True), threading.local()
+
+    def start() -> None:
+        own.scratch = np.empty(WINDOW, np.int32)
+
+    def work(first: int, before: Future[int], after: Future[int]) -> None:
+        size, lengths = min(WINDOW, len(samples.documents) - first), items(own.scratch, np.int32, write=True)
+        tokens = _pass_on(after, before, lambda: _gather(samples, first, size, lengths))
+        put(samples.c, lengths, first, size, before.result(), tokens, out)
+
+    ends: list[Future[int]] = [Future()]
+    ends[0].set_result(0)
+    with ThreadPoolExecutor(threads, initializer=start) as pool:
+        for first in range(0, max(len(samples.documents), 1), WINDOW):
+            ends.append(Future())
+            pool.submit(work, first, *ends[-2:])
+    put_end(samples, rows, ends[-1].result())
+
+
+def _pass_on(after: Future[int], before: Future[int], gather: Callable[[], int]) -> int:
+    """What `gather` counts; added to `before` it is the result of `after`, as is its error."""
+    try:
+        tokens = gather()
+        total = before.result() + tokens
+    except BaseException as error:
+        after.set_exception(before.exception() or error)
+        raise
+    after.set_result(total)
+    return tokens
+
+
+def _gather(samples: Samples, first: int, size: int, lengths: Any) -> int:
+    found = ffi.new("int64_t *")
+    return samples.check(lib.binidx_gather_lengths(samples.c, first, size, lengths, found), found[0])
+
+
+def put_end(samples: Samples, rows: NDArray[Any], tokens: int) -> None:
+    """The row of a last sample cut short, after all others; `tokens` are those found in the documents."""
+    put = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8
+    if tokens != samples.c.num_tokens or put(samples.c, items(rows, rows.dtype, write=True)) < 0:
+        raise samples.wrong_tokens(tokens)

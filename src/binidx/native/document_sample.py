@@ -1,0 +1,64 @@
+"""The document index and the sample index of one shuffle: `native/document_sample.c`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx._native import ffi, lib
+from binidx.native.arguments import count, items
+from binidx.native.sample_index import Samples, check_rows
+
+
+def fill_records(samples: Samples, records: NDArray[np.int64]) -> int:
+    """Documents of `samples` and their lengths as records of 8 bytes, shape (num_documents,); returns their tokens.
+
+    Raises:
+        IndexBuildError: a document that is not there, or a length below 0.
+    """
+    if len(records) != len(samples.documents):
+        raise ValueError(f"{len(samples.documents)} documents, {len(records)} records")
+    found = ffi.new("int64_t *")
+    return samples.check(lib.binidx_fill_records(samples.c, _records(records, write=True), found), found[0])
+
+
+def record_rows(
+    samples: Samples,
+    records: NDArray[np.int64],
+    first: int,
+    token: int,
+    num_tokens: int,
+    rows: NDArray[Any],
+) -> None:
+    """Shuffled records back into the document index of `samples`, from `first` on, and the rows that they decide.
+
+    Args:
+        samples: its document_index is written to, all other rows and documents stay.
+        records: shape (count,).
+        first: position of records[0] in the document index.
+        token: tokens of all documents before it.
+        num_tokens: tokens of the records.
+        rows: int32 or int64, shape (num_samples + 1, 2).
+    """
+    check_rows(rows)
+    documents = samples.documents[count("first", first) :][: len(records)]
+    if len(documents) != len(records) or len(rows) != samples.c.num_samples + 1:
+        raise ValueError(f"{len(documents)} documents from {first} on, {len(records)} records, {len(rows)} rows")
+    put = lib.binidx_record_rows_4 if rows.itemsize == 4 else lib.binidx_record_rows_8
+    put(
+        samples.c,
+        _records(records),
+        first,
+        len(records),
+        count("token", token),
+        count("num_tokens", num_tokens),
+        items(documents, np.int32, write=True),
+        items(rows, rows.dtype, write=True),
+    )
+
+
+def _records(records: NDArray[np.int64], *, write: bool = False) -> Any:
+    items(records, np.int64, write=write)  # refuses what is not aligned and contiguous
+    return ffi.from_buffer("binidx_record[]", records, require_writable=write)
