@@ -45,20 +45,25 @@ typedef struct {
     uint32_t key[624];   /* the state block: NumPy's get_state()[1] */
     uint32_t words[624]; /* its tempered outputs */
     int64_t position;    /* words drawn of this block; 624: the next draw makes a new one */
+    int32_t level;       /* BINIDX_PORTABLE, BINIDX_AVX2 ...: how everything runs that draws from it */
 } binidx_mt19937;
 
 /* Knuth's initialisation from 32 bits; nothing is drawn yet (position 624). */
-void binidx_mt19937_seed(binidx_mt19937 *rng, uint32_t seed);
+void binidx_mt19937_seed(binidx_mt19937 *rng, uint32_t seed, int level);
 
 /* The next block of 624 words, position 0. */
 void binidx_mt19937_next_block(binidx_mt19937 *rng);
 
-/* shuffle.c ----------------------------------------------------------------------------------------------------- */
+/* shuffle_targets.c --------------------------------------------------------------------------------------------- */
 
 /* What steps first, first-1, ... (count of them, all >= 1) of a shuffle swap with: targets[k] is in [0, first-k]. */
 void binidx_shuffle_targets(binidx_mt19937 *rng, int64_t first, int64_t count, int64_t *targets);
 
-/* NumPy's legacy RandomState.shuffle of n items of 4 or of 8 bytes, in place; data is aligned to its items. */
+/* shuffle.c ----------------------------------------------------------------------------------------------------- */
+
+/* NumPy's legacy RandomState.shuffle of n items of 1, 2, 4 or 8 bytes, in place; any alignment. */
+void binidx_shuffle_1(binidx_mt19937 *rng, void *data, int64_t n);
+void binidx_shuffle_2(binidx_mt19937 *rng, void *data, int64_t n);
 void binidx_shuffle_4(binidx_mt19937 *rng, void *data, int64_t n);
 void binidx_shuffle_8(binidx_mt19937 *rng, void *data, int64_t n);
 
@@ -88,40 +93,6 @@ typedef struct {
  *   BINIDX_BAD_TOKENS                        *found is how many tokens the documents hold. */
 int64_t binidx_sample_index_4(const binidx_samples *samples, int32_t *rows, int64_t *found);
 int64_t binidx_sample_index_8(const binidx_samples *samples, int64_t *rows, int64_t *found);
-
-/* The same by parts, for threads. Lengths of the documents [first, first + count) into `lengths` (count,), or nowhere
- * where it is NULL; returns their sum, or BINIDX_BAD_DOCUMENT or BINIDX_BAD_LENGTH with the position in *found. */
-int64_t binidx_gather_lengths(const binidx_samples *samples, int64_t first, int64_t count, int32_t *lengths,
-                              int64_t *found);
-
-/* The rows that documents [first, first + count) decide: those whose sample before ends in one of them, and row 0 where
- * first is 0. `token` tokens stand before document first, `num_tokens` in these; no other row is written. */
-void binidx_sample_rows_4(const binidx_samples *samples, const int32_t *lengths, int64_t first, int64_t count,
-                          int64_t token, int64_t num_tokens, int32_t *rows);
-void binidx_sample_rows_8(const binidx_samples *samples, const int32_t *lengths, int64_t first, int64_t count,
-                          int64_t token, int64_t num_tokens, int64_t *rows);
-
-/* The end of a last sample cut short, where there is one: after all other rows. 0, or BINIDX_BAD_TOKENS where the
- * tokens that were counted do not reach that sample. */
-int64_t binidx_sample_end_4(const binidx_samples *samples, int32_t *rows);
-int64_t binidx_sample_end_8(const binidx_samples *samples, int64_t *rows);
-
-/* document_sample.c --------------------------------------------------------------------------------------------- */
-
-/* A document and its length in one item of 8 bytes, so that a shuffle carries the length along. */
-typedef struct {
-    int32_t document, length;
-} binidx_record;
-
-/* The records of the documents in samples->document_index; returns the sum of their lengths, or as gather_lengths. */
-int64_t binidx_fill_records(const binidx_samples *samples, binidx_record *records, int64_t *found);
-
-/* Shuffled records back to documents (count,), and the rows they decide: as binidx_sample_rows, with `first` the
- * position of records[0] in the whole document index. */
-void binidx_record_rows_4(const binidx_samples *samples, const binidx_record *records, int64_t first, int64_t count,
-                          int64_t token, int64_t num_tokens, int32_t *documents, int32_t *rows);
-void binidx_record_rows_8(const binidx_samples *samples, const binidx_record *records, int64_t first, int64_t count,
-                          int64_t token, int64_t num_tokens, int32_t *documents, int64_t *rows);
 
 /* blend_index.c ------------------------------------------------------------------------------------------------- */
 

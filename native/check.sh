@@ -1,11 +1,18 @@
 #!/bin/sh
-# The C core's own tests under AddressSanitizer and UBSan: native/check.sh  (CC=clang native/check.sh for another compiler)
+# The C core's own tests under AddressSanitizer and UBSan, then its fuzz targets on the same few thousand random inputs
+# each: native/check.sh  (CC=clang native/check.sh for another compiler; fuzz_main.c says how to fuzz in earnest)
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-sources=$(ls "$here"/*.c | grep -v /fuzz_)
-"${CC:-cc}" -std=c11 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -Wshadow -Wpedantic -Werror \
-    -fsanitize=address,undefined -fno-sanitize-recover=all $sources -o "$out/test_native"
+build="${CC:-cc} -std=c11 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -Wshadow -Wpedantic -Werror
+    -fsanitize=address,undefined -fno-sanitize-recover=all"
+core=$(ls "$here"/*.c | grep -v -e /fuzz_ -e /test_)
+(cd "$out" && $build -c $core)
+$build "$here"/test_*.c "$out"/*.o -o "$out/test_native"
 "$out/test_native"
+for target in $(ls "$here"/fuzz_*.c | grep -v /fuzz_main); do
+    $build "$target" "$here/fuzz_main.c" "$out"/*.o -o "$out/fuzz"
+    "$out/fuzz" 2000
+done
 echo "native: ok"

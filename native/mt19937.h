@@ -1,7 +1,7 @@
 /* mt19937.h: drawing from a binidx_mt19937, inlined into the loops that do (C only: cffi reads binidx.h alone). */
 #ifndef BINIDX_MT19937_H
 #define BINIDX_MT19937_H
-#include "binidx.h"
+#include "cpu.h"
 
 enum { BLOCK = 624 };
 

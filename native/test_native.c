@@ -42,32 +42,32 @@ static void test_check_index(void) {
 /* The words every mt19937 gives for seed 5489: the first, and by the C++ standard the ten-thousandth. */
 static void test_mt19937_is_the_standard_one(void) {
     binidx_mt19937 *rng = heap(NULL, sizeof *rng);
-    binidx_mt19937_seed(rng, 5489);
+    binidx_mt19937_seed(rng, 5489, BINIDX_PORTABLE);
     CHECK(rng->position == 624);
     CHECK(next_word(rng) == 3499211612u && rng->position == 1);
     for (int i = 1; i < 9999; i++) next_word(rng);
     CHECK(next_word(rng) == 4123659995u);
-    binidx_mt19937_seed(rng, 5489);
+    binidx_mt19937_seed(rng, 5489, BINIDX_PORTABLE);
     CHECK(next_two_words(rng) == ((uint64_t)3499211612u << 32 | 581869302u));
     free(rng);
 }
 
 static void test_shuffles_of_0_1_and_some_more(void) {
     binidx_mt19937 *rng = heap(NULL, sizeof *rng);
-    binidx_mt19937_seed(rng, 0);
+    binidx_mt19937_seed(rng, 0, BINIDX_PORTABLE);
     binidx_shuffle_4(rng, NULL, 0);
     uint32_t *one = heap(&(uint32_t){7}, 4);
     binidx_shuffle_4(rng, one, 1);
     CHECK(one[0] == 7 && rng->position == 624); /* nothing was drawn */
     free(one);
-    for (int64_t n = 2; n < 5000; n = n * 3 / 2 + 1) {
+    for (int64_t n = 2; n < 30000; n = n * 3 / 2 + 1) {
         uint32_t *four = heap(NULL, 4 * (size_t)n);
         uint64_t *eight = heap(NULL, 8 * (size_t)n);
         unsigned char *seen = calloc((size_t)n, 1);
         for (int64_t i = 0; i < n; i++) four[i] = (uint32_t)i, eight[i] = (uint64_t)i;
-        binidx_mt19937_seed(rng, (uint32_t)n);
+        binidx_mt19937_seed(rng, (uint32_t)n, binidx_cpu_level());
         binidx_shuffle_4(rng, four, n);
-        binidx_mt19937_seed(rng, (uint32_t)n);
+        binidx_mt19937_seed(rng, (uint32_t)n, BINIDX_PORTABLE);
         binidx_shuffle_8(rng, eight, n);
         for (int64_t i = 0; i < n; i++) CHECK(four[i] == eight[i] && four[i] < n && !seen[four[i]]++);
         free(four), free(eight), free(seen);
@@ -81,13 +81,13 @@ static void test_orders_of_seed_0(void) {
     int64_t torch_32[] = {4, 1, 7, 5, 3, 9, 0, 8, 6, 2}, torch_64[] = {8, 2, 6, 3, 5, 1, 0, 9, 7, 4};
     int64_t *eight = heap(NULL, 80);
     binidx_mt19937 *rng = heap(NULL, sizeof *rng);
-    binidx_mt19937_seed(rng, 0);
+    binidx_mt19937_seed(rng, 0, BINIDX_PORTABLE);
     binidx_shuffle_4(rng, four, 10);
     CHECK(memcmp(four, needed, 40) == 0);
-    binidx_mt19937_seed(rng, 0);
+    binidx_mt19937_seed(rng, 0, BINIDX_PORTABLE);
     binidx_randperm_32(rng, 10, eight);
     CHECK(memcmp(eight, torch_32, 80) == 0);
-    binidx_mt19937_seed(rng, 0);
+    binidx_mt19937_seed(rng, 0, BINIDX_PORTABLE);
     binidx_randperm_64(rng, 10, eight);
     CHECK(memcmp(eight, torch_64, 80) == 0);
     free(four), free(eight), free(rng);
@@ -98,7 +98,7 @@ static void test_targets_are_within_their_step(void) {
     int64_t count = 3000, *targets = heap(NULL, 8 * (size_t)count);
     int64_t firsts[] = {3000, 4096, 0xffffffff, 0x100000000 + 1500, (int64_t)1 << 40};
     for (size_t f = 0; f < sizeof firsts / sizeof *firsts; f++) {
-        binidx_mt19937_seed(rng, 0xffffffff);
+        binidx_mt19937_seed(rng, 0xffffffff, BINIDX_PORTABLE);
         binidx_shuffle_targets(rng, firsts[f], count, targets);
         for (int64_t k = 0; k < count; k++) CHECK(targets[k] >= 0 && targets[k] <= firsts[f] - k);
     }
@@ -111,7 +111,7 @@ static void test_randperm_is_a_permutation(void) {
         for (int wide = 0; wide < 2; wide++) {
             int64_t *out = heap(NULL, 8 * (size_t)n);
             unsigned char *seen = calloc((size_t)n + 1, 1);
-            binidx_mt19937_seed(rng, 1);
+            binidx_mt19937_seed(rng, 1, BINIDX_PORTABLE);
             (wide ? binidx_randperm_64 : binidx_randperm_32)(rng, n, out);
             for (int64_t i = 0; i < n; i++) CHECK(out[i] >= 0 && out[i] < n && !seen[out[i]]++);
             free(out), free(seen);

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.native.arguments import count, items
+from binidx.native.cpu import LEVEL
 
 
 def torch_randperm(n: int, seed: int) -> NDArray[np.int64]:
@@ -26,7 +27,7 @@ def _randperm(n: int, seed: int, *, wide: bool) -> NDArray[np.int64]:
     """torch's rule with 64-bit draws (wide) or with 32-bit ones, whatever n is."""
     out = np.empty(count("n", n), np.int64)
     rng = ffi.new("binidx_mt19937 *")
-    lib.binidx_mt19937_seed(rng, seed & 0xFFFFFFFF)
+    lib.binidx_mt19937_seed(rng, seed & 0xFFFFFFFF, LEVEL)
     permute = lib.binidx_randperm_64 if wide else lib.binidx_randperm_32
     permute(rng, len(out), items(out, np.int64, write=True))
     return out
