@@ -106,4 +106,29 @@ void binidx_blend_weighted(const double *weights, int64_t num_datasets, int64_t 
 void binidx_blend_exhaustive(const int64_t *sizes, int64_t num_datasets, int64_t total, double *weights, double *counts,
                              int16_t *open, int16_t *dataset_index, int64_t *dataset_sample_index);
 
+/* blend_chunks.c ------------------------------------------------------------------------------------------------ */
+
+/* A blend whose rows are drawn in any order of chunks. The counts of a chunk are `width` doubles, the samples drawn from
+ * each dataset before its first row: infinite for a dataset that is spent and for those that only fill up the width. */
+typedef struct {
+    const double *weights;  /* (width,), 0 after the last dataset */
+    const double *limits;   /* (width,) samples that a dataset has; NULL: there is no end */
+    int64_t num_datasets;
+    int64_t width;          /* num_datasets rounded up to a multiple of 16 */
+    int16_t *dataset_index; /* (size,) both */
+    int64_t *dataset_sample_index;
+} binidx_blend;
+
+/* How many chunks one call draws side by side. */
+int64_t binidx_blend_lanes(int level);
+
+/* Draw that many chunks of `length` rows, the first from row `first` on, each from its counts, shape (lanes, width); these
+ * become the counts after it. */
+void binidx_blend_chunks(const binidx_blend *blend, int level, int64_t first, int64_t length, double *counts);
+
+/* Draw rows first .. stop - 1 from the true counts, until they are those that the rows already there have come to from
+ * `guess`, their counts at row first (NULL: to the end). Both are moved on; returns how many rows were drawn. */
+int64_t binidx_blend_replay(const binidx_blend *blend, int level, int64_t first, int64_t stop, double *counts,
+                            double *guess);
+
 #endif

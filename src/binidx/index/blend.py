@@ -16,12 +16,13 @@ MAX_DATASETS = 2**15 - 2
 BlendIndex = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 
-def build_blend_index(weights: Sequence[float] | NDArray[np.float64], size: int) -> BlendIndex:
+def build_blend_index(weights: Sequence[float] | NDArray[np.float64], size: int, *, num_threads: int = 1) -> BlendIndex:
     """`size` samples, each from the dataset that is furthest behind its share; a tie goes to the lowest number.
 
     Args:
         weights: share of each dataset, shape (num_datasets,), used as given: normalise them before.
         size: samples in all.
+        num_threads: how many threads draw; the rows are the same for any number.
 
     Returns:
         dataset_index and dataset_sample_index, both of shape (size,).
@@ -36,15 +37,16 @@ def build_blend_index(weights: Sequence[float] | NDArray[np.float64], size: int)
     if not (np.isfinite(shares) & (shares > 0)).all():
         raise IndexBuildError(f"blend: weights {shares.tolist()}, needs each above 0 and finite")
     index = _empty_index(size)
-    native.blend_weighted(shares, *index)
+    native.blend_weighted(shares, *index, num_threads=num_threads)
     return index
 
 
-def build_exhaustive_blend_index(sizes: Sequence[int] | NDArray[np.int64]) -> BlendIndex:
+def build_exhaustive_blend_index(sizes: Sequence[int] | NDArray[np.int64], *, num_threads: int = 1) -> BlendIndex:
     """Every sample of every dataset, spread in proportion: the rule of `build_blend_index` among those not yet spent.
 
     Args:
         sizes: samples of each dataset, shape (num_datasets,); 0 is a dataset that is never drawn from.
+        num_threads: how many threads draw; the rows are the same for any number.
 
     Returns:
         dataset_index and dataset_sample_index, both of shape (sum of sizes,).
@@ -59,7 +61,7 @@ def build_exhaustive_blend_index(sizes: Sequence[int] | NDArray[np.int64]) -> Bl
     if (counts < 0).any():
         raise IndexBuildError(f"blend: sizes {counts.tolist()}, needs each 0 or more")
     index = _empty_index(total)
-    native.blend_exhaustive(counts, *index)
+    native.blend_exhaustive(counts, *index, num_threads=num_threads)
     return index
 
 

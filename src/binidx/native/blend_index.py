@@ -1,16 +1,121 @@
-"""Which dataset each sample of a blend comes from: `native/blend_index.c`."""
+"""Which dataset each sample of a blend comes from: `native/blend_index.c`, and in chunks `native/blend_chunks.c`."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx._native import lib
+from binidx._native import ffi, lib
 from binidx.native.arguments import items
+from binidx.native.cpu import runnable
+
+ROWS_PER_DATASET = 32
+"""A chunk has at least so many rows a dataset: replay at its start takes about one a dataset, seldom ten."""
+MIN_ROWS = 2048
+"""A chunk has at least so many rows; it is begun within 10 us."""
+
+
+class Blend:
+    """The rows of a blend being drawn, in chunks.
+
+    Args:
+        weights: share of each dataset, shape (num_datasets,); finite, none below 0.
+        limits: how many samples each dataset has, shape (num_datasets,); without them none ends.
+        dataset_index, dataset_sample_index: shape (size,), to be filled.
+        level: which vector path; by default the best of this machine.
+    """
+
+    def __init__(
+        self,
+        weights: NDArray[np.float64],
+        limits: NDArray[np.int64] | None,
+        dataset_index: NDArray[np.int16],
+        dataset_sample_index: NDArray[np.int64],
+        level: int | None,
+    ) -> None:
+        self.num, self.size, self.level = len(weights), len(dataset_index), runnable(level)
+        self.width = -(-self.num // 16) * 16
+        self.weights = self._padded(weights, 0)
+        self.limits = None if limits is None else self._padded(limits, 0)
+        self._rows = dataset_index, dataset_sample_index
+        self._c = ffi.new("binidx_blend *")
+        self._c.weights = items(self.weights, np.float64)
+        self._c.limits = ffi.NULL if self.limits is None else items(self.limits, np.float64)
+        self._c.num_datasets, self._c.width = self.num, self.width
+        self._c.dataset_index = items(dataset_index, np.int16, write=True)
+        self._c.dataset_sample_index = items(dataset_sample_index, np.int64, write=True)
+        self.lanes: int = lib.binidx_blend_lanes(self.level)
+
+    def _padded(self, values: NDArray[Any], rest: float) -> NDArray[np.float64]:
+        padded = np.full(self.width, rest, np.float64)
+        padded[: self.num] = values
+        return padded
+
+    def counts_at(self, sample: int) -> NDArray[np.float64]:
+        """A guess of what was drawn before this sample, shape (width,): shares rounded by largest remainders.
+
+        Exact for sample 0. A dataset that is spent counts as infinite, as do those after the last.
+        """
+        share = self.weights[: self.num] * sample
+        drawn = np.floor(share)
+        missing = min(max(sample - int(drawn.sum()), 0), self.num)
+        drawn[np.argsort(drawn - share, kind="stable")[:missing]] += 1
+        counts = self._padded(drawn, np.inf)
+        if self.limits is not None:
+            counts[counts >= self.limits] = np.inf
+        return counts
+
+    def draw(self, first: int, length: int, counts: NDArray[np.float64]) -> None:
+        """The rows of `lanes` chunks side by side, from `counts`, shape (lanes, width), which move to their ends."""
+        if counts.shape != (self.lanes, self.width) or not 0 <= first <= self.size - self.lanes * length:
+            raise ValueError(f"{counts.shape} counts, rows from {first}, {length} a chunk, {self.size} in all")
+        lib.binidx_blend_chunks(self._c, self.level, first, length, items(counts, np.float64, write=True))
+
+    def replay(self, first: int, stop: int, counts: NDArray[np.float64], guess: NDArray[np.float64] | None) -> int:
+        """Rows from `first` from the true counts, until they meet those of the rows that came from `guess`."""
+        given = {len(counts), self.width if guess is None else len(guess)}
+        if given != {self.width} or not 0 <= first <= stop <= self.size:
+            raise ValueError(f"{len(counts)} counts, rows {first} to {stop} of {self.size}")
+        guessed = ffi.NULL if guess is None else items(guess, np.float64, write=True)
+        true = items(counts, np.float64, write=True)
+        replayed: int = lib.binidx_blend_replay(self._c, self.level, first, stop, true, guessed)
+        return replayed
+
+
+def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) -> NDArray[np.float64]:
+    """Draw all rows; returns the counts at the end.
+
+    Args:
+        num_threads: how many threads draw; each chunk is repaired where it meets the one before it.
+        chunk: rows of a chunk; by default a lane's and thread's part, or 0 (no chunks) where that is too short.
+    """
+    if chunk is None:
+        chunk = blend.size // (blend.lanes * num_threads)
+        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) else chunk
+    span = blend.lanes * chunk
+    firsts = range(0, blend.size - span + 1, span) if chunk else range(0)
+    starts = [np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)]) for first in firsts]
+    ends = [start.copy() for start in starts]
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends))
+    counts, first = blend.counts_at(0), 0
+    for guess, end in zip([g for s in starts for g in s], [e for s in ends for e in s], strict=True):
+        counts = end if blend.replay(first, first + chunk, counts, guess) < chunk else counts
+        first += chunk
+    blend.replay(first, blend.size, counts, None)
+    return counts
 
 
 def blend_weighted(
-    weights: NDArray[np.float64], dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]
+    weights: NDArray[np.float64],
+    dataset_index: NDArray[np.int16],
+    dataset_sample_index: NDArray[np.int64],
+    *,
+    num_threads: int = 1,
+    level: int | None = None,
 ) -> NDArray[np.float64]:
     """Fill the two indices, shape (size,), see `index.blend.build_blend_index`; returns the samples drawn from each.
 
@@ -19,34 +124,21 @@ def blend_weighted(
     size = len(dataset_index)
     if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
         raise ValueError(f"{len(weights)} weights, {size} and {len(dataset_sample_index)} rows")
-    counts = np.empty(len(weights), np.float64)
-    lib.binidx_blend_weighted(
-        items(weights, np.float64),
-        len(weights),
-        size,
-        items(counts, np.float64, write=True),
-        items(dataset_index, np.int16, write=True),
-        items(dataset_sample_index, np.int64, write=True),
-    )
-    return counts
+    blend = Blend(weights, None, dataset_index, dataset_sample_index, level)
+    return blend_in_chunks(blend, num_threads)[: len(weights)]
 
 
 def blend_exhaustive(
-    sizes: NDArray[np.int64], dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]
+    sizes: NDArray[np.int64],
+    dataset_index: NDArray[np.int16],
+    dataset_sample_index: NDArray[np.int64],
+    *,
+    num_threads: int = 1,
+    level: int | None = None,
 ) -> None:
     """Fill the two indices, shape (sum of sizes,), see `index.blend.build_exhaustive_blend_index`."""
     total = sum(map(int, sizes))
     if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
         raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")
-    scratch = np.empty((2, len(sizes)), np.float64)
-    unspent = np.empty(len(sizes), np.int16)
-    lib.binidx_blend_exhaustive(
-        items(sizes, np.int64),
-        len(sizes),
-        total,
-        items(scratch[0], np.float64, write=True),
-        items(scratch[1], np.float64, write=True),
-        items(unspent, np.int16, write=True),
-        items(dataset_index, np.int16, write=True),
-        items(dataset_sample_index, np.int64, write=True),
-    )
+    weights = sizes / np.float64(max(total, 1))
+    blend_in_chunks(Blend(weights, sizes, dataset_index, dataset_sample_index, level), num_threads)
