@@ -94,6 +94,40 @@ typedef struct {
 int64_t binidx_sample_index_4(const binidx_samples *samples, int32_t *rows, int64_t *found);
 int64_t binidx_sample_index_8(const binidx_samples *samples, int64_t *rows, int64_t *found);
 
+/* The same by parts, for threads. Lengths of the documents [first, first + count) into `lengths` (count,), or nowhere
+ * where it is NULL; returns their sum, or BINIDX_BAD_DOCUMENT or BINIDX_BAD_LENGTH with the position in *found. */
+int64_t binidx_gather_lengths(const binidx_samples *samples, int64_t first, int64_t count, int32_t *lengths,
+                              int64_t *found);
+
+/* The rows that documents [first, first + count) decide: those whose sample before ends in one of them, and row 0 where
+ * first is 0. `token` tokens stand before document first, `num_tokens` in these; no other row is written. */
+void binidx_sample_rows_4(const binidx_samples *samples, const int32_t *lengths, int64_t first, int64_t count,
+                          int64_t token, int64_t num_tokens, int32_t *rows);
+void binidx_sample_rows_8(const binidx_samples *samples, const int32_t *lengths, int64_t first, int64_t count,
+                          int64_t token, int64_t num_tokens, int64_t *rows);
+
+/* The end of a last sample cut short, where there is one: after all other rows. 0, or BINIDX_BAD_TOKENS where the
+ * tokens that were counted do not reach that sample. */
+int64_t binidx_sample_end_4(const binidx_samples *samples, int32_t *rows);
+int64_t binidx_sample_end_8(const binidx_samples *samples, int64_t *rows);
+
+/* document_sample.c --------------------------------------------------------------------------------------------- */
+
+/* A document and its length in one item of 8 bytes, so that a shuffle carries the length along. */
+typedef struct {
+    int32_t document, length;
+} binidx_record;
+
+/* The records of the documents in samples->document_index; returns the sum of their lengths, or as gather_lengths. */
+int64_t binidx_fill_records(const binidx_samples *samples, binidx_record *records, int64_t *found);
+
+/* Shuffled records back to documents (count,), and the rows they decide: as binidx_sample_rows, with `first` the
+ * position of records[0] in the whole document index. */
+void binidx_record_rows_4(const binidx_samples *samples, const binidx_record *records, int64_t first, int64_t count,
+                          int64_t token, int64_t num_tokens, int32_t *documents, int32_t *rows);
+void binidx_record_rows_8(const binidx_samples *samples, const binidx_record *records, int64_t first, int64_t count,
+                          int64_t token, int64_t num_tokens, int32_t *documents, int64_t *rows);
+
 /* blend_index.c ------------------------------------------------------------------------------------------------- */
 
 /* For each of `size` samples the dataset it is drawn from, and which of that dataset's samples it is, so that dataset d
