@@ -246,12 +246,13 @@ def _verify(
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """CorruptCopyError unless the object at `where` holds what was sent to `target`."""
+    if checksum:
+        watch.begin(f"verify {target}", state.size, 0)
     arrived = open_object(where, storage_options=storage_options, cache=False)
     if arrived.size != state.size:
         raise CorruptCopyError(f"{target}: {arrived.size} bytes arrived, needed {state.size}; removed, run it again")
     if not checksum:
         return
-    watch.begin(f"verify {target}", state.size, 0)
     ranges = state.ranges
     digests = in_flight(lambda where: digest_of(arrived.read([where])[0]), ranges.values(), MAX_IN_FLIGHT)
     with contextlib.closing(digests):
