@@ -46,9 +46,9 @@ class RandomState:
         return np.frombuffer(ffi.buffer(self._rng.key), np.uint32).copy(), int(self._rng.position)
 
     def shuffle(self, array: NDArray[Any]) -> None:
-        """Shuffle a contiguous 1-D array of 1-, 2-, 4- or 8-byte numbers in place. The draws do not depend on the dtype.
+        """Shuffle a contiguous 1-D array of numbers of 1, 2, 4 or 8 bytes in place, at any alignment.
 
-        Cost: 1 to 3 ns an item, with memory as the limit; see `native/shuffle.c`.
+        The draws do not depend on the dtype. Cost: 1 to 4 ns an item, see `native/shuffle.c`.
         """
         if array.dtype.kind not in "iuf" or array.itemsize not in SHUFFLES or array.ndim != 1:
             raise TypeError(f"shuffle: {array.ndim}-D {array.dtype}, needs 1-D numbers of 1, 2, 4 or 8 bytes")
