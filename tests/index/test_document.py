@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +54,30 @@ def test_nothing_larger_than_the_index_is_made() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1.01 * index.nbytes
+
+
+def test_int64_numbers_are_not_copied_either() -> None:
+    documents = np.arange(1_000_000)
+    tracemalloc.start()
+    index = build_document_index(documents, 2, RandomState(1), False)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.02 * index.nbytes
+
+
+def test_is_built_in_the_file_it_ends_in(tmp_path: Path) -> None:
+    documents = np.arange(700, dtype=np.int32)
+    out = np.lib.format.open_memmap(tmp_path / "document_index.npy", "w+", np.int32, (2100,))
+    needed = build_document_index(documents, 3, RandomState(1), True)
+    assert build_document_index(documents, 3, RandomState(1), True, out=out) is out
+    out.flush()
+    assert (np.load(tmp_path / "document_index.npy") == needed).all()
+
+
+@pytest.mark.parametrize("out", [np.zeros(19, np.int32), np.zeros(20), np.zeros((4, 5), np.int32), np.zeros(40)[::2]])
+def test_refuses_a_place_of_another_shape(out: np.ndarray) -> None:
+    with pytest.raises(IndexBuildError, match=r"needs contiguous \(20,\) of int32"):
+        build_document_index(np.arange(10), 2, RandomState(1), True, out=out)
 
 
 def test_int64_numbers_are_taken_when_int32_holds_them() -> None:

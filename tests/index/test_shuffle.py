@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
 from oracle import megatron
 
 from binidx.errors import IndexBuildError
 from binidx.index.document import build_document_index
-from binidx.index.shuffle import build_shuffle_index, shuffle_dtype
+from binidx.index.shuffle import STRETCH, build_shuffle_index, shuffle_dtype
 from binidx.native import RandomState
 
 
@@ -40,6 +43,27 @@ def test_the_dtype_changes_where_megatrons_does() -> None:
         np.int64,
         np.int64,
     ]
+
+
+def test_is_built_in_the_file_it_ends_in(tmp_path: Path) -> None:
+    out = np.lib.format.open_memmap(tmp_path / "shuffle_index.npy", "w+", np.uint32, (70_000,))
+    needed = build_shuffle_index(69_000, 70_000, RandomState(1))
+    assert build_shuffle_index(69_000, 70_000, RandomState(1), out=out) is out
+    out.flush()
+    assert (np.load(tmp_path / "shuffle_index.npy") == needed).all()
+
+
+def test_nothing_larger_than_the_index_is_made() -> None:
+    tracemalloc.start()
+    index = build_shuffle_index(900_000, 1_000_000, RandomState(1))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < index.nbytes + 20 * STRETCH
+
+
+def test_refuses_a_place_of_another_dtype() -> None:
+    with pytest.raises(IndexBuildError, match=r"shape \(10,\) of int32, needs contiguous \(10,\) of uint32"):
+        build_shuffle_index(5, 10, RandomState(0), out=np.zeros(10, np.int32))
 
 
 @pytest.mark.parametrize(("first", "total"), [(-1, 5), (6, 5), (0, -1)])

@@ -8,28 +8,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
+from binidx.index.document import out_or_empty
 from binidx.native import RandomState
 
+STRETCH = 1 << 16
 
-def build_shuffle_index(num_samples: int, total_size: int, rng: RandomState) -> NDArray[np.uint32] | NDArray[np.int64]:
+
+def build_shuffle_index(
+    num_samples: int, total_size: int, rng: RandomState, *, out: NDArray[Any] | None = None
+) -> NDArray[np.uint32] | NDArray[np.int64]:
     """The numbers 0 to total_size, the first `num_samples` and the rest each shuffled among themselves.
+
+    Memory: the index, 4 * total_size bytes (8 from 2**32 - 2 samples on), and nothing else; where `out` lies in a
+    mapped file it is page cache.
 
     Args:
         num_samples: samples before a separate final epoch; total_size when there is none.
         total_size: all samples.
         rng: the one that shuffled the document index.
+        out: where the index goes, contiguous, of its shape and `shuffle_dtype`; a new array by default.
 
     Returns:
         Shape (total_size,): uint32, or int64 from 2**32 - 2 samples on.
 
     Raises:
-        IndexBuildError: num_samples is not within 0 and total_size.
+        IndexBuildError: num_samples is not within 0 and total_size, or `out` does not fit.
 
     Source: Megatron Core, _build_shuffle_index.
     """
     if not 0 <= num_samples <= total_size:
         raise IndexBuildError(f"shuffle index: {num_samples} of {total_size} samples, needs 0 to all of them")
-    index: NDArray[Any] = np.arange(total_size, dtype=shuffle_dtype(total_size))
+    index = out_or_empty(out, total_size, shuffle_dtype(total_size))
+    for first in range(0, total_size, STRETCH):
+        stretch = index[first : first + STRETCH]
+        stretch[:] = np.arange(first, first + len(stretch))
     rng.shuffle(index[:num_samples])
     rng.shuffle(index[num_samples:])
     return index
