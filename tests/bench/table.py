@@ -26,16 +26,18 @@ class Row:
         return self.ours / self.theirs if self.more_is_better else self.theirs / self.ours
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Wall time of one run."""
-    start = time.perf_counter()
+def seconds(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Time of one run: wall time, or with `clock=time.thread_time` what this thread had of a core."""
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def interleaved_medians(*runs: Callable[[], object], rounds: int) -> list[float]:
+def interleaved_medians(
+    *runs: Callable[[], object], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Median seconds of each, run in turns so that a slow minute of the machine meets them all. One round warms up."""
-    times = [[seconds(run) for run in runs] for _ in range(rounds + 1)][1:]
+    times = [[seconds(run, clock) for run in runs] for _ in range(rounds + 1)][1:]
     return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
