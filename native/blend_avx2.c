@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define TARGET BINIDX_TARGET_AVX2
+#define TURN(...) 0 /* one at a time */
 #define UNROLL _Pragma("GCC unroll 16")
 enum { W = 4, GROUPS = 2 };
 typedef __m256d V;

@@ -26,6 +26,37 @@ TARGET BINIDX_BLEND_INLINE int64_t KEEP(int32_t *datasets, int64_t found, int64_
     return found + __builtin_popcount(set);
 }
 
+/* Columns of 8 rows of 8: pairs of rows, then halves, then quarters change places. */
+TARGET BINIDX_BLEND_INLINE void transpose(const double *from, int64_t stride, V *columns) {
+    UNROLL
+    for (int odd = 0; odd < 2; odd++) {
+        V pairs[4], low, high;
+        for (int k = 0; k < 4; k++) {
+            V one = LOAD(from + 2 * k * stride), two = LOAD(from + (2 * k + 1) * stride);
+            pairs[k] = odd ? _mm512_unpackhi_pd(one, two) : _mm512_unpacklo_pd(one, two);
+        }
+        low = _mm512_shuffle_f64x2(pairs[0], pairs[1], 0x44), high = _mm512_shuffle_f64x2(pairs[2], pairs[3], 0x44);
+        columns[odd] = _mm512_shuffle_f64x2(low, high, 0x88), columns[odd + 2] = _mm512_shuffle_f64x2(low, high, 0xdd);
+        low = _mm512_shuffle_f64x2(pairs[0], pairs[1], 0xee), high = _mm512_shuffle_f64x2(pairs[2], pairs[3], 0xee);
+        columns[odd + 4] = _mm512_shuffle_f64x2(low, high, 0x88), columns[odd + 6] = _mm512_shuffle_f64x2(low, high, 0xdd);
+    }
+}
+
+/* 8 rows of 8 lanes into 8 runs of 8 rows, `length` apart. */
+TARGET BINIDX_BLEND_INLINE int TURN(const double *picks, const double *numbers, int64_t stride, int16_t *datasets,
+                                    int64_t *samples, int64_t length) {
+    V of_lane[W];
+    transpose(picks, stride, of_lane);
+    for (int lane = 0; lane < W; lane++) {
+        __m128i eight = _mm256_cvtepi32_epi16(_mm512_cvttpd_epi32(of_lane[lane]));
+        _mm_storeu_si128((__m128i *)(datasets + lane * length), eight);
+    }
+    transpose(numbers, stride, of_lane);
+    for (int lane = 0; lane < W; lane++)
+        _mm512_storeu_si512(samples + lane * length, _mm512_cvttpd_epi64(of_lane[lane]));
+    return 1;
+}
+
 #include "blend_lanes.h"
 const binidx_blend_level binidx_blend_avx512 = {GROUPS * W, chunks, replay};
 #endif

@@ -27,9 +27,10 @@ BINIDX_BLEND_INLINE double binidx_blend_after(const binidx_blend *blend, int64_t
     return blend->limits && count + 1 >= blend->limits[dataset] ? INFINITY : count + 1;
 }
 
+/* One row, and its count. An infinite count is drawn from only after a wrong guess, by which all was spent. */
 BINIDX_BLEND_INLINE void binidx_blend_take(const binidx_blend *blend, int64_t sample, int64_t dataset, double *count) {
     blend->dataset_index[sample] = (int16_t)dataset;
-    blend->dataset_sample_index[sample] = *count < 0x1p63 ? (int64_t)*count : 0; /* infinite only after a wrong guess */
+    blend->dataset_sample_index[sample] = blend->limits && *count == INFINITY ? 0 : (int64_t)*count;
     *count = binidx_blend_after(blend, dataset, *count);
 }
 

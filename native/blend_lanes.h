@@ -78,6 +78,16 @@ TARGET static int64_t replay(const binidx_blend *blend, int64_t first, int64_t s
 
 /* ---- up to 16 datasets: counts in registers ---- */
 
+/* Some rows of W lanes, `stride` apart, into W runs of rows, `length` apart. */
+TARGET BINIDX_BLEND_INLINE void write_turned(const double *picks, const double *numbers, int64_t stride, int64_t rows,
+                                             int16_t *datasets, int64_t *samples, int64_t length) {
+    if (rows == W && TURN(picks, numbers, stride, datasets, samples, length)) return;
+    for (int64_t lane = 0; lane < W; lane++, datasets += length, samples += length) {
+        for (int64_t row = 0; row < rows; row++) datasets[row] = (int16_t)picks[row * stride + lane];
+        for (int64_t row = 0; row < rows; row++) samples[row] = (int64_t)numbers[row * stride + lane];
+    }
+}
+
 /* One sample of W chunks. n and limited are constants where this is inlined. */
 TARGET BINIDX_BLEND_INLINE void draw(const binidx_blend *blend, const int n, const int limited, V drawn, V *counts,
                                      double *pick, double *count) {
@@ -125,12 +135,12 @@ TARGET BINIDX_BLEND_INLINE void small_chunks(const binidx_blend *blend, int64_t 
                 drawn[g] = ADD(drawn[g], SPLAT(1));
             }
         }
-        for (int lane = 0; lane < GROUPS * W; lane++) {
-            int16_t *datasets = blend->dataset_index + first + lane * length + done;
-            int64_t *samples = blend->dataset_sample_index + first + lane * length + done;
-            for (int64_t row = 0; row < rows; row++) datasets[row] = (int16_t)picks[row][lane];
-            for (int64_t row = 0; row < rows; row++) samples[row] = (int64_t)numbers[row][lane];
-        }
+        for (int g = 0; g < GROUPS; g++)
+            for (int64_t row = 0; row < rows; row += W) {
+                int64_t at = first + g * W * length + done + row;
+                write_turned(picks[row] + g * W, numbers[row] + g * W, GROUPS * W, rows - row < W ? rows - row : W,
+                             blend->dataset_index + at, blend->dataset_sample_index + at, length);
+            }
     }
     for (int g = 0; g < GROUPS; g++)
         for (int d = 0; d < n; d++) {
@@ -192,33 +202,35 @@ TARGET static int64_t fill_all(const binidx_blend *blend, window *w, int64_t hol
     return slots;
 }
 
-/* A lane whose window may not hold the winner: all its datasets, once. Returns the winner's slot, -1 without one. */
-TARGET static int64_t miss(const binidx_blend *blend, const window *w, int64_t lane, double drawn, double *counts,
-                           int64_t *dataset, double *best) {
+/* A lane whose window may not hold the winner: all its datasets, once. */
+TARGET static __attribute__((noinline)) void missed(const binidx_blend *blend, window *w, int64_t lane, int64_t sample,
+                                                    double *counts) {
+    double best;
     spill(w, lane, counts);
-    *dataset = furthest(blend, counts, drawn, best);
+    int64_t dataset = furthest(blend, counts, binidx_blend_drawn(sample), &best);
+    if (best < w->level[lane]) w->level[lane] = best;
+    binidx_blend_take(blend, sample, dataset, counts + dataset);
     for (int64_t i = 0; i < w->filled[lane]; i++)
-        if (w->datasets[lane][i] == *dataset) return i;
-    return -1;
+        if (w->datasets[lane][i] == dataset) w->counts[i * W + lane] = counts[dataset];
 }
 
 /* One sample of W chunks; returns how many lanes missed. */
 TARGET BINIDX_BLEND_INLINE int64_t row(const binidx_blend *blend, window *w, int64_t slots, int64_t first, int64_t length,
                                        V drawn, double *counts) {
     double at[W], bests[W];
-    V best, slot;
+    V best, slot, floor = LOAD(w->floor), level = LOAD(w->level);
     int64_t misses = 0;
     scan(w->weights, w->counts, slots, drawn, &best, &slot);
     STORE(bests, best), STORE(at, slot);
-    for (int64_t lane = 0; lane < W; lane++) {
-        int64_t i = (int64_t)at[lane], dataset = w->datasets[lane][i], sample = first + lane * length;
-        double *own = counts + lane * blend->width;
-        if (bests[lane] < w->floor[lane]) {
-            i = miss(blend, w, lane, binidx_blend_drawn(sample), own, &dataset, bests + lane);
+    STORE(w->level, PICK(GE(best, floor), PICK(GT(level, best), best, level), level));
+    for (int64_t lane = 0; lane < W; lane++, first += length) {
+        int64_t i = (int64_t)at[lane];
+        if (__builtin_expect(bests[lane] < w->floor[lane], 0)) {
+            missed(blend, w, lane, first, counts + lane * blend->width);
             misses++;
+        } else {
+            binidx_blend_take(blend, first, w->datasets[lane][i], w->counts + i * W + lane);
         }
-        if (bests[lane] < w->level[lane]) w->level[lane] = bests[lane];
-        binidx_blend_take(blend, sample, dataset, i < 0 ? own + dataset : w->counts + i * W + lane);
     }
     return misses;
 }
