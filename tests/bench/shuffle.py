@@ -1,8 +1,8 @@
 """Nanoseconds an item of one core: the shuffle against NumPy's, and the document index against Megatron Core's.
 
 The limit is memory: a swap moves a cache line of 64 bytes in and out again, 3 ns at the 40 GB/s of one core, and about
-half of that where the array, 40 MB, is not much larger than the last cache. Both sides shuffle the same array, with huge
-pages, in turns, and what they make of it is compared.
+half of that where the array, 40 MB, is not much larger than the last cache. Both sides shuffle the same array, with
+huge pages, in turns, and what they make of it is compared.
 """
 
 from __future__ import annotations

