@@ -165,4 +165,52 @@ void binidx_blend_chunks(const binidx_blend *blend, int level, int64_t first, in
 int64_t binidx_blend_replay(const binidx_blend *blend, int level, int64_t first, int64_t stop, double *counts,
                             double *guess);
 
+/* locate.c ------------------------------------------------------------------------------------------------------ */
+
+/* The order of a GPT dataset and the lengths of its sequences. */
+typedef struct {
+    const void *sample_index; /* (num_samples + 1, 2) int32_t, or int64_t when wide */
+    int64_t num_samples;
+    const int32_t *document_index;
+    int64_t num_documents;
+    const void *sequence_lengths; /* int32_t, as mapped */
+    int64_t num_sequences;
+    int32_t wide, extra;
+} binidx_orders;
+
+/* bounds[s] .. bounds[s+1] are the spans of the sample at rows[s]; returns how many there are in all. */
+int64_t binidx_count_spans(const binidx_orders *orders, const int64_t *rows, int64_t num_samples, int64_t *bounds);
+
+/* (sequence, first token, tokens) of each span, for rows that binidx_count_spans has counted; returns how many. */
+int64_t binidx_sample_spans(const binidx_orders *orders, const int64_t *rows, int64_t num_samples, int64_t *spans);
+
+/* (first byte, end) of each span in the .bin; returns the first span that leaves its sequence, or num_spans. */
+int64_t binidx_locate_spans(const void *sequence_lengths, const void *sequence_pointers, int64_t num_sequences,
+                            int64_t item_bytes, const int64_t *spans, int64_t num_spans, int64_t *ranges);
+
+/* read_ahead.c -------------------------------------------------------------------------------------------------- */
+
+/* Advise that the ranges, (first byte, end) in a mapping of `size` bytes at `base`, will be read soon; their bytes in all,
+ * or BINIDX_BAD_LENGTH, and no advice, if one leaves the mapping. No advice either with page_bytes 0. */
+int64_t binidx_read_ahead(int64_t base, int64_t size, const int64_t *ranges, int64_t num_ranges, int64_t page_bytes);
+
+/* gather.c ------------------------------------------------------------------------------------------------------ */
+
+/* Pieces of stored tokens, and where their samples go. */
+typedef struct {
+    int64_t base;          /* address that the ranges count from; 0 when they are addresses */
+    const int64_t *ranges; /* piece -> (first byte, end) */
+    const int64_t *bounds; /* sample -> its first piece; num_samples + 1 of them */
+    const int64_t *rows;   /* sample -> row of the outputs */
+    int64_t num_samples, num_pieces, num_rows, sequence_length, item_bytes, pad, eod;
+    int32_t dtype;         /* code of an .idx */
+    int32_t mask_eod;      /* no loss on an EOD */
+    int64_t *tokens, *labels, *positions; /* (rows, sequence_length); positions may be NULL */
+    float *loss_mask;
+} binidx_gather;
+
+/* Fill the rows of the outputs; returns num_samples. A code, and nothing written: BINIDX_BAD_TOKENS if a sample is longer
+ * than a row and a token, BINIDX_BAD_LENGTH if a range is not whole tokens, BINIDX_BAD_DOCUMENT if bounds or rows lead outside. */
+int64_t binidx_gather_samples(const binidx_gather *gather, int level);
+
 #endif

@@ -8,20 +8,7 @@
  * trusts the file.
  */
 #include "binidx.h"
-
-#include <string.h>
-
-static inline int32_t load_i32(const void *base, int64_t i) {
-    int32_t value;
-    memcpy(&value, (const char *)base + 4 * i, 4);
-    return value;
-}
-
-static inline int64_t load_i64(const void *base, int64_t i) {
-    int64_t value;
-    memcpy(&value, (const char *)base + 8 * i, 8);
-    return value;
-}
+#include "unaligned.h"
 
 int64_t binidx_check_sequences(const void *lengths, const void *pointers, int64_t num_sequences, int64_t item_bytes,
                                int64_t *total_tokens) {

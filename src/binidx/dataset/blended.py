@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
-from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
+from binidx.dataset.megatron_dataset import MegatronDataset, Request, describe, digest
 from binidx.dataset.split import normalize
-from binidx.dataset.torch_bridge import Sample
+from binidx.dataset.torch_bridge import Sample, Samples, as_tensor
 from binidx.errors import BlendError, ConfigError
-from binidx.format.indexed_dataset import read_spans
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
 from binidx.index.cache import IndexCache
 
@@ -72,23 +70,25 @@ class BlendedDataset:
 
     def __getitems__(self, idxs: Sequence[int]) -> list[Sample]:
         """The samples of a batch, the tokens of all datasets read at the same time."""
-        which = [(self.dataset_index[idx], int(self.dataset_sample_index[idx])) for idx in idxs]
-        numbers: dict[int, list[int]] = {}
-        for dataset_id, number in which:
-            numbers.setdefault(int(dataset_id), []).append(number)
-        samples = {dataset_id: iter(found) for dataset_id, found in self._read(numbers).items()}
-        return [{"dataset_id": dataset_id, **next(samples[int(dataset_id)])} for dataset_id, _ in which]
+        ids = self.dataset_index[list(idxs)]
+        numbers = self.dataset_sample_index[list(idxs)]
+        rows = {int(dataset_id): np.flatnonzero(ids == dataset_id) for dataset_id in np.unique(ids)}
+        requests = [(self.datasets[d], numbers[where].tolist(), where.tolist()) for d, where in rows.items()]
+        samples = self._read(requests, len(ids))
+        numbered: list[Sample] = [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
+        if not isinstance(samples, Samples):
+            return numbered
+        return Samples(numbered, {"dataset_id": as_tensor(ids), **samples.columns}, samples.shared)
 
-    def _read(self, numbers: dict[int, list[int]]) -> dict[int, list[Sample]]:
-        if type(self.datasets[0]).__getitems__ is not MegatronDataset.__getitems__:
-            return {dataset_id: self.datasets[dataset_id].__getitems__(idxs) for dataset_id, idxs in numbers.items()}
-        spans = {d: [self.datasets[d].spans(idx) for idx in idxs] for d, idxs in numbers.items()}
-        found = read_spans([(self.datasets[d].dataset, [*chain(*spans[d])]) for d in numbers])
-        samples: dict[int, list[Sample]] = {}
-        for (d, idxs), arrays in zip(numbers.items(), map(iter, found), strict=True):
-            parts = ([next(arrays) for _ in sample] for sample in spans[d])
-            samples[d] = [self.datasets[d].assemble(idx, part) for idx, part in zip(idxs, parts, strict=True)]
-        return samples
+    def _read(self, requests: Sequence[Request], num_rows: int) -> list[Sample]:
+        kind = type(self.datasets[0])
+        if kind.__getitems__ is MegatronDataset.__getitems__:
+            return kind.read_together(requests, num_rows)
+        batch: list[Sample] = [{}] * num_rows
+        for dataset, numbers, rows in requests:
+            for row, sample in zip(rows, dataset.__getitems__(numbers), strict=True):
+                batch[row] = sample
+        return batch
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict(

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.masks import build_attention_mask, build_loss_mask, build_position_ids
-from binidx.dataset.megatron_dataset import MegatronDataset
+from binidx.dataset.gpt_batch import assemble_gpt_sample, read_gpt_batch, sample_spans
+from binidx.dataset.masks import build_attention_mask
+from binidx.dataset.megatron_dataset import MegatronDataset, Request
 from binidx.dataset.split import Split
-from binidx.dataset.torch_bridge import Sample, as_tensor
+from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache import IndexCache
@@ -131,66 +132,27 @@ class GPTDataset(MegatronDataset):
 
     def spans(self, idx: int | None) -> list[Span]:
         """(sequence, first token, tokens) of each piece; `idx` counts in shuffled order, None is sample 0."""
-        row = int(self.shuffle_index[0 if idx is None else idx])
-        (first, first_token), (last, last_token) = self.sample_index[row : row + 2].tolist()
-        sequences = self.document_index[first : last + 1]
-        counts = self.dataset.sequence_lengths[sequences].tolist()
-        starts = [first_token] + [0] * (last - first)
-        counts[0] -= first_token
-        counts[-1] = last_token + self.config.add_extra_token_to_sequence - starts[-1]
-        return list(zip(sequences.tolist(), starts, counts, strict=True))
+        return [(sequence, first, count) for sequence, first, count in sample_spans(self, [idx])[0].tolist()]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
         """Tokens and labels, padded to S, with masks and positions."""
-        tokens, labels = self._tokens_and_labels(self._text(sequences))
-        masks = self._masks_and_positions(tokens)
-        self._hide_pads(tokens, labels, masks["loss_mask"])
-        if idx is None:
-            masks["loss_mask"][:] = 0.0
-        return {name: as_tensor(array) for name, array in {"tokens": tokens, "labels": labels, **masks}.items()}
+        return assemble_gpt_sample(self, idx, sequences)
 
-    def _text(self, sequences: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-        text = np.empty(self.config.sequence_length + self.config.add_extra_token_to_sequence, dtype=np.int64)
-        filled = sum(map(len, sequences))
-        np.concatenate(sequences, out=text[:filled], casting="unsafe")
-        text[filled:] = self._pad_token_id
-        return text
+    @classmethod
+    def read_together(cls, requests: Sequence[Request], num_rows: int) -> list[Sample]:
+        """The samples of a batch, gathered by C; by `spans` and `assemble` where a subclass has its own."""
+        if (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble):
+            return super().read_together(requests, num_rows)
+        return read_gpt_batch(requests, num_rows)
 
-    def _hide_pads(self, tokens: NDArray[np.int64], labels: NDArray[np.int64], loss_mask: NDArray[np.float32]) -> None:
-        # An embedding has no row -1, so pads are read as token 0, and their loss is masked. Samples without a pad are
-        # nearly all: looking first costs a tenth of writing through masks that are all False.
-        for ids in (labels, tokens):
-            pads = ids == self._pad_token_id
-            if np.count_nonzero(pads):
-                ids[pads] = 0
-                if ids is labels:
-                    loss_mask[pads] = 0.0
-
-    def _tokens_and_labels(self, text: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if self.config.add_extra_token_to_sequence:
-            return text[:-1].copy(), text[1:].copy()
-        return text, np.append(text[1:], self._pad_token_id)
-
-    def _masks_and_positions(self, tokens: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        config = self.config
-        eod = config.tokenizer.eod if config.eod_mask_loss or config.reset_position_ids else None
-        masks: dict[str, NDArray[Any]] = {}
-        if config.create_attention_mask:
-            masks["attention_mask"] = self._attention_mask(tokens)
-        masks["loss_mask"] = build_loss_mask(tokens, eod if config.eod_mask_loss else None)
-        masks["position_ids"] = build_position_ids(tokens, eod) if config.reset_position_ids else self._positions
-        return masks
-
-    def _attention_mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        if self.config.reset_attention_mask:
-            return build_attention_mask(tokens, self.config.tokenizer.eod)
-        return self._causal_mask
+    # One tensor for all samples, as in Megatron: S x S bytes are too many to make each time.
 
     @cached_property
-    def _positions(self) -> NDArray[np.int64]:
-        return build_position_ids(np.zeros(self.config.sequence_length, dtype=np.int64), None)
+    def shared_positions(self) -> Tensor:
+        """0, 1, 2, …, shape (S,)."""
+        return as_tensor(np.arange(self.config.sequence_length))
 
     @cached_property
-    def _causal_mask(self) -> NDArray[np.bool_]:
-        # One for all samples, as the positions above and as in Megatron: S x S bytes are too many to make each time.
-        return build_attention_mask(np.zeros(self.config.sequence_length, dtype=np.int64), None)
+    def shared_attention_mask(self) -> Tensor:
+        """Forbids the future, shape (1, S, S)."""
+        return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))

@@ -8,6 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,14 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
-from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
 
 NO_PAD = -1
 """A pad id that no stored token has."""
+
+
+Request = tuple[Any, Sequence[int | None], Sequence[int]]
+"""A dataset, samples of it, and the rows of the batch that they go to."""
 
 
 def describe(identifiers: OrderedDict[str, Any]) -> str:
@@ -131,9 +136,18 @@ class MegatronDataset(ABC):
         return self._read(idxs)
 
     def _read(self, idxs: Sequence[int | None]) -> list[Sample]:
-        spans = [self.spans(idx) for idx in idxs]
-        sequences = iter(self.dataset.read([span for sample in spans for span in sample]))
-        return [self.assemble(idx, [next(sequences) for _ in sample]) for idx, sample in zip(idxs, spans, strict=True)]
+        return self.read_together([(self, idxs, range(len(idxs)))], len(idxs))
+
+    @classmethod
+    def read_together(cls, requests: Sequence[Request], num_rows: int) -> list[Sample]:
+        """A batch of `num_rows` samples of several datasets of this class, their tokens read at the same time."""
+        spans = [[dataset.spans(idx) for idx in idxs] for dataset, idxs, _ in requests]
+        wanted = [(request[0].dataset, [*chain(*found)]) for request, found in zip(requests, spans, strict=True)]
+        batch: list[Sample] = [{}] * num_rows
+        for (dataset, idxs, rows), found, tokens in zip(requests, spans, map(iter, read_spans(wanted)), strict=True):
+            for idx, row, sample in zip(idxs, rows, found, strict=True):
+                batch[row] = dataset.assemble(idx, [next(tokens) for _ in sample])
+        return batch
 
 
 def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
-from binidx.dataset.torch_bridge import world_size
+from binidx.dataset.torch_bridge import Samples, world_size
 from binidx.errors import ConfigError
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 
@@ -57,8 +57,13 @@ def build_pretraining_data_loader(
         )
     else:
         raise ConfigError(f"dataloader_type: found {dataloader_type!r}, needs 'single' or 'cyclic'")
-    defaults = {"pin_memory": torch.cuda.is_available(), "persistent_workers": num_workers > 0}
+    defaults = {"collate_fn": collate, "pin_memory": torch.cuda.is_available(), "persistent_workers": num_workers > 0}
     return DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, **{**defaults, **dataloader_options})
+
+
+def collate(samples: list[Any]) -> Any:
+    """The batch of some samples: as it is where they are the rows of one already, else stacked by torch."""
+    return samples.stack() if isinstance(samples, Samples) else default_collate(samples)
 
 
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:

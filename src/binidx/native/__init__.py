@@ -10,6 +10,7 @@ from binidx.native.arguments import MAX_COUNT
 from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from binidx.native.check_index import check_documents, check_sequences
 from binidx.native.document_sample import fill_records, record_rows
+from binidx.native.locate import locate_spans, sample_spans
 from binidx.native.random_state import RandomState
 from binidx.native.randperm import torch_randperm
 from binidx.native.sample_index import Samples, put_end, sample_index, token_sum
@@ -23,9 +24,11 @@ __all__ = [
     "check_documents",
     "check_sequences",
     "fill_records",
+    "locate_spans",
     "put_end",
     "record_rows",
     "sample_index",
+    "sample_spans",
     "token_sum",
     "torch_randperm",
 ]

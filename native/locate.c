@@ -1,0 +1,57 @@
+/* locate.c: from samples to spans of tokens, and from spans to bytes.
+ *
+ *     rows of sample_index    (3, 40) (5, 12)       where a sample starts and where the next one does
+ *     document_index          .. 9 2 7 ..           the sequences between
+ *     spans                   (9, 40, len-40) (2, 0, len) (7, 0, 12 + extra)      sequence, first token, tokens
+ *     bytes                   pointer + first * item_bytes, each checked to lie in its sequence
+ *
+ * Cost: a row, a document and a length or pointer are a cache miss each, about 1 us a sample of 6 documents.
+ */
+#include "binidx.h"
+#include "unaligned.h"
+
+static inline int64_t row_value(const binidx_orders *o, int64_t row, int column) {
+    int64_t at = 2 * row + column;
+    return o->wide ? ((const int64_t *)o->sample_index)[at] : ((const int32_t *)o->sample_index)[at];
+}
+
+int64_t binidx_count_spans(const binidx_orders *o, const int64_t *rows, int64_t num_samples, int64_t *bounds) {
+    bounds[0] = 0;
+    for (int64_t s = 0; s < num_samples; s++) {
+        if (rows[s] < 0 || rows[s] >= o->num_samples) return BINIDX_BAD_DOCUMENT;
+        int64_t first = row_value(o, rows[s], 0), last = row_value(o, rows[s] + 1, 0);
+        if (first < 0 || last < first || last >= o->num_documents) return BINIDX_BAD_DOCUMENT;
+        bounds[s + 1] = bounds[s] + last - first + 1;
+    }
+    return bounds[num_samples];
+}
+
+int64_t binidx_sample_spans(const binidx_orders *o, const int64_t *rows, int64_t num_samples, int64_t *spans) {
+    int64_t n = 0;
+    for (int64_t s = 0; s < num_samples; s++) {
+        int64_t first = row_value(o, rows[s], 0), start = row_value(o, rows[s], 1);
+        int64_t last = row_value(o, rows[s] + 1, 0), end = row_value(o, rows[s] + 1, 1) + o->extra;
+        for (int64_t position = first; position <= last; position++, n++, start = 0) {
+            int64_t sequence = o->document_index[position];
+            if (sequence < 0 || sequence >= o->num_sequences) return BINIDX_BAD_DOCUMENT;
+            int64_t stop = position < last ? load_i32(o->sequence_lengths, sequence) : end;
+            spans[3 * n] = sequence;
+            spans[3 * n + 1] = start;
+            spans[3 * n + 2] = stop - start;
+        }
+    }
+    return n;
+}
+
+int64_t binidx_locate_spans(const void *sequence_lengths, const void *sequence_pointers, int64_t num_sequences,
+                            int64_t item_bytes, const int64_t *spans, int64_t num_spans, int64_t *ranges) {
+    for (int64_t n = 0; n < num_spans; n++) {
+        int64_t sequence = spans[3 * n], first = spans[3 * n + 1], count = spans[3 * n + 2];
+        if (sequence < 0 || sequence >= num_sequences) return n;
+        int64_t length = load_i32(sequence_lengths, sequence);
+        if (first < 0 || count < 0 || first > length || count > length - first) return n;
+        ranges[2 * n] = load_i64(sequence_pointers, sequence) + first * item_bytes;
+        ranges[2 * n + 1] = ranges[2 * n] + count * item_bytes;
+    }
+    return num_spans;
+}
