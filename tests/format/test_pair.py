@@ -30,12 +30,12 @@ def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def mmap(request: pytest.FixtureRequest) -> bool:
-    return "[file]" not in request.node.name
+    return "[file" not in request.node.name
 
 
-def number(n: int) -> list[Document]:
-    """Dataset `n`: 20 + n sequences of one token, which is n."""
-    return [Document([n] * (20 + n), [1] * (20 + n), [])]
+def number(n: int, length: int = 1) -> list[Document]:
+    """Dataset `n`: 20 + n sequences of tokens that are all n."""
+    return [Document([n] * (20 + n) * length, [length] * (20 + n), [])]
 
 
 def read_all(dataset: IndexedDataset) -> list[int]:
@@ -60,11 +60,11 @@ def when_opened(monkeypatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("end", [".idx", ".bin"])
-@pytest.mark.parametrize("new", [3, 0])
-def test_a_dataset_replaced_while_it_is_opened_is_opened_anew(prefix, mmap, new, end, when_opened) -> None:
+@pytest.mark.parametrize(("new", "length"), [(3, 1), (0, 1), (2, 4)])  # a larger .idx, a smaller one, one as large
+def test_a_dataset_replaced_while_it_is_opened_is_opened_anew(prefix, mmap, new, length, end, when_opened) -> None:
     build_ours(prefix, number(2), np.uint16)
-    when_opened(end, [lambda: build_ours(prefix, number(new), np.uint16)])
-    assert read_all(IndexedDataset(prefix, mmap=mmap)) == [new] * (20 + new)
+    when_opened(end, [lambda: build_ours(prefix, number(new, length), np.uint16)])
+    assert read_all(IndexedDataset(prefix, mmap=mmap)) == [new] * (20 + new) * length
 
 
 def test_a_writer_between_its_two_files_is_waited_for(prefix, mmap, when_opened, monkeypatch) -> None:

@@ -19,7 +19,7 @@ from conftest import Bucket
 from converting import MIB, AtEvent, build, memory, names_beside, pair, unfinished_uploads
 from random_datasets import Document, build_ours
 
-from binidx.errors import ObjectNotFoundError
+from binidx.errors import ObjectExistsError, ObjectNotFoundError
 from binidx.format.convert import convert_dataset, plan_samples
 from binidx.format.indexed_dataset import IndexedDataset
 
@@ -86,6 +86,16 @@ def test_other_tokens_under_an_equal_index_are_another_dataset_by_size_alone_too
     assert pair(target) == before
     assert main(["convert", source, target, "--verify", "size", "--overwrite"]) == 0
     assert pair(target) == pair(source)
+
+
+def test_a_last_token_that_differs_is_seen_by_size_alone_too(tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 6_000_000), tmp_path / "copy"
+    convert_dataset(source, target)
+    with Path(f"{target}.bin").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([pair(source)[0][-1] ^ 1]))
+    with pytest.raises(ObjectExistsError, match="copy: holds another dataset"):
+        convert_dataset(source, target, verify="size")
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 * 65536, 64 * 65536 + 1, 10**12])
