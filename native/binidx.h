@@ -121,12 +121,13 @@ typedef struct {
 /* The records of the documents in samples->document_index; returns the sum of their lengths, or as gather_lengths. */
 int64_t binidx_fill_records(const binidx_samples *samples, binidx_record *records, int64_t *found);
 
-/* Shuffled records back to documents (count,), and the rows they decide: as binidx_sample_rows, with `first` the
- * position of records[0] in the whole document index. */
-void binidx_record_rows_4(const binidx_samples *samples, const binidx_record *records, int64_t first, int64_t count,
-                          int64_t token, int64_t num_tokens, int32_t *documents, int32_t *rows);
-void binidx_record_rows_8(const binidx_samples *samples, const binidx_record *records, int64_t first, int64_t count,
-                          int64_t token, int64_t num_tokens, int32_t *documents, int64_t *rows);
+/* Shuffles `count` records as binidx_shuffle_8 does (at most 2^32 of them) into documents (count,), and writes the rows
+ * they decide: as binidx_sample_rows, with `first` the position of documents[0] in the whole document index. The records
+ * are spent. */
+void binidx_shuffle_records_4(const binidx_samples *samples, binidx_mt19937 *rng, binidx_record *records, int64_t first,
+                              int64_t count, int64_t token, int64_t num_tokens, int32_t *documents, int32_t *rows);
+void binidx_shuffle_records_8(const binidx_samples *samples, binidx_mt19937 *rng, binidx_record *records, int64_t first,
+                              int64_t count, int64_t token, int64_t num_tokens, int32_t *documents, int64_t *rows);
 
 /* blend_index.c ------------------------------------------------------------------------------------------------- */
 

@@ -7,7 +7,7 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 build="${CC:-cc} -std=c11 -O1 -g -ffp-contract=off -fno-omit-frame-pointer -Wall -Wextra -Wshadow -Wpedantic -Werror
     -fsanitize=address,undefined -fno-sanitize-recover=all"
-core=$(ls "$here"/*.c | grep -v -e /fuzz_ -e /test_)
+core=$(cd "$here" && ls *.c | grep -v -e ^fuzz_ -e ^test_ | sed "s|^|$here/|")
 (cd "$out" && $build -c $core)
 $build "$here"/test_*.c "$out"/*.o -o "$out/test_native"
 "$out/test_native"

@@ -8,9 +8,9 @@
 /* Where the next row goes, and which token decides it. */
 typedef struct {
     void *rows;
-    int64_t row, stop; /* the next row, and the first that is not to be written */
+    int64_t row, stop; /* the next row; going up, the first that is not to be written, going down, the last that is */
     int64_t last;      /* number of the last token of sample row - 1 */
-    int64_t token;     /* tokens before the current document */
+    int64_t token;     /* tokens before the current document, going down, behind it too */
     int64_t sequence_length, extra;
 } row_cursor;
 
@@ -24,6 +24,14 @@ static inline int64_t first_row_from(const binidx_samples *s, int64_t token) {
 static inline row_cursor start_rows(const binidx_samples *s, void *rows, int64_t token, int64_t stop) {
     int64_t row = first_row_from(s, token), last = row * s->sequence_length + s->extra - 1;
     return (row_cursor){rows, row, stop, last, token, s->sequence_length, s->extra};
+}
+
+/* The rows that the tokens [token, end) decide, from the last down. */
+static inline row_cursor start_rows_down(const binidx_samples *s, void *rows, int64_t token, int64_t end) {
+    int64_t row = first_row_from(s, end) - 1;
+    if (row > s->num_samples) row = s->num_samples;
+    int64_t last = row * s->sequence_length + s->extra - 1;
+    return (row_cursor){rows, row, first_row_from(s, token), last, end, s->sequence_length, s->extra};
 }
 
 /* `wide` is a constant in all callers: the compiler makes one function for each kind of row. */
@@ -50,6 +58,18 @@ static inline void put_document(row_cursor *c, int wide, int64_t position, int64
     c->last += c->sequence_length & -is_row;
     for (; c->last < end && c->row < c->stop; c->row++, c->last += c->sequence_length) put_next(c, wide, position);
     c->token = end;
+}
+
+/* The same for a document that ends at `token`, from its last row down. */
+static inline void put_document_down(row_cursor *c, int wide, int64_t position, int64_t length) {
+    c->token -= length;
+    if (c->row < c->stop) return;
+    int64_t is_row = c->last >= c->token;
+    put_next(c, wide, position);
+    c->row -= is_row;
+    c->last -= c->sequence_length & -is_row;
+    for (; c->last >= c->token && c->row >= c->stop; c->row--, c->last -= c->sequence_length)
+        put_next(c, wide, position);
 }
 
 #endif

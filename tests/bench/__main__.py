@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # tests import their helpers by name
 
-BENCHES = ("item_time", "from_s3", "shuffle", "blend")
+BENCHES = ("item_time", "from_s3", "shuffle", "blend", "document_sample")
 
 
 def main() -> None:

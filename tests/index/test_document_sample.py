@@ -82,19 +82,32 @@ def test_documents_without_tokens_are_shuffled_too() -> None:
     assert rows.tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize("separate", [True, False])
-def test_wide_rows_are_the_same_numbers(separate: bool) -> None:
+def test_wide_rows_are_the_same_numbers() -> None:
     rng = np.random.default_rng(8)
-    for _ in range(200):
+    for seed in range(200):
         lengths = random_lengths(rng)
-        samples = native.Samples(lengths, np.empty(2 * len(lengths), np.int32), 7, 2 * int(lengths.sum()), 3)
+        documents, rows = np.arange(len(lengths), dtype=np.int32), []
         records = np.empty(len(lengths), np.int64)
-        tokens = native.fill_records(native.Samples(lengths, np.arange(len(lengths), dtype=np.int32)), records)
-        rows = [np.full((4, 2), -1, dtype) for dtype in (np.int32, np.int64)]
-        for part in range(1 + separate):
-            for out in rows:
-                native.record_rows(samples, records, part * len(lengths), part * tokens, tokens, out)
+        tokens = native.fill_records(native.Samples(lengths, documents), records)
+        samples = native.Samples(lengths, np.empty(3 * len(lengths), np.int32), 7, 3 * tokens, 3 * tokens // 7)
+        for dtype in (np.int32, np.int64):
+            rows.append(np.zeros((3 * tokens // 7 + 1, 2), dtype))
+            for part in (2, 0, 1):
+                place = part * len(lengths), part * tokens, tokens
+                native.shuffle_records(samples, RandomState(seed), records.copy(), *place, rows[-1])
         assert (rows[0] == rows[1]).all()
+        assert (rows[0] == build_sample_index(lengths, samples.documents, 7, 3 * tokens, add_extra_token=False)).all()
+
+
+def test_more_documents_than_32_bits_count_take_the_two_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "MOST_RECORDS", 999)
+    lengths, documents = np.arange(1, 501, dtype=np.int32), np.arange(500, dtype=np.int32)
+    for epochs, asked in ((2, 2000), (3, 4200)):
+        plan = plan_epochs(int(lengths.sum()), 64, asked, add_extra_token=True, drop_last_partial=True)
+        assert plan.num_epochs == epochs
+        found = build_document_and_sample_index(lengths, documents, plan, RandomState(1), 64)
+        needed = one_by_one(lengths, documents, plan, RandomState(1), 64)
+        assert all((array == needed_array).all() for array, needed_array in zip(found, needed, strict=True))
 
 
 def test_the_order_of_records_is_that_of_their_documents() -> None:
@@ -181,9 +194,9 @@ def test_records_of_another_number_are_refused() -> None:
     with pytest.raises(ValueError, match="3 documents, 2 records"):
         native.fill_records(samples, records[:2])
     with pytest.raises(ValueError, match="2 documents from 1 on, 3 records, 2 rows"):
-        native.record_rows(samples, records, 1, 0, 3, rows)
+        native.shuffle_records(samples, RandomState(0), records, 1, 0, 3, rows)
     with pytest.raises(ValueError, match="3 documents from 0 on, 3 records, 1 rows"):
-        native.record_rows(samples, records, 0, 0, 3, rows[:1])
+        native.shuffle_records(samples, RandomState(0), records, 0, 0, 3, rows[:1])
     with pytest.raises(TypeError, match="contiguous int64"):
         document_sample.fill_records(samples, np.empty(6, np.int64)[::2])
 

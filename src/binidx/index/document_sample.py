@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from binidx import native
 from binidx.errors import IndexBuildError
-from binidx.index.document import _as_int32
+from binidx.index.document import _as_int32, build_document_index
 from binidx.index.epochs import EpochPlan
 from binidx.index.sample import count_samples, row_dtype
 from binidx.native import RandomState
@@ -62,9 +62,13 @@ def build_document_and_sample_index(
     samples = native.Samples(
         sequence_lengths, index, sequence_length, plan.num_tokens, num_samples, add_extra_token=add_extra_token
     )
+    if len(documents) * _epochs_shuffled_together(plan) > native.MOST_RECORDS:
+        build_document_index(documents, plan.num_epochs, rng, plan.separate_final_epoch, out=index)
+        native.fill_rows(samples, rows)
+        return index, rows
     first = token = 0
-    for records, tokens in _shuffled_records(sequence_lengths, documents, plan, rng):
-        native.record_rows(samples, records, first, token, tokens, rows)
+    for records, tokens in _records_to_shuffle(sequence_lengths, documents, plan):
+        native.shuffle_records(samples, rng, records, first, token, tokens, rows)
         first, token = first + len(records), token + tokens
     native.put_end(samples, rows, token)
     return index, rows
@@ -84,24 +88,25 @@ def _check_shapes(index: NDArray[np.int32], rows: NDArray[Any], positions: int, 
         )
 
 
-def _shuffled_records(
-    sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], plan: EpochPlan, rng: RandomState
+def _epochs_shuffled_together(plan: EpochPlan) -> int:
+    return plan.num_epochs - (plan.separate_final_epoch and plan.num_epochs > 1)
+
+
+def _records_to_shuffle(
+    sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], plan: EpochPlan
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Records of the epochs shuffled together and their tokens, then of a separate last one, in the same memory."""
     if plan.num_epochs < 1:
         raise IndexBuildError(f"document index: {plan.num_epochs} epochs, needs at least 1")
     own = documents if documents.dtype == np.int32 and documents.ndim == 1 else _as_int32(documents)
     epoch = native.Samples(sequence_lengths, np.ascontiguousarray(own), subject="documents")
-    last = plan.separate_final_epoch and plan.num_epochs > 1
-    records = np.empty((plan.num_epochs - last, len(own)), np.int64)
-    for epochs in (plan.num_epochs - 1, 1) if last else (plan.num_epochs,):
-        tokens = native.fill_records(epoch, records[0])
-        if tokens != plan.tokens_per_epoch:
-            needed = plan.tokens_per_epoch
-            raise IndexBuildError(
-                f"document index: the documents hold {tokens} tokens, needs those of the plan: {needed}"
-            )
-        records[1:epochs] = records[0]
-        shuffled = records[:epochs].reshape(-1)
-        rng.shuffle(shuffled)
-        yield shuffled, epochs * tokens
+    together = _epochs_shuffled_together(plan)
+    records = np.empty((together, len(own)), np.int64)
+    for epochs in (together, plan.num_epochs - together):
+        if epochs:
+            tokens = native.fill_records(epoch, records[0])
+            if tokens != plan.tokens_per_epoch:
+                needed = f"needs those of the plan: {plan.tokens_per_epoch}"
+                raise IndexBuildError(f"document index: the documents hold {tokens} tokens, {needed}")
+            records[1:epochs] = records[0]
+            yield records[:epochs].reshape(-1), epochs * tokens

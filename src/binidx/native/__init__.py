@@ -9,14 +9,15 @@ from __future__ import annotations
 from binidx.native.arguments import MAX_COUNT
 from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from binidx.native.check_index import check_documents, check_sequences
-from binidx.native.document_sample import fill_records, record_rows
+from binidx.native.document_sample import MOST_RECORDS, fill_records, shuffle_records
 from binidx.native.locate import locate_spans, sample_spans
 from binidx.native.random_state import RandomState
 from binidx.native.randperm import torch_randperm
-from binidx.native.sample_index import Samples, put_end, sample_index, token_sum
+from binidx.native.sample_index import Samples, fill_rows, put_end, sample_index, token_sum
 
 __all__ = [
     "MAX_COUNT",
+    "MOST_RECORDS",
     "RandomState",
     "Samples",
     "blend_exhaustive",
@@ -24,11 +25,12 @@ __all__ = [
     "check_documents",
     "check_sequences",
     "fill_records",
+    "fill_rows",
     "locate_spans",
     "put_end",
-    "record_rows",
     "sample_index",
     "sample_spans",
+    "shuffle_records",
     "token_sum",
     "torch_randperm",
 ]

@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.native.arguments import count, items
+from binidx.native.random_state import RandomState
 from binidx.native.sample_index import Samples, check_rows
+
+MOST_RECORDS = 2**32
+"""Steps of a shuffle whose targets are drawn as 32 bits."""
 
 
 def fill_records(samples: Samples, records: NDArray[np.int64]) -> int:
@@ -21,34 +25,37 @@ def fill_records(samples: Samples, records: NDArray[np.int64]) -> int:
     if len(records) != len(samples.documents):
         raise ValueError(f"{len(samples.documents)} documents, {len(records)} records")
     found = ffi.new("int64_t *")
-    return samples.check(lib.binidx_fill_records(samples.c, _records(records, write=True), found), found[0])
+    return samples.check(lib.binidx_fill_records(samples.c, _records(records), found), found[0])
 
 
-def record_rows(
+def shuffle_records(
     samples: Samples,
+    rng: RandomState,
     records: NDArray[np.int64],
     first: int,
     token: int,
     num_tokens: int,
     rows: NDArray[Any],
 ) -> None:
-    """Shuffled records back into the document index of `samples`, from `first` on, and the rows that they decide.
+    """Shuffle records, put their documents into the index of `samples` from `first` on, and the rows that they decide.
 
     Args:
-        samples: its document_index is written to, all other rows and documents stay.
-        records: shape (count,).
-        first: position of records[0] in the document index.
+        samples: its document_index is written to; all other documents and rows stay.
+        rng: draws one shuffle, that of `rng.shuffle(records)`.
+        records: shape (count,), at most MOST_RECORDS; spent by the call.
+        first: position of the first in the document index.
         token: tokens of all documents before it.
         num_tokens: tokens of the records.
         rows: int32 or int64, shape (num_samples + 1, 2).
     """
     check_rows(rows)
     documents = samples.documents[count("first", first) :][: len(records)]
-    if len(documents) != len(records) or len(rows) != samples.c.num_samples + 1:
+    if len(documents) != len(records) or len(rows) != samples.c.num_samples + 1 or len(records) > MOST_RECORDS:
         raise ValueError(f"{len(documents)} documents from {first} on, {len(records)} records, {len(rows)} rows")
-    put = lib.binidx_record_rows_4 if rows.itemsize == 4 else lib.binidx_record_rows_8
-    put(
+    shuffle = lib.binidx_shuffle_records_4 if rows.itemsize == 4 else lib.binidx_shuffle_records_8
+    shuffle(
         samples.c,
+        rng._rng,
         _records(records),
         first,
         len(records),
@@ -59,6 +66,6 @@ def record_rows(
     )
 
 
-def _records(records: NDArray[np.int64], *, write: bool = False) -> Any:
-    items(records, np.int64, write=write)  # refuses what is not aligned and contiguous
-    return ffi.from_buffer("binidx_record[]", records, require_writable=write)
+def _records(records: NDArray[np.int64]) -> Any:
+    items(records, np.int64)  # refuses what is not aligned and contiguous
+    return ffi.from_buffer("binidx_record[]", records, require_writable=True)

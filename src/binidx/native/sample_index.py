@@ -101,7 +101,10 @@ def sample_index(
         len(rows) - 1,
         add_extra_token=add_extra_token,
     )
-    (_in_parts if count("threads", threads, 1) > 1 else _at_once)(samples, rows, threads)
+    if count("threads", threads, 1) > 1:
+        _fill_in_parts(samples, rows, threads)
+    else:
+        fill_rows(samples, rows)
 
 
 def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32]) -> int:
@@ -110,13 +113,14 @@ def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32])
     return _gather(samples, 0, len(documents), ffi.NULL)
 
 
-def _at_once(samples: Samples, rows: NDArray[Any], _threads: int) -> None:
+def fill_rows(samples: Samples, rows: NDArray[Any]) -> None:
+    """All rows at once; there are as many as `samples` says."""
     build = lib.binidx_sample_index_4 if rows.itemsize == 4 else lib.binidx_sample_index_8
     found = ffi.new("int64_t *")
     samples.check(build(samples.c, items(rows, rows.dtype, write=True), found), found[0])
 
 
-def _in_parts(samples: Samples, rows: NDArray[Any], threads: int) -> None:
+def _fill_in_parts(samples: Samples, rows: NDArray[Any], threads: int) -> None:
     """Gather the lengths of each window, wait for the tokens before it, write its rows.
 
     Windows start in order, so the sum that one waits for is always being made: no deadlock, and the first error in
