@@ -73,9 +73,7 @@ def test_one_that_was_replaced_since_is_refused(arguments, lengths: list[int]) -
     data = pickle.dumps(IndexedDataset(**arguments))
     other = Document(np.arange(sum(lengths)), lengths, [0] * len(lengths))
     build_ours(arguments["path_prefix"], [other, FIVE[1]], np.uint16, multimodal=True)
-    with pytest.raises(
-        ObjectChangedError, match=r"five\.(idx|bin): .*, was .* in the process that pickled it; start"
-    ):
+    with pytest.raises(ObjectChangedError, match=r"five\.(idx|bin): .*, was .* in the process that pickled it; start"):
         pickle.loads(data)
 
 
