@@ -46,7 +46,18 @@ TARGET BINIDX_BLEND_INLINE void scan(const double *weights, const double *counts
     *slot = PICK(EQ(left, most), at, ADD(at, SPLAT(1)));
 }
 
-/* The same over the datasets of one chunk: dataset = slot * W + lane. */
+/* A few datasets of one chunk. */
+BINIDX_BLEND_INLINE int64_t furthest_of_few(const binidx_blend *blend, const double *counts, double drawn) {
+    double most = blend->weights[0] * drawn - counts[0];
+    int64_t furthest = 0;
+    for (int64_t d = 1; d < blend->num_datasets; d++) {
+        double behind = blend->weights[d] * drawn - counts[d];
+        if (behind > most) most = behind, furthest = d;
+    }
+    return furthest;
+}
+
+/* All datasets of one chunk: dataset = slot * W + lane. */
 TARGET BINIDX_BLEND_INLINE int64_t furthest(const binidx_blend *blend, const double *counts, double drawn, double *most) {
     double bests[W], slots[W];
     V best, slot;
@@ -60,11 +71,14 @@ TARGET BINIDX_BLEND_INLINE int64_t furthest(const binidx_blend *blend, const dou
 }
 
 TARGET static int64_t replay(const binidx_blend *blend, int64_t first, int64_t stop, double *counts, double *guess) {
+    const int few = blend->num_datasets <= SMALL;
     int64_t different = guess ? 0 : 1, sample = first;
     double most;
     for (int64_t d = 0; guess && d < blend->width; d++) different += counts[d] != guess[d];
     for (; sample < stop && different; sample++) {
-        int64_t right = furthest(blend, counts, binidx_blend_drawn(sample), &most), guessed = right;
+        double drawn = binidx_blend_drawn(sample);
+        int64_t right = few ? furthest_of_few(blend, counts, drawn) : furthest(blend, counts, drawn, &most);
+        int64_t guessed = right;
         if (guess) {
             guessed = blend->dataset_index[sample];
             different -= (counts[right] != guess[right]) + (guessed != right && counts[guessed] != guess[guessed]);

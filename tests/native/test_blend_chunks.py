@@ -121,6 +121,31 @@ def test_any_number_of_threads_gives_the_same_rows(level: int, num: int) -> None
         assert_same(found, exhaustive)
 
 
+@pytest.mark.parametrize("num", [128, 129, 300])
+@pytest.mark.parametrize("share", [1.0, 1 / 3, 5.0, 2.0**70])
+def test_equal_weights_are_drawn_in_turn(num: int, share: float) -> None:
+    """Of any sum; at the greatest a count more is lost in rounding, and the first dataset gives all."""
+    for size in (0, 1, num - 1, num, num + 1, 7 * num + 5):
+        weights = np.full(num, share / num)
+        counts = blend_weighted(weights, *(found := empty(size)))
+        assert_same(found, plain_weighted(weights, size))
+        assert counts.tolist() == np.bincount(found[0], minlength=num).tolist()
+
+
+def test_equal_sizes_are_drawn_in_turn() -> None:
+    for num, each in ((129, 1), (200, 0), (300, 9)):
+        blend_exhaustive(sizes := np.full(num, each), *(found := empty(num * each)))
+        assert_same(found, plain_exhaustive(sizes))
+
+
+@pytest.mark.parametrize("total", [1e-300, 0.5, 1 + 1e-6, 3.0, 1e308])
+def test_weights_of_any_sum(total: float) -> None:
+    for num in (2, 20, 150):
+        weights, size = random_blend(np.random.default_rng(num), "random", num, 0)[0] * total, 60_000
+        blend_weighted(weights, *(found := empty(size)))
+        assert_same(found, plain_weighted(weights, size))
+
+
 def test_two_builds_at_once_give_the_same_bytes() -> None:
     def build(seed: int) -> bytes:
         weights, sizes = random_blend(np.random.default_rng(seed), "random", 40, 70_000)

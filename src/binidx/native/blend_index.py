@@ -19,6 +19,10 @@ MIN_ROWS = 2048
 """A chunk has at least so many rows; it is begun within 10 us."""
 
 
+WHOLE = 128
+"""Up to so many datasets every sample looks at them all, as native/blend_lanes.h has it."""
+
+
 class Blend:
     """The rows of a blend being drawn, in chunks.
 
@@ -54,6 +58,10 @@ class Blend:
         padded = np.full(self.width, rest, np.float64)
         padded[: self.num] = values
         return padded
+
+    def can_guess(self) -> bool:
+        """Whether shares sum to the samples drawn; where they do not, replay would draw all again."""
+        return bool(self.weights.max() <= 1 and abs(self.weights.sum() - 1) * self.size < 0.5)
 
     def counts_at(self, sample: int) -> NDArray[np.float64]:
         """A guess of what was drawn before this sample, shape (width,): shares rounded by largest remainders.
@@ -95,7 +103,7 @@ def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) ->
     """
     if chunk is None:
         chunk = blend.size // (blend.lanes * num_threads)
-        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) else chunk
+        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) or not blend.can_guess() else chunk
     span = blend.lanes * chunk
     firsts = range(0, blend.size - span + 1, span) if chunk else range(0)
     starts = [np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)]) for first in firsts]
@@ -122,6 +130,23 @@ def _each_in_threads(
         list(pool.map(draw, firsts, counts))
 
 
+def in_turn(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
+    """The rows of `num` equal weights: of equal counts the first dataset wins, and a count more is always behind."""
+    rounds, rest = divmod(len(dataset_index), num)
+    dataset_index[: rounds * num].reshape(rounds, num)[:] = np.arange(num)
+    dataset_sample_index[: rounds * num].reshape(rounds, num)[:] = np.arange(rounds)[:, None]
+    dataset_index[rounds * num :] = np.arange(rest)
+    dataset_sample_index[rounds * num :] = rounds
+
+
+def _goes_in_turn(weights: NDArray[np.float64], size: int) -> bool:
+    """Whether `in_turn` is right and pays: windows of so many datasets do not hold where all are level.
+
+    Below 2^50 a difference of one in the counts survives rounding.
+    """
+    return len(weights) > WHOLE and bool((weights == weights[0]).all()) and float(weights[0]) * size < 2.0**50
+
+
 def blend_weighted(
     weights: NDArray[np.float64],
     dataset_index: NDArray[np.int16],
@@ -137,6 +162,9 @@ def blend_weighted(
     size = len(dataset_index)
     if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
         raise ValueError(f"{len(weights)} weights, {size} and {len(dataset_sample_index)} rows")
+    if _goes_in_turn(weights, size):
+        in_turn(len(weights), dataset_index, dataset_sample_index)
+        return np.float64(size // len(weights)) + (np.arange(len(weights)) < size % len(weights))
     blend = Blend(weights, None, dataset_index, dataset_sample_index, level)
     return blend_in_chunks(blend, num_threads)[: len(weights)]
 
@@ -154,4 +182,7 @@ def blend_exhaustive(
     if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
         raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")
     weights = sizes / np.float64(max(total, 1))
-    blend_in_chunks(Blend(weights, sizes, dataset_index, dataset_sample_index, level), num_threads)
+    if _goes_in_turn(weights, total):
+        in_turn(len(sizes), dataset_index, dataset_sample_index)
+    else:
+        blend_in_chunks(Blend(weights, sizes, dataset_index, dataset_sample_index, level), num_threads)
