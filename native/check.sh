@@ -11,7 +11,7 @@ core=$(cd "$here" && ls *.c | grep -v -e ^fuzz_ -e ^test_ | sed "s|^|$here/|")
 (cd "$out" && $build -c $core)
 $build "$here"/test_*.c "$out"/*.o -o "$out/test_native"
 "$out/test_native"
-for target in $(ls "$here"/fuzz_*.c | grep -v /fuzz_main); do
+for target in $(ls "$here"/fuzz_*.c | grep -v '/fuzz_main.c$'); do
     $build "$target" "$here/fuzz_main.c" "$out"/*.o -o "$out/fuzz"
     "$out/fuzz" 2000
 done
