@@ -28,8 +28,8 @@ static input read_input(const uint8_t *data, size_t size) {
     uint8_t head[6] = {0};
     memcpy(head, data, size < 6 ? size : 6);
     input in = {.exhaustive = head[0] & 1, .guess = head[0] >> 2 & 3, .chunk = head[5]};
-    in.num = 1 + (head[1] + head[2] * 256) % 600 / (1 << (head[0] >> 4) % 4 * 2);
-    in.rows = (head[3] + head[4] * 256) % 3000 / (1 << (head[0] >> 6));
+    in.num = 1 + (head[1] + head[2] * 256) % 1200 / (1 << (head[0] >> 4) % 4 * 2);
+    in.rows = (head[3] + head[4] * 256) % 1500 / (1 << (head[0] >> 6));
     in.width = (in.num + 15) / 16 * 16;
     in.weights = bytes_of(in.width * 8), in.limits = bytes_of(in.width * 8), in.sizes = bytes_of(in.num * 8);
     double sum = 0;
@@ -37,9 +37,9 @@ static input read_input(const uint8_t *data, size_t size) {
     for (int64_t d = 0; d < in.width; d++) {
         uint8_t byte = size > 6 ? data[6 + (size_t)d % (size - 6)] : 1;
         in.weights[d] = d >= in.num ? 0 : head[0] & 2 ? 1 + 1e-9 * byte : 1.0 + byte;
-        in.limits[d] = d >= in.num ? 0 : byte % 32;
+        in.limits[d] = d >= in.num ? 0 : byte % 8;
         sum += in.weights[d];
-        if (d < in.num) total += in.sizes[d] = byte % 32;
+        if (d < in.num) total += in.sizes[d] = byte % 8;
     }
     if (in.exhaustive) in.rows = total, sum = total ? (double)total : 1;
     for (int64_t d = 0; d < in.num; d++) in.weights[d] = (in.exhaustive ? in.limits[d] : in.weights[d]) / sum;

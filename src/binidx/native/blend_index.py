@@ -20,7 +20,7 @@ MIN_ROWS = 2048
 
 
 WHOLE = 128
-"""Up to so many datasets every sample looks at them all, as native/blend_lanes.h has it."""
+"""Up to so many datasets every sample looks at them all, as native/blend_window.h has it."""
 
 
 class Blend:
