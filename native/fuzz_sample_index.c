@@ -3,7 +3,8 @@
  *
  * Input: flags 1, sequence length 3, samples 2, tokens 2, sequences 1, documents 1, cut 1, then a length of 1 or 4 bytes
  * for each sequence and a number of 1 byte for each document; missing bytes are 0. Flags: 1 extra token, 2 the counts
- * are the right ones, 4 with a last sample cut short, 8 lengths of 4 bytes, 16 documents not to be there.
+ * are the right ones, 4 with a last sample cut short, 8 lengths of 4 bytes, 16 documents not to be there, 32 half
+ * of the samples.
  */
 #include "binidx.h"
 
@@ -164,12 +165,13 @@ static void check(const binidx_samples *s, int64_t cut, int64_t token) {
     free(narrow), free(wide);
 }
 
-/* The counts as Python makes them, of no more rows than MOST_ROWS. */
-static void count_right(binidx_samples *s, int64_t cut_short) {
+/* The counts as Python makes them, of no more rows than MOST_ROWS, or half of them. */
+static void count_right(binidx_samples *s, int64_t flags) {
     if (plain_check(s, &s->num_tokens)) return;
     if (s->num_tokens / MOST_ROWS >= s->sequence_length) s->sequence_length = s->num_tokens / MOST_ROWS + 1;
     int64_t tokens = s->num_tokens > s->extra ? s->num_tokens - s->extra : 0;
-    s->num_samples = (tokens + (cut_short ? s->sequence_length - 1 : 0)) / s->sequence_length;
+    s->num_samples = (tokens + (flags & 4 ? s->sequence_length - 1 : 0)) / s->sequence_length;
+    if (flags & 32) s->num_samples /= 2;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -187,7 +189,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         documents[k] = (int32_t)(flags & 16 ? next(&in, 1) - 1 : next(&in, 1) % num_sequences);
     if (!(flags & 8)) length = length % 400 + 1;
     binidx_samples samples = {raw + 1, num_sequences, documents, num_documents, length, flags & 1, tokens, num_samples};
-    if (flags & 2) count_right(&samples, flags & 4);
+    if (flags & 2) count_right(&samples, flags);
     check(&samples, num_documents ? cut % (num_documents + 1) : 0, tokens);
     free(raw), free(documents);
     return 0;
