@@ -15,7 +15,7 @@
  * wa*s - A[a] >= wb*s - A[b] and wb*s - B[b] >= wa*s - B[a], so (B[a] - A[a]) + (A[b] - B[b]) >= 0: a tends to be short in
  * A, b in B. The L1 distance never grows by more than rounding makes it; picks that differ shrink it. Measured: 0 to 2
  * samples of replay a chunk for 8 datasets or less, about num_datasets for more.
- * Cost: see blend_few.h and blend_window.h; memory 8 bytes a dataset and chunk. Source: us; the rule is blend_index.c's.
+ * Cost: see blend_few.h and blend_window.h; memory 16 bytes a dataset and chunk. Source: us; the rule is blend_index.c's.
  */
 #include "blend_chunks.h"
 
