@@ -29,7 +29,9 @@ def build_document_and_sample_index(
     drop_last_partial: bool = True,
     out: Indices | None = None,
 ) -> Indices:
-    """What `build_document_index` and then `build_sample_index` give, in a bit over half of their time.
+    """What `build_document_index` and then `build_sample_index` give, in three quarters of their time.
+
+    Cost: 4 ns a document and epoch at 10^7, 5 at 10^8, in memory that was touched before; new memory comes on top.
 
     Memory: records of 8 * len(documents) * epochs bytes while it runs, where epochs are those shuffled together: all,
     or all but a separate last one. The two results come on top; where `out` lies in mapped files they are page cache,
