@@ -36,9 +36,11 @@ TARGET BINIDX_BLEND_INLINE void transpose(const double *from, int64_t stride, V 
             pairs[k] = odd ? _mm512_unpackhi_pd(one, two) : _mm512_unpacklo_pd(one, two);
         }
         low = _mm512_shuffle_f64x2(pairs[0], pairs[1], 0x44), high = _mm512_shuffle_f64x2(pairs[2], pairs[3], 0x44);
-        columns[odd] = _mm512_shuffle_f64x2(low, high, 0x88), columns[odd + 2] = _mm512_shuffle_f64x2(low, high, 0xdd);
+        columns[odd] = _mm512_shuffle_f64x2(low, high, 0x88);
+        columns[odd + 2] = _mm512_shuffle_f64x2(low, high, 0xdd);
         low = _mm512_shuffle_f64x2(pairs[0], pairs[1], 0xee), high = _mm512_shuffle_f64x2(pairs[2], pairs[3], 0xee);
-        columns[odd + 4] = _mm512_shuffle_f64x2(low, high, 0x88), columns[odd + 6] = _mm512_shuffle_f64x2(low, high, 0xdd);
+        columns[odd + 4] = _mm512_shuffle_f64x2(low, high, 0x88);
+        columns[odd + 6] = _mm512_shuffle_f64x2(low, high, 0xdd);
     }
 }
 

@@ -1,7 +1,7 @@
 /* blend_lanes.h: the chunks of a blend side by side in vector lanes; included once for each width by blend_*.c, which
  * says what a vector V of W doubles is and how many vectors of chunks, GROUPS, one call draws.
  *
- *     slot   lane 0     lane 1     lane 2     lane 3          one V a slot: weights and counts of one dataset in W chunks
+ *     slot   lane 0     lane 1     lane 2     lane 3          one V a slot: one dataset in W chunks
  *       0    w0, c0     w0, c0     w0, c0     w0, c0
  *       1    w1, c1     w1, c1     w1, c1     w1, c1          w * drawn - c of all W chunks at once, the best kept by a
  *      ...                                                    compare and a blend: nothing goes across the lanes
@@ -43,7 +43,8 @@ BINIDX_BLEND_INLINE int64_t furthest_of_few(const binidx_blend *blend, const dou
 }
 
 /* All datasets of one chunk: dataset = slot * W + lane. */
-TARGET BINIDX_BLEND_INLINE int64_t furthest(const binidx_blend *blend, const double *counts, double drawn, double *most) {
+TARGET BINIDX_BLEND_INLINE int64_t furthest(const binidx_blend *blend, const double *counts, double drawn,
+                                            double *most) {
     double bests[W], slots[W];
     V best, slot;
     scan(blend->weights, counts, blend->width / W, SPLAT(drawn), &best, &slot);
@@ -71,7 +72,8 @@ TARGET static int64_t replay(const binidx_blend *blend, int64_t first, int64_t s
             guess[guessed] = binidx_blend_after(blend, guessed, guess[guessed]);
         }
         binidx_blend_take(blend, sample, right, counts + right);
-        if (guess) different += (counts[right] != guess[right]) + (guessed != right && counts[guessed] != guess[guessed]);
+        if (!guess) continue;
+        different += (counts[right] != guess[right]) + (guessed != right && counts[guessed] != guess[guessed]);
     }
     return sample - first;
 }

@@ -2,10 +2,10 @@
  *
  *   up to WHOLE  all in slots. Cost: about half a cycle a dataset and sample in 8 lanes.
  *   more         a window: the few datasets of each lane that can win within the next `horizon` samples. `behind` only
- *                grows until a dataset is drawn (rounding is monotone), so whoever is below `floor` at the last of them is
- *                below it at each; a winner at or above floor is the winner of all. One below it: that lane alone looks
- *                at all datasets. The horizon and the floor adapt so that windows are nearly full and misses rare; where
- *                masses of datasets stand within a rounding of each other no window holds and all is looked at.
+ *                grows until a dataset is drawn (rounding is monotone), so whoever is below `floor` at the last of them
+ *                is below it at each; a winner at or above floor is the winner of all. One below it: that lane alone
+ *                looks at all datasets. The horizon and the floor adapt so that windows are nearly full and misses
+ *                rare; where masses of datasets are level no window holds, and each sample looks at all.
  *                Cost: window_slots + num_datasets / horizon a sample; the horizon is a little less than the slots.
  */
 enum { WHOLE = 128, WINDOW = 64, STUCK = 64 };
@@ -19,8 +19,8 @@ typedef struct {
 } window;
 
 /* The datasets at or above floor once `drawn`, into `datasets`; more than `most` of them: some number above it. */
-TARGET static int64_t candidates(const binidx_blend *blend, const double *counts, double drawn, double floor, int64_t most,
-                                 int32_t *datasets) {
+TARGET static int64_t candidates(const binidx_blend *blend, const double *counts, double drawn, double floor,
+                                 int64_t most, int32_t *datasets) {
     int64_t found = 0;
     for (int64_t d = 0; d < blend->width && found <= most; d += W)
         found = KEEP(datasets, found, d,
@@ -41,9 +41,9 @@ TARGET static void spill(const window *w, int64_t lane, double *counts) {
     for (int64_t i = 0; i < w->filled[lane]; i++) counts[w->datasets[lane][i]] = w->counts[i * W + lane];
 }
 
-/* Scanning them costs about as much as choosing them, once in as many samples. */
+/* More where choosing them, once in about as many samples, costs more than scanning them, once a sample: measured. */
 BINIDX_BLEND_INLINE int64_t window_slots(const binidx_blend *blend) {
-    return blend->width <= WHOLE || blend->width > 768 ? WHOLE : WINDOW;
+    return blend->width <= WHOLE || blend->width * W > 6144 ? WHOLE : WINDOW;
 }
 
 /* A window for the next samples of W chunks, at most `horizon`; returns for how many it holds, 0 when there is none. */
@@ -87,8 +87,8 @@ TARGET static __attribute__((noinline)) void missed(const binidx_blend *blend, w
 }
 
 /* One sample of W chunks; returns how many lanes missed. */
-TARGET BINIDX_BLEND_INLINE int64_t row(const binidx_blend *blend, window *w, int64_t slots, int64_t first, int64_t length,
-                                       V drawn, double *counts) {
+TARGET BINIDX_BLEND_INLINE int64_t row(const binidx_blend *blend, window *w, int64_t slots, int64_t first,
+                                       int64_t length, V drawn, double *counts) {
     double at[W], bests[W];
     V best, slot, floor = LOAD(w->floor), level = LOAD(w->level);
     int64_t misses = 0;
@@ -120,7 +120,8 @@ TARGET static void slot_chunks(const binidx_blend *blend, int64_t first, int64_t
     for (int64_t done = 0; done < length;) {
         int64_t left = length - done, misses = 0, asked = horizon < left ? horizon : left, holds = asked, full = 0;
         for (int64_t g = 0; g < GROUPS; g++)
-            holds = choose(blend, w + g, first + done + g * W * length, length, holds, margin, counts + g * W * blend->width);
+            holds = choose(blend, w + g, first + done + g * W * length, length, holds, margin,
+                           counts + g * W * blend->width);
         for (int64_t g = 0; g < GROUPS; g++) {
             slots[g] = fill_all(blend, w + g, holds, counts + g * W * blend->width);
             if (slots[g] > full) full = slots[g];
@@ -137,6 +138,7 @@ TARGET static void slot_chunks(const binidx_blend *blend, int64_t first, int64_t
             spill(w + lane / W, lane % W, counts + lane * blend->width);
         if (whole) continue;
         margin *= !holds ? 0.5 : misses ? 1.1 : 0.99;
-        horizon = !holds ? 16 : full < window_slots(blend) * 7 / 8 && holds == asked ? horizon + horizon / 8 + 1 : holds;
+        const int roomy = full < window_slots(blend) * 7 / 8 && holds == asked;
+        horizon = !holds ? 16 : roomy ? horizon + horizon / 8 + 1 : holds;
     }
 }
