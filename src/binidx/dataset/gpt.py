@@ -19,9 +19,9 @@ from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache import IndexCache
-from binidx.index.document import build_document_index
+from binidx.index.document_sample import build_document_and_sample_index
 from binidx.index.epochs import EpochPlan, plan_epochs
-from binidx.index.sample import build_sample_index
+from binidx.index.sample import count_tokens
 from binidx.index.shuffle import build_shuffle_index
 from binidx.native import RandomState
 from binidx.storage.publish import join_uri
@@ -101,12 +101,12 @@ class GPTDataset(MegatronDataset):
     def _build(self) -> dict[str, NDArray[Any]]:
         plan = self._plan()
         rng = RandomState(self.config.random_seed)
-        documents = build_document_index(self.indices, plan.num_epochs, rng, plan.separate_final_epoch)
-        samples = build_sample_index(
+        documents, samples = build_document_and_sample_index(
             self.dataset.sequence_lengths,
-            documents,
+            self.indices,
+            plan,
+            rng,
             self.config.sequence_length,
-            plan.num_tokens,
             add_extra_token=self.config.add_extra_token_to_sequence,
             drop_last_partial=self._drop_last_partial(),
         )
@@ -114,7 +114,7 @@ class GPTDataset(MegatronDataset):
         return dict(zip(ARRAYS, (documents, samples, shuffled), strict=True))
 
     def _plan(self) -> EpochPlan:
-        tokens_per_epoch = int(np.sum(self.dataset.sequence_lengths[self.indices], dtype=np.int64))
+        tokens_per_epoch = count_tokens(self.dataset.sequence_lengths, self.indices)
         try:
             return plan_epochs(
                 tokens_per_epoch,
