@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset, Request, describe, digest
 from binidx.dataset.split import normalize
-from binidx.dataset.torch_bridge import Sample, Samples, as_tensor
+from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
 from binidx.index.cache import IndexCache
@@ -68,19 +68,18 @@ class BlendedDataset:
     def __getitem__(self, idx: int) -> Sample:
         return self.__getitems__([idx])[0]
 
-    def __getitems__(self, idxs: Sequence[int]) -> list[Sample]:
+    def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
         """The samples of a batch, the tokens of all datasets read at the same time."""
         ids = self.dataset_index[list(idxs)]
         numbers = self.dataset_sample_index[list(idxs)]
         rows = {int(dataset_id): np.flatnonzero(ids == dataset_id) for dataset_id in np.unique(ids)}
         requests = [(self.datasets[d], numbers[where].tolist(), where.tolist()) for d, where in rows.items()]
         samples = self._read(requests, len(ids))
-        numbered: list[Sample] = [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
-        if not isinstance(samples, Samples):
-            return numbered
-        return Samples(numbered, {"dataset_id": as_tensor(ids), **samples.columns}, samples.shared)
+        if isinstance(samples, Samples):
+            return Samples(len(ids), samples.columns, samples.shared, {"dataset_id": ids})
+        return [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
 
-    def _read(self, requests: Sequence[Request], num_rows: int) -> list[Sample]:
+    def _read(self, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
         kind = type(self.datasets[0])
         if kind.__getitems__ is MegatronDataset.__getitems__:
             return kind.read_together(requests, num_rows)

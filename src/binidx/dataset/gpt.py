@@ -139,7 +139,7 @@ class GPTDataset(MegatronDataset):
         return assemble_gpt_sample(self, idx, sequences)
 
     @classmethod
-    def read_together(cls, requests: Sequence[Request], num_rows: int) -> list[Sample]:
+    def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
         """The samples of a batch, gathered by C; by `spans` and `assemble` where a subclass has its own."""
         if (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble):
             return super().read_together(requests, num_rows)

@@ -112,7 +112,7 @@ class GPTBatch:
         shared = {name for name, column in columns.items() if name in ("attention_mask", "position_ids")}
         shared -= {"attention_mask"} if self.config.reset_attention_mask else set()
         shared -= {"position_ids"} if self.config.reset_position_ids else set()
-        return Samples(rows_of(columns, shared, len(self.out.tokens)), columns, frozenset(shared))
+        return Samples(len(self.out.tokens), columns, shared)
 
     def _positions(self) -> Tensor:
         if self.config.reset_position_ids and self.out.positions is not None:
@@ -123,9 +123,3 @@ class GPTBatch:
         if self.config.reset_attention_mask and self.out.positions is not None:
             return as_tensor(np.stack([build_attention_mask(positions) for positions in self.out.positions]))
         return self.like.shared_attention_mask
-
-
-def rows_of(columns: dict[str, Tensor], shared: set[str], num_rows: int) -> list[Sample]:
-    """One dict a row; what is shared is the same tensor in each."""
-    rows = [[column] * num_rows if name in shared else column.unbind() for name, column in columns.items()]
-    return [dict(zip(columns, values, strict=True)) for values in zip(*rows, strict=True)]

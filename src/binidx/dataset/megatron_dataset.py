@@ -131,15 +131,15 @@ class MegatronDataset(ABC):
     def __getitem__(self, idx: int | None) -> Sample:
         return self._read([idx])[0]
 
-    def __getitems__(self, idxs: Sequence[int | None]) -> list[Sample]:
+    def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
         """The samples of a batch, their tokens read in one go."""
         return self._read(idxs)
 
-    def _read(self, idxs: Sequence[int | None]) -> list[Sample]:
+    def _read(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
         return self.read_together([(self, idxs, range(len(idxs)))], len(idxs))
 
     @classmethod
-    def read_together(cls, requests: Sequence[Request], num_rows: int) -> list[Sample]:
+    def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
         """A batch of `num_rows` samples of several datasets of this class, their tokens read at the same time."""
         spans = [[dataset.spans(idx) for idx in idxs] for dataset, idxs, _ in requests]
         wanted = [(request[0].dataset, [*chain(*found)]) for request, found in zip(requests, spans, strict=True)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -29,25 +29,48 @@ def world_size() -> int:
     return torch.distributed.get_world_size() if is_distributed() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
-class Samples(list[Sample]):
-    """The samples of a micro-batch, which need not be stacked again to be a batch.
+class Samples(Sequence[Sample]):
+    """The samples of a micro-batch that is laid out already: its rows one by one, or all of it with nothing to stack.
 
     Args:
-        samples: one dict a sample.
+        num_samples: B.
         columns: for each key the tensor whose rows the samples have, (B, ...), or the one that all of them share.
         shared: the keys whose tensor all samples share.
+        numbers: for each of these keys a number a sample, shape (B,), given as NumPy scalars.
     """
 
     def __init__(
-        self, samples: Iterable[Sample], columns: Mapping[str, Tensor], shared: frozenset[str] = frozenset()
+        self,
+        num_samples: int,
+        columns: Mapping[str, Tensor],
+        shared: Collection[str] = (),
+        numbers: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        super().__init__(samples)
+        self.num_samples = num_samples
         self.columns = columns
         self.shared = shared
+        self.numbers = numbers or {}
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @overload
+    def __getitem__(self, row: int) -> Sample: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Sample]: ...
+    def __getitem__(self, row: int | slice) -> Sample | list[Sample]:
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"sample {row} of {len(self)}")
+        sample: Sample = {name: numbers[row] for name, numbers in self.numbers.items()}
+        for name, column in self.columns.items():
+            sample[name] = column if name in self.shared else column[row]
+        return sample
 
     def stack(self) -> dict[str, Tensor]:
         """The batch, as torch's `default_collate` would make it."""
-        return {
-            name: column.expand(len(self), *column.shape).clone() if name in self.shared else column
-            for name, column in self.columns.items()
-        }
+        batch = {name: as_tensor(numbers) for name, numbers in self.numbers.items()}
+        for name, column in self.columns.items():
+            batch[name] = column.expand(len(self), *column.shape).clone() if name in self.shared else column
+        return batch

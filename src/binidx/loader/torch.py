@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -61,9 +62,9 @@ def build_pretraining_data_loader(
     return DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, **{**defaults, **dataloader_options})
 
 
-def collate(samples: list[Any]) -> Any:
+def collate(samples: Sequence[Any]) -> Any:
     """The batch of some samples: as it is where they are the rows of one already, else stacked by torch."""
-    return samples.stack() if isinstance(samples, Samples) else default_collate(samples)
+    return samples.stack() if isinstance(samples, Samples) else default_collate(list(samples))
 
 
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
