@@ -5,10 +5,9 @@
  * 3 guesses that are anything; the rest is how many datasets and rows are divided by.
  */
 #include "binidx.h"
+#include "fuzz.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     int64_t num, width, rows, chunk;
@@ -16,13 +15,6 @@ typedef struct {
     int64_t *sizes;
     int exhaustive, guess;
 } input;
-
-/* Fresh memory exactly as long as its contents. */
-static void *bytes_of(int64_t bytes) {
-    void *memory = malloc(bytes ? (size_t)bytes : 1);
-    if (!memory) abort();
-    return memory;
-}
 
 static input read_input(const uint8_t *data, size_t size) {
     uint8_t head[6] = {0};

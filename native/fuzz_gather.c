@@ -4,33 +4,9 @@
  * rest are the stored tokens; missing bytes are 0. Flags: 1 mask EOD, 2 positions, 4 bounds and rows that are right.
  */
 #include "binidx.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "fuzz.h"
 
 enum { PAD = 7, EOD = 9, ROWS = 4 };
-
-typedef struct {
-    const uint8_t *data;
-    size_t left;
-} input;
-
-static int64_t next(input *in) {
-    if (!in->left) return 0;
-    in->left--;
-    return *in->data++;
-}
-
-static void same(int claim) {
-    if (!claim) abort();
-}
-
-/* Fresh memory exactly as long as its contents. */
-static void *bytes_of(int64_t bytes) {
-    void *memory = malloc(bytes ? (size_t)bytes : 1);
-    if (!memory) abort();
-    return memset(memory, 0xa5, (size_t)bytes);
-}
 
 static int64_t stored_token(const binidx_gather *g, const uint8_t *at) {
     int16_t i16;
@@ -68,25 +44,25 @@ static int64_t item_bytes_of(int dtype) { return dtype == 3 || dtype == 8 ? 2 : 
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const int32_t dtypes[] = {1, 2, 3, 8};
-    input in = {data, size};
+    fuzz_input in = {data, size};
     binidx_gather g = {.pad = PAD, .eod = EOD, .num_rows = ROWS};
-    g.sequence_length = 1 + next(&in) % 70, g.num_samples = next(&in) % 5, g.num_pieces = next(&in) % 20;
-    g.dtype = dtypes[next(&in) % 4], g.item_bytes = item_bytes_of(g.dtype);
-    int64_t flags = next(&in), right = flags & 4;
+    g.sequence_length = 1 + next(&in, 1) % 70, g.num_samples = next(&in, 1) % 5, g.num_pieces = next(&in, 1) % 20;
+    g.dtype = dtypes[next(&in, 1) % 4], g.item_bytes = item_bytes_of(g.dtype);
+    int64_t flags = next(&in, 1), right = flags & 4;
     int64_t *ranges = bytes_of(16 * g.num_pieces), *bounds = bytes_of(8 * (g.num_samples + 1));
     int64_t *rows = bytes_of(8 * g.num_samples), cells = ROWS * g.sequence_length;
     uint8_t stored[256];
     for (int64_t p = 0; p < g.num_pieces; p++) {
-        ranges[2 * p] = next(&in) / 2;
-        ranges[2 * p + 1] = ranges[2 * p] + next(&in) % 40 * (right ? g.item_bytes : 1) - (right ? 0 : 2);
+        ranges[2 * p] = next(&in, 1) / 2;
+        ranges[2 * p + 1] = ranges[2 * p] + next(&in, 1) % 40 * (right ? g.item_bytes : 1) - (right ? 0 : 2);
     }
     for (int64_t s = 0; s <= g.num_samples; s++) {
-        bounds[s] = next(&in) % (g.num_pieces + 2) - !right;
+        bounds[s] = next(&in, 1) % (g.num_pieces + 2) - !right;
         if (right) bounds[s] = s == 0 ? 0 : s == g.num_samples || bounds[s] > g.num_pieces ? g.num_pieces : bounds[s];
         if (right && s && bounds[s] < bounds[s - 1]) bounds[s] = bounds[s - 1];
     }
-    for (int64_t s = 0; s < g.num_samples; s++) rows[s] = next(&in) % (right ? ROWS : ROWS + 1);
-    for (size_t i = 0; i < sizeof stored; i++) stored[i] = (uint8_t)next(&in);
+    for (int64_t s = 0; s < g.num_samples; s++) rows[s] = next(&in, 1) % (right ? ROWS : ROWS + 1);
+    for (size_t i = 0; i < sizeof stored; i++) stored[i] = (uint8_t)next(&in, 1);
     g.base = (int64_t)(uintptr_t)stored, g.ranges = ranges, g.bounds = bounds, g.rows = rows, g.mask_eod = flags & 1;
     for (int level = 0; level <= binidx_cpu_level(); level++) {
         g.tokens = bytes_of(8 * cells), g.labels = bytes_of(8 * cells), g.loss_mask = bytes_of(4 * cells);

@@ -7,33 +7,9 @@
  * of the samples.
  */
 #include "binidx.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "fuzz.h"
 
 enum { MOST_ROWS = 2048 };
-
-typedef struct {
-    const uint8_t *data;
-    size_t left;
-} input;
-
-static int64_t next(input *in, int bytes) {
-    uint64_t value = 0;
-    for (int b = 0; b < bytes && in->left; b++, in->left--) value |= (uint64_t)*in->data++ << 8 * b;
-    return (int64_t)value;
-}
-
-static void same(int claim) {
-    if (!claim) abort();
-}
-
-/* Fresh memory exactly as long as its contents. */
-static void *bytes_of(int64_t bytes) {
-    void *memory = malloc(bytes ? (size_t)bytes : 1);
-    if (!memory) abort();
-    return memset(memory, 0xa5, (size_t)bytes);
-}
 
 static int64_t length_of(const binidx_samples *s, int64_t position) {
     int32_t length;
@@ -175,7 +151,7 @@ static void count_right(binidx_samples *s, int64_t flags) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    input in = {data, size};
+    fuzz_input in = {data, size};
     int64_t flags = next(&in, 1), length = next(&in, 3) + 1, num_samples = next(&in, 2) % MOST_ROWS;
     int64_t tokens = next(&in, 2), num_sequences = next(&in, 1), num_documents = next(&in, 1), cut = next(&in, 1);
     if (num_sequences == 0 && !(flags & 16)) num_documents = 0;

@@ -2,11 +2,8 @@
  *
  * Input: seed 4, words drawn before 2, items 2, bytes of an item 1, first step of the targets 7; missing bytes are 0.
  */
+#include "fuzz.h"
 #include "mt19937.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 static uint64_t plain_target(binidx_mt19937 *rng, uint64_t i) {
     uint64_t mask = i, target;
@@ -23,26 +20,13 @@ static void plain_shuffle(binidx_mt19937 *rng, uint8_t *x, int64_t n, size_t byt
     }
 }
 
-static void same(int claim) {
-    if (claim) return;
-    fputs("fuzz_shuffle: not the plain rule\n", stderr);
-    abort();
-}
-
 static void same_state(const binidx_mt19937 *a, const binidx_mt19937 *b) {
     same(a->position == b->position && memcmp(a->key, b->key, sizeof a->key) == 0);
 }
 
-/* Fresh memory exactly as long as its contents. */
-static void *bytes_of(size_t bytes) {
-    void *memory = malloc(bytes ? bytes : 1);
-    if (!memory) abort();
-    return memory;
-}
-
 static void check_shuffle(binidx_mt19937 rng, int64_t n, size_t bytes) {
     size_t size = (size_t)n * bytes;
-    uint8_t *found = bytes_of(size), *needed = bytes_of(size);
+    uint8_t *found = bytes_of((int64_t)size), *needed = bytes_of((int64_t)size);
     for (size_t k = 0; k < size; k++) found[k] = needed[k] = (uint8_t)(k * 167 + k / 256 * 13);
     binidx_mt19937 plain = rng;
     plain_shuffle(&plain, needed, n, bytes);
