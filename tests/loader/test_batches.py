@@ -80,3 +80,18 @@ def test_a_loader_gives_what_the_samples_are(prefixes: list[str], tmp_path: Path
     assert loader is not None
     for step, batch in enumerate(loader):
         assert_same_sample(batch, default_collate([dataset[idx] for idx in range(8 * step, 8 * step + 8)]))
+
+
+def test_datasets_of_other_configs_keep_theirs_in_one_blend(prefixes: list[str]) -> None:
+    plain, masking = (blend(prefixes[:1], eod_mask_loss=value).datasets[0] for value in (False, True))
+    both = binidx.BlendedDataset([plain, masking], [0.5, 0.5], 20, plain.config)
+    for sample, dataset_id, number in zip(
+        both.__getitems__(range(20)), both.dataset_index, both.dataset_sample_index, strict=True
+    ):
+        assert_same_sample(sample, {"dataset_id": dataset_id, **[plain, masking][dataset_id][int(number)]})
+
+
+def test_an_empty_batch_is_empty(prefixes: list[str]) -> None:
+    dataset = blend(prefixes)
+    assert list(dataset.__getitems__([])) == []
+    assert list(dataset.datasets[0].__getitems__([])) == []

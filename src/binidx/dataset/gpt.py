@@ -140,8 +140,12 @@ class GPTDataset(MegatronDataset):
 
     @classmethod
     def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """The samples of a batch, gathered by C; by `spans` and `assemble` where a subclass has its own."""
-        if (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble):
+        """The samples of a batch, gathered by C.
+
+        By `spans` and `assemble` where a subclass has its own, or where the datasets do not share a config.
+        """
+        own_ways = (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble)
+        if own_ways or len({id(dataset.config) for dataset, *_ in requests}) != 1:
             return super().read_together(requests, num_rows)
         return read_gpt_batch(requests, num_rows)
 
