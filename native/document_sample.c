@@ -21,7 +21,7 @@ int64_t binidx_fill_records(const binidx_samples *s, binidx_record *records, int
         int64_t document = s->document_index[k];
         if (document < 0 || document >= s->num_sequences) return *found = k, BINIDX_BAD_DOCUMENT;
         records[k].document = (int32_t)document;
-        memcpy(&records[k].length, (const char *)s->sequence_lengths + 4 * document, 4);
+        records[k].length = load_i32(s->sequence_lengths, document);
         if (records[k].length < 0) return *found = k, BINIDX_BAD_LENGTH;
         tokens += records[k].length;
     }

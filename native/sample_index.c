@@ -21,9 +21,7 @@
 enum { AHEAD = 128 };
 
 static inline int64_t load_length(const binidx_samples *s, int64_t position) {
-    int32_t length;
-    memcpy(&length, (const char *)s->sequence_lengths + 4 * (int64_t)s->document_index[position], 4);
-    return length;
+    return load_i32(s->sequence_lengths, s->document_index[position]);
 }
 
 /* The length of the document at this position, or what is wrong with it. The line of a later one is asked for: its

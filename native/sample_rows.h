@@ -2,8 +2,7 @@
 #ifndef BINIDX_SAMPLE_ROWS_H
 #define BINIDX_SAMPLE_ROWS_H
 #include "binidx.h"
-
-#include <string.h>
+#include "unaligned.h"
 
 /* Where the next row goes, and which token decides it. */
 typedef struct {

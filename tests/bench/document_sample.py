@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from binidx.index.document_sample import Indices, build_document_and_sample_inde
 from binidx.index.epochs import EpochPlan, plan_epochs
 from binidx.index.sample import count_tokens
 from binidx.native import RandomState
-from tests.bench.table import Row, interleaved_medians
+from tests.bench.table import Row, interleaved_medians, peak_bytes
 
 NUM_DOCUMENTS = int(os.environ.get("BINIDX_BENCH_DOCUMENTS", 10**7))
 SEQUENCE_LENGTH = 4096
@@ -158,14 +157,6 @@ def memory_row(lengths: np.ndarray, documents: np.ndarray, epochs: float) -> Row
     needed = peak_bytes(lambda: theirs(lengths, documents, plan)) / each
     work = f"peak memory a document and epoch, {plan.num_epochs} epochs"
     return Row(work, found, needed, "B", False, "records of 8 bytes; results lie in files")
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    tracemalloc.start()
-    run()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
 
 
 def row(work: str, seconds: float, peer: float, note: str) -> Row:

@@ -8,7 +8,6 @@ huge pages, in turns, and what they make of it is compared.
 from __future__ import annotations
 
 import time
-import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from oracle import megatron
 from binidx.index.document import build_document_index
 from binidx.native import RandomState
 from binidx.native.cpu import LEVELS
-from tests.bench.table import Row, interleaved_medians
+from tests.bench.table import Row, interleaved_medians, peak_bytes
 
 NUM_ITEMS = (10**7, 10**8)
 NUM_DOCUMENTS = 10**7
@@ -65,15 +64,6 @@ def document_row(num_epochs: int) -> Row:
     work = f"document index of {NUM_DOCUMENTS:,} documents x {num_epochs}"
     note = f"peak of {peaks[0]:.0f} B against {peaks[1]:.0f} B a document and epoch; pages of new memory included"
     return Row(work, *medians(size, *runs), "ns", False, note)
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The most that NumPy held at once."""
-    tracemalloc.start()
-    run()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
 
 
 def medians(num_items: int, *runs: Callable[[], object]) -> list[float]:

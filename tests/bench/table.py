@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -39,6 +40,15 @@ def interleaved_medians(
     """Median seconds of each, run in turns so that a slow minute of the machine meets them all. One round warms up."""
     times = [[seconds(run, clock) for run in runs] for _ in range(rounds + 1)][1:]
     return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most that NumPy held at once."""
+    tracemalloc.start()
+    run()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
 
 
 def show(rows: list[Row], as_json: bool) -> str:

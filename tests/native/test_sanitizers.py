@@ -31,7 +31,7 @@ def test_the_c_core_holds() -> None:
         ("sample_index.c", "stop < end ? stop : end", "stop > end ? stop : end", "heap-buffer-overflow"),
         ("sample_rows.h", "if (c->row < c->stop) return;", "", ""),
         ("document_sample.c", "x[targets[k]] = x[i];", "", ""),
-        ("sample_index.c", "(const char *)s->sequence_lengths + 4", "(const char *)s->sequence_lengths + 5", ""),
+        ("unaligned.h", "(const char *)base + 4 * i", "(const char *)base + 5 * i", ""),
         ("shuffle_targets.c", "made + GROUP <= room", "made < room", "AddressSanitizer"),
         ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
         ("mt19937.c", "rng->key[0] = seed", "rng->key[0] = (uint32_t)(1 << (seed | 32))", "shift exponent"),

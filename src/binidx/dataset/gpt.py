@@ -93,7 +93,7 @@ class GPTDataset(MegatronDataset):
         """What the arrays depend on and Megatron's hash forgets."""
         return {
             **self.dataset.identity,
-            "indices_digest": hashlib.blake2b(self.indices.tobytes(), digest_size=16).hexdigest(),
+            "indices_digest": hashlib.blake2b(np.ascontiguousarray(self.indices).data, digest_size=16).hexdigest(),
             "add_extra_token_to_sequence": self.config.add_extra_token_to_sequence,
             "drop_last_partial_sequence": self._drop_last_partial(),
         }

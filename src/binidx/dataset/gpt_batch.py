@@ -109,9 +109,11 @@ class GPTBatch:
             columns["attention_mask"] = self._attention_mask()
         columns["loss_mask"] = as_tensor(self.out.loss_mask)
         columns["position_ids"] = self._positions()
-        shared = {name for name, column in columns.items() if name in ("attention_mask", "position_ids")}
-        shared -= {"attention_mask"} if self.config.reset_attention_mask else set()
-        shared -= {"position_ids"} if self.config.reset_position_ids else set()
+        resets = {
+            "attention_mask": self.config.reset_attention_mask,
+            "position_ids": self.config.reset_position_ids,
+        }
+        shared = [name for name, has_own in resets.items() if not has_own]
         return Samples(len(self.out.tokens), columns, shared)
 
     def _positions(self) -> Tensor:
