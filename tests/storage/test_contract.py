@@ -18,8 +18,9 @@ from conftest import Bucket
 from servers.http_objects import http_objects
 
 from binidx import testing
-from binidx.storage.backends import FsspecObject, open_object
+from binidx.storage.backends import open_object
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore
+from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import Range, RangeReader

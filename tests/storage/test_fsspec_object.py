@@ -18,8 +18,9 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.errors import MissingDriverError, ObjectNotFoundError, ShortReadError, StorageError
 from binidx.storage import filesystem
-from binidx.storage.backends import MAX_GAP, MAX_REQUEST, FsspecObject, open_object
+from binidx.storage.backends import open_object
 from binidx.storage.chunk_cache import ChunkCache
+from binidx.storage.fsspec_object import MAX_GAP, MAX_REQUEST, FsspecObject
 from binidx.storage.parts import StreamParts
 from binidx.storage.pinned import Opened
 from binidx.storage.publish import create_object

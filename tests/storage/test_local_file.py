@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.storage.backends import FsspecObject, open_object
+from binidx.storage.backends import open_object
+from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import READ_AT_ONCE, LocalFile
 
 DATA = bytes(range(250)) * 2000

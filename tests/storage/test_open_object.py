@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fsspec
 
-from binidx.storage.backends import FsspecObject, open_object
+from binidx.storage.backends import open_object
 from binidx.storage.chunk_cache import STORE, ChunkCache
+from binidx.storage.fsspec_object import FsspecObject
 
 
 def test_only_objects_that_stay_in_the_cache_are_cached_unless_asked() -> None:

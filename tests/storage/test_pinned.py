@@ -14,8 +14,9 @@ from conftest import Bucket
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
-from binidx.storage.backends import FsspecObject, open_object
+from binidx.storage.backends import open_object
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore
+from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.publish import create_object, delete_object
 
 OLD, SAME_SIZE, LARGER, SMALLER = (

@@ -12,8 +12,9 @@ from conftest import Bucket
 from servers.latency_proxy import latency_proxy
 
 from binidx.storage import stats
-from binidx.storage.backends import FsspecObject, open_object
+from binidx.storage.backends import open_object
 from binidx.storage.chunk_cache import ChunkCache
+from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import Range

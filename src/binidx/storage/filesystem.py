@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from binidx.errors import BinidxError, MissingDriverError, ObjectNotFoundError, StorageError
+from binidx.storage.settings import drivers_own
 
 CONCURRENCY = 64
 """Requests in flight at once: of one read, and on S3, by its pool of connections, over all threads of a process."""
@@ -115,7 +116,7 @@ _kept: dict[int, Any] = {}
 def tuned(uri: str, storage_options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with our defaults for each filesystem in the chain; what the user gave wins."""
     first, *rest = protocols(uri)
-    options = with_defaults(first, storage_options)
+    options = with_defaults(first, drivers_own(storage_options))
     for protocol in rest:
         options[protocol] = with_defaults(protocol, options.get(protocol, {}))
     return options

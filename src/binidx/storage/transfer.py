@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from binidx.storage.backends import MAX_REQUEST
+from binidx.storage.fsspec_object import MAX_REQUEST
 from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import RangeReader, cut
 

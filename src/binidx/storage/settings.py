@@ -1,0 +1,90 @@
+"""How objects are read: settings of ours, beside those of the filesystems.
+
+    storage_options={"endpoint_url": ..., "binidx": {"cache_dir": "/nvme/binidx"}}      for one dataset
+    BINIDX_CACHE_DIR=/nvme/binidx                                                       for all of a process
+
+The key `binidx` of `storage_options` is taken out before fsspec sees them; what stands there wins over the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from binidx.errors import ConfigError
+
+OURS = "binidx"
+"""The key of `storage_options` that holds our settings."""
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """What a reader of objects can be told.
+
+    Args:
+        fast: ask s3:// and gs:// by signed URLs, without their drivers' work for each request; None: where that works.
+        cache_dir: a directory of this node, or of all nodes, that keeps what was read: `disk_cache`. None: none.
+        cache_bytes: the most that lies in it; None: what leaves a tenth of its file system free.
+        verify: check what is read against the sums beside the object; None: where there are any.
+        deadline_seconds: after this a read gives up, whatever was tried again in it.
+        hedge: ask once more for a range that is much later than its like, and take the first answer.
+
+    Raises:
+        ConfigError: a setting that is none of these, or a value that cannot be read.
+    """
+
+    fast: bool | None = None
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+    verify: bool | None = None
+    deadline_seconds: float = 60.0
+    hedge: bool = True
+
+    @classmethod
+    def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
+        """Those of the options, else of the environment (BINIDX_FAST=0, ...), else the defaults."""
+        given = dict((storage_options or {}).get(OURS) or {})
+        unknown = sorted(given.keys() - PARSERS.keys())
+        if unknown:
+            raise ConfigError(f"storage_options['{OURS}']: found {', '.join(unknown)}, needs {', '.join(PARSERS)}")
+        found = {name: text for name in PARSERS if (text := os.environ.get(f"BINIDX_{name.upper()}"))}
+        return cls(**{name: _parsed(name, text) for name, text in found.items()} | given)
+
+
+def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options without ours: what fsspec may see."""
+    return {name: value for name, value in (storage_options or {}).items() if name != OURS}
+
+
+def parse_bytes(text: str) -> int:
+    """`"500GB"`, `"64MiB"`, `"1.5T"` or plain digits, in bytes; a bare unit counts in thousands."""
+    number = text.strip().rstrip("iBbKMGTPkmgtp ")
+    unit = text.strip()[len(number) :].strip().lower().removesuffix("b")
+    power = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}[unit.removesuffix("i")]
+    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** power)
+
+
+def parse_flag(text: str) -> bool:
+    return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
+        text.lower()
+    ]
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return PARSERS[name](text)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"BINIDX_{name.upper()}: found {text!r}, which is no value for it") from error
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "fast": parse_flag,
+    "cache_dir": str,
+    "cache_bytes": parse_bytes,
+    "verify": parse_flag,
+    "deadline_seconds": float,
+    "hedge": parse_flag,
+}
+"""setting -> how its text in the environment is read"""
