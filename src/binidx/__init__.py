@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from binidx.format.builder import IndexedDatasetBuilder as IndexedDatasetBuilder
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
+    from binidx.loader.run import Run as Run
     from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
     from binidx.loader.torch import build_pretraining_data_loader as build_pretraining_data_loader
@@ -36,6 +37,7 @@ HOMES = {
     "MegatronDataset": "dataset.megatron_dataset",
     "MegatronPretrainingRandomSampler": "loader.samplers",
     "MegatronPretrainingSampler": "loader.samplers",
+    "Run": "loader.run",
     "Split": "dataset.split",
     "build_pretraining_data_loader": "loader.torch",
     "open_object": "storage.backends",

@@ -11,12 +11,16 @@ Source: Megatron-LM, `data_samplers.py`; the permutation is torch's `randperm`, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.native import torch_randperm
+
+DataloaderType = Literal["single", "cyclic"]
 
 
 class MegatronPretrainingSampler:
@@ -130,10 +134,10 @@ class MegatronPretrainingRandomSampler:
         """What is left of this rank's epoch."""
         if self.data_sharding:
             share = self.total_samples // self.step * self.micro_batch_size
-            mine = torch_randperm(share, epoch)[into_epoch // self.data_parallel_size :]
+            mine = permutation(share, epoch)[into_epoch // self.data_parallel_size :]
             return mine + self.data_parallel_rank * share
         whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
-        return torch_randperm(whole, epoch)[into_epoch:][self.data_parallel_rank :: self.data_parallel_size]
+        return permutation(whole, epoch)[into_epoch:][self.data_parallel_rank :: self.data_parallel_size]
 
 
 def check_topology(total_samples: int, micro_batch_size: int, rank: int, size: int) -> None:
@@ -144,3 +148,39 @@ def check_topology(total_samples: int, micro_batch_size: int, rank: int, size: i
         raise ConfigError(f"micro_batch_size: found {micro_batch_size}, needs at least 1")
     if not 0 <= rank < size:
         raise ConfigError(f"data_parallel_rank: found {rank}, needs 0 to data_parallel_size - 1 = {size - 1}")
+
+
+@lru_cache(maxsize=1)
+def permutation(num_samples: int, epoch: int) -> NDArray[np.int64]:
+    """An epoch's order, shape (num_samples,), read-only; the last one is kept.
+
+    The sampler, the copy of it that looks ahead, and all ranks of a description of the run want the same one.
+    """
+    order = torch_randperm(num_samples, epoch)
+    order.flags.writeable = False
+    return order
+
+
+PretrainingSampler = MegatronPretrainingSampler | MegatronPretrainingRandomSampler
+
+
+def build_sampler(
+    dataloader_type: DataloaderType,
+    dataset: Sized,
+    consumed_samples: int,
+    micro_batch_size: int,
+    data_parallel_rank: int,
+    data_parallel_size: int,
+    data_sharding: bool = True,
+) -> PretrainingSampler:
+    """The sampler of a type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
+
+    Raises:
+        ConfigError: no such type, and whatever the sampler refuses.
+    """
+    topology = (micro_batch_size, data_parallel_rank, data_parallel_size)
+    if dataloader_type == "single":
+        return MegatronPretrainingSampler(len(dataset), consumed_samples, *topology)
+    if dataloader_type == "cyclic":
+        return MegatronPretrainingRandomSampler(dataset, len(dataset), consumed_samples, *topology, data_sharding)
+    raise ConfigError(f"dataloader_type: found {dataloader_type!r}, needs 'single' or 'cyclic'")

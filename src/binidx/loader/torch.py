@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 from binidx.dataset.torch_bridge import Samples, world_size
 from binidx.errors import ConfigError
-from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
+from binidx.loader.samplers import DataloaderType, build_sampler
 
 
 def build_pretraining_data_loader(
@@ -20,7 +20,7 @@ def build_pretraining_data_loader(
     data_parallel_rank: int | None = None,
     data_parallel_size: int | None = None,
     *,
-    dataloader_type: Literal["single", "cyclic"] = "single",
+    dataloader_type: DataloaderType = "single",
     data_sharding: bool = True,
     num_workers: int = 0,
     **dataloader_options: Any,
@@ -49,15 +49,7 @@ def build_pretraining_data_loader(
     if isinstance(dataset, list):
         raise ConfigError(f"dataset: found a list of {len(dataset)} validation sets, needs one; make a loader for each")
     rank, size = _topology(data_parallel_rank, data_parallel_size)
-    sampler: MegatronPretrainingSampler | MegatronPretrainingRandomSampler
-    if dataloader_type == "single":
-        sampler = MegatronPretrainingSampler(len(dataset), consumed_samples, micro_batch_size, rank, size)
-    elif dataloader_type == "cyclic":
-        sampler = MegatronPretrainingRandomSampler(
-            dataset, len(dataset), consumed_samples, micro_batch_size, rank, size, data_sharding
-        )
-    else:
-        raise ConfigError(f"dataloader_type: found {dataloader_type!r}, needs 'single' or 'cyclic'")
+    sampler = build_sampler(dataloader_type, dataset, consumed_samples, micro_batch_size, rank, size, data_sharding)
     defaults = {"collate_fn": collate, "pin_memory": torch.cuda.is_available(), "persistent_workers": num_workers > 0}
     return DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, **{**defaults, **dataloader_options})
 

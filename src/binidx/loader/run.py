@@ -1,0 +1,256 @@
+"""A run in one JSON file: what it trains on, in which order, and in how large steps.
+
+    {"config": {"random_seed": 1234, "sequence_length": 4096, "split": "969,30,1",
+                "blend": [["s3://corpus/en", "gs://corpus/code"], [0.7, 0.3]],
+                "tokenizer": {"unique_identifiers": {"class": "...", ...}, "eod": 0, "pad": 1},
+                "reset_position_ids": false, "reset_attention_mask": false, "eod_mask_loss": false},
+     "sizes": [1000000, 1000, 1000], "micro_batch_size": 8, "data_parallel_size": 64}
+
+Which sample is read when is a function of this, so tools can warm a cache for the steps to come, or say who saw what.
+Options of stores are not part of it: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any
+
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder, TopLevelDataset
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron_dataset import MegatronDataset
+from binidx.errors import ConfigError
+from binidx.loader.samplers import DataloaderType, PretrainingSampler, build_sampler, check_topology
+from binidx.storage.backends import open_object
+from binidx.storage.publish import create_object
+from binidx.storage.transfer import read_whole
+
+
+@dataclass(frozen=True)
+class SavedTokenizer:
+    """As much of a tokenizer as samples and the names of their caches depend on."""
+
+    unique_identifiers: Mapping[str, Any]
+    eod: int | None = None
+    pad: int | None = None
+    eos: int | None = None
+    special_tokens_dict: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Megatron hashes the text of an OrderedDict, so the order in the file is part of the identity.
+        object.__setattr__(self, "unique_identifiers", OrderedDict(self.unique_identifiers))
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> SavedTokenizer:
+        """What a tokenizer says of itself; tokens it does not have are left out."""
+        if not hasattr(tokenizer, "unique_identifiers"):
+            raise ConfigError(f"{type(tokenizer).__name__}: has no unique_identifiers, a saved run needs them")
+        found = {each.name: _attribute(tokenizer, each.name) for each in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run reads, and how far it is.
+
+    Args:
+        config: of its datasets.
+        sizes: the least number of samples of train, valid and test, or None, as for the builder.
+        micro_batch_size: samples a rank reads at a time.
+        data_parallel_size: ranks that read different samples.
+        dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
+        consumed_samples: samples served before, over all ranks.
+
+    Raises:
+        ConfigError: a value that cannot be, or a config that is not GPT's own.
+    """
+
+    config: GPTDatasetConfig
+    sizes: Sequence[int | None]
+    micro_batch_size: int
+    data_parallel_size: int = 1
+    dataloader_type: DataloaderType = "single"
+    data_sharding: bool = True
+    consumed_samples: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.config) is not GPTDatasetConfig:
+            raise ConfigError(f"config: found {type(self.config).__name__}, a run needs a GPTDatasetConfig")
+        if self.dataloader_type not in ("single", "cyclic"):
+            raise ConfigError(f"dataloader_type: found {self.dataloader_type!r}, needs 'single' or 'cyclic'")
+        for name in ("micro_batch_size", "data_parallel_size", "consumed_samples"):
+            value, least = getattr(self, name), 0 if name == "consumed_samples" else 1
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
+        self._builder()  # checks the sizes
+
+    @classmethod
+    def load(cls, uri: str, storage_options: Mapping[str, Any] | None = None) -> Run:
+        """The run in a file at any URI.
+
+        Args:
+            storage_options: for the file, and for the data of the run.
+
+        Raises:
+            ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
+            ObjectNotFoundError: there is no such file.
+        """
+        text = bytes(read_whole(open_object(uri, storage_options=storage_options, cache=False)))
+        try:
+            return parse_run(text, storage_options)
+        except ConfigError as error:
+            raise ConfigError(f"{uri}: {error}") from error
+
+    def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Write the file, whole or not at all."""
+        with create_object(uri, storage_options) as out:
+            out.write(format_run(self))
+
+    def build(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
+        """Its datasets of train, valid and test, as the builder gives them; built once."""
+        return self._built
+
+    @property
+    def num_samples_per_step(self) -> int:
+        """Samples that all ranks read together at a step: one micro-batch each."""
+        return self.micro_batch_size * self.data_parallel_size
+
+    def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
+        """The numbers of the samples of train that a rank, or None: all of them in turn, reads at a step.
+
+        Step 0 is the first after `consumed_samples`; a step is one micro-batch of each rank. Empty after the end.
+        """
+        return next(self.samples_of_steps(range(step, step + 1), rank), [])
+
+    def samples_of_steps(self, steps: range, rank: int | None = None) -> Iterator[list[int]]:
+        """The same for steps that follow each other, as many as there are; a cyclic run has no end.
+
+        Each step is what a loader resumed there reads first. (Where a "cyclic" dataset does not divide by its step and
+        is not sharded, the first ranks of Megatron's have a batch more an epoch; that one is not a step.)
+        """
+        ranks = range(self.data_parallel_size) if rank is None else [rank]
+        batches = zip(*(self._batches(each, steps.start) for each in ranks), strict=False)
+        for step in islice(batches, len(steps)):
+            yield [*chain.from_iterable(step)]
+
+    def _batches(self, rank: int, step: int) -> Iterator[list[int]]:
+        """The batches of one rank from a step on."""
+        total = self._num_samples
+        consumed = self.consumed_samples + step * self.num_samples_per_step
+        check_topology(total, self.micro_batch_size, rank, self.data_parallel_size)
+        if self.dataloader_type == "single":
+            if consumed < total:
+                yield from self._sampler(consumed, rank)
+            return
+        while True:
+            sampler = self._sampler(consumed, rank)
+            steps_an_epoch = total // self.num_samples_per_step
+            left = steps_an_epoch - consumed // self.num_samples_per_step % steps_an_epoch
+            yield from islice(sampler, left)
+            consumed += left * self.num_samples_per_step
+
+    def _sampler(self, consumed: int, rank: int) -> PretrainingSampler:
+        return build_sampler(
+            self.dataloader_type,
+            range(self._num_samples),
+            consumed,
+            self.micro_batch_size,
+            rank,
+            self.data_parallel_size,
+            self.data_sharding,
+        )
+
+    @cached_property
+    def _num_samples(self) -> int:
+        train = self.build()[0]
+        if train is None:
+            raise ConfigError("run: has no train split to take samples from")
+        return len(train)
+
+    @cached_property
+    def _built(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
+        return self._builder().build()
+
+    def _builder(self) -> BlendedMegatronDatasetBuilder:
+        return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # and not what was built
+
+
+def format_run(run: Run) -> bytes:
+    """The file of a run; `parse_run` reads it back."""
+    config = {each.name: getattr(run.config, each.name) for each in fields(run.config) if each.init}
+    del config["storage_options"]
+    config["tokenizer"] = {
+        name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
+    }
+    described = {each.name: getattr(run, each.name) for each in fields(run)} | {"config": config}
+    return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
+
+
+def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> Run:
+    """The run of a file's text.
+
+    Raises:
+        ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"no JSON: {error}") from error
+    _check_fields("run", found, Run)
+    config = found["config"]
+    _check_fields("config", config, GPTDatasetConfig, ["storage_options"])
+    saved = config.get("tokenizer")
+    _check_fields("tokenizer", saved, SavedTokenizer)
+    tokenizer = SavedTokenizer(**saved)
+    built = GPTDatasetConfig(
+        **{**config, "tokenizer": tokenizer, "storage_options": storage_options, **_blends(config)}
+    )
+    return Run(**{**found, "config": built})
+
+
+def _blends(config: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists only; a blend is a pair."""
+    blends = {"blend": config.get("blend")} | {"blend_per_split": config.get("blend_per_split")}
+    if isinstance(blends["blend"], list):
+        blends["blend"] = _pair("blend", blends["blend"])
+    if isinstance(blends["blend_per_split"], list):
+        blends["blend_per_split"] = [each and _pair("blend_per_split", each) for each in blends["blend_per_split"]]
+    return blends
+
+
+def _pair(name: str, blend: Any) -> tuple[Any, Any]:
+    if not isinstance(blend, list) or len(blend) != 2:
+        raise ConfigError(f"{name}: found {blend!r}, needs [[prefixes], [weights] or null]")
+    return blend[0], blend[1]
+
+
+def _check_fields(name: str, found: Any, kind: Any, unsaved: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless this is an object of the fields of a dataclass, at least those without a default."""
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}: found {type(found).__name__}, needs a JSON object")
+    known = {each.name: each for each in fields(kind) if each.init and each.name not in unsaved}
+    required = [name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING]
+    if unknown := [each for each in found if each not in known]:
+        raise ConfigError(f"{name}: found unknown {', '.join(unknown)}; it has {', '.join(known)}")
+    if missing := [each for each in required if each not in found]:
+        raise ConfigError(f"{name}: found no {', '.join(missing)}, which it needs")
+
+
+def _attribute(tokenizer: Any, name: str) -> Any:
+    try:
+        return getattr(tokenizer, name)
+    except Exception:  # tokenizers without this token raise what they like
+        return None
+
+
+def _in_json(thing: Any) -> Any:
+    """NumPy's numbers as Python's, and nested tokenizers by their identity, as in the names of caches."""
+    return thing.item() if hasattr(thing, "item") else SavedTokenizer.of(thing).unique_identifiers
