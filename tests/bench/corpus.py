@@ -1,35 +1,65 @@
-"""The data of the benches: documents of log-normal length, as web text has, and both readers' datasets over them."""
+"""The data of the benches, and both readers' datasets over them.
+
+    mixed       documents of log-normal length, as web text has: a shuffled sample of 4,096 tokens is scattered over five
+    long        documents of 2^18 tokens: a shuffled sample is one range, seldom two
+
+A token tells which thousandth of the corpus it is from (`places` in readers/stopwatch.py), so that anybody's samples show
+how far they were shuffled. Its other bits are noise, as no store should get to compress it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cases import TOKENIZER
+from numpy.typing import NDArray
 from oracle import megatron
 
 import binidx
 
 SEQUENCE_LENGTH = 4096
 MEAN_TOKENS = 1000
+LONG_TOKENS = 1 << 18
 BLOCK_TOKENS = 1 << 22
 
+PLACES = 1000
+NOISE_BITS = 6
+# Above the test tokenizer's EOD and pad, which masks would be made of.
+FIRST_PLACE = 16
 
-def write_corpus(prefix: Path, num_bytes: int, seed: int = 0) -> str:
-    """A pair of uint16 tokens, about `num_bytes` of `.bin`, one sequence a document."""
+
+def write_corpus(
+    prefix: Path, num_bytes: int, seed: int = 0, *, dtype: type = np.uint16, long_documents: bool = False
+) -> str:
+    """A pair of about `num_bytes` of `.bin`, one sequence a document."""
     rng = np.random.default_rng(seed)
-    written = 0
-    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16) as builder:
-        while written < num_bytes:
-            lengths = np.maximum(
-                1, rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, BLOCK_TOKENS // MEAN_TOKENS).astype(int)
-            )
-            for document in np.split(rng.integers(0, 999, lengths.sum(), np.uint16), np.cumsum(lengths)[:-1]):
+    num_tokens = num_bytes // np.dtype(dtype).itemsize
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype) as builder:
+        for start in range(0, num_tokens, BLOCK_TOKENS):
+            tokens = tokens_at(start, min(BLOCK_TOKENS, num_tokens - start), num_tokens, rng).astype(dtype)
+            for document in documents_of(tokens, long_documents, rng):
                 builder.add_document(document, [len(document)])
-            written += 2 * int(lengths.sum())
         builder.finalize(f"{prefix}.idx")
     return str(prefix)
+
+
+def tokens_at(start: int, count: int, num_tokens: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Tokens `start` to `start + count` of a corpus of `num_tokens`."""
+    places = FIRST_PLACE + np.arange(start, start + count) * PLACES // num_tokens
+    return (places << NOISE_BITS) + rng.integers(0, 1 << NOISE_BITS, count)
+
+
+def documents_of(tokens: NDArray[Any], long_documents: bool, rng: np.random.Generator) -> Iterator[NDArray[Any]]:
+    """The block, cut into documents."""
+    if long_documents:
+        yield from np.split(tokens, range(LONG_TOKENS, len(tokens), LONG_TOKENS))
+        return
+    lengths = np.maximum(1, rng.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, 2 * len(tokens) // MEAN_TOKENS + 8))
+    bounds = np.cumsum(lengths.astype(int))
+    yield from np.split(tokens, bounds[bounds < len(tokens)])
 
 
 def run_config(prefix: str, cache: str) -> dict[str, Any]:

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 
+MEGATRON = "Megatron Core 0.16.1"
+
+
 @dataclass(frozen=True)
 class Row:
-    """One figure: ours, the peer's, and what limits both."""
+    """One figure: ours, the peer's or the limit's, and what limits both; `against` names whose the other is."""
 
     work: str
     ours: float
@@ -20,6 +23,7 @@ class Row:
     unit: str
     more_is_better: bool
     note: str = ""
+    against: str = MEGATRON
 
     @property
     def ratio(self) -> float:
@@ -55,10 +59,10 @@ def show(rows: list[Row], as_json: bool) -> str:
     """The rows as a Markdown table, or as JSON."""
     if as_json:
         return json.dumps([{**asdict(row), "ratio": row.ratio} for row in rows], indent=1)
-    lines = ["| work | binidx | Megatron Core 0.16.1 | ratio | |", "|---|---:|---:|---:|---|"]
+    lines = ["| work | binidx | against | | ratio | |", "|---|---:|---:|---|---:|---|"]
     for row in rows:
         ours, theirs = (f"{figure(value)} {row.unit}" for value in (row.ours, row.theirs))
-        lines.append(f"| {row.work} | {ours} | {theirs} | {figure(row.ratio)}x | {row.note} |")
+        lines.append(f"| {row.work} | {ours} | {theirs} | {row.against} | {figure(row.ratio)}x | {row.note} |")
     return "\n".join(lines)
 
 
