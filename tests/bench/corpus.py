@@ -1,10 +1,10 @@
 """The data of the benches, and both readers' datasets over them.
 
-    mixed       documents of log-normal length, as web text has: a shuffled sample of 4,096 tokens is scattered over five
+    mixed       documents of log-normal length, as web text has: a shuffled sample of 4,096 tokens lies in five places
     long        documents of 2^18 tokens: a shuffled sample is one range, seldom two
 
-A token tells which thousandth of the corpus it is from (`places` in readers/stopwatch.py), so that anybody's samples show
-how far they were shuffled. Its other bits are noise, as no store should get to compress it.
+A token tells which thousandth of the corpus it is from, so that anybody's samples show how far they were shuffled
+(`places_of` in readers/stopwatch.py). Its other bits are noise, as no store should get to compress it.
 """
 
 from __future__ import annotations

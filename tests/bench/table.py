@@ -9,7 +9,6 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-
 MEGATRON = "Megatron Core 0.16.1"
 
 
