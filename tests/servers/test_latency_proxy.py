@@ -17,7 +17,7 @@ import boto3
 import pytest
 from conftest import Bucket
 from servers.http_objects import Server, http_objects
-from servers.latency_proxy import Relay, latency_proxy
+from servers.latency_proxy import latency_proxy
 from servers.processes import wait_until_gone
 
 DATA = bytes(range(250)) * 20_000  # 5 MB
@@ -83,16 +83,6 @@ def test_a_connection_carries_no_more_than_its_bandwidth(server: Server) -> None
         began = time.monotonic()
         get(proxy.endpoint, "/data", 0, len(DATA) - 1)
         assert 0.25 <= time.monotonic() - began < 2
-
-
-def test_the_same_seed_gives_the_same_delays() -> None:
-    def delays(seed: int) -> list[float]:
-        relay = Relay("http://h:1", delay=0.1, jitter=0.2, megabytes_per_second=None, seed=seed)
-        return [relay.lateness(number) for number in range(100)]
-
-    assert delays(1) == delays(1) != delays(2)
-    assert 0.1 <= min(delays(1)) < 0.12
-    assert 0.28 < max(delays(1)) < 0.3
 
 
 def test_s3_clients_read_and_write_through_it(s3: Bucket) -> None:

@@ -1,0 +1,206 @@
+"""What a store or a proxy before it does wrong, as functions from a good answer to what the client gets instead.
+
+    503 500 429      an error with a body like S3's, or like GCS' where the path is its JSON API; any status will do
+    slow             the good answer, `slow_ms` later
+    reset close      the connection ends before a byte of the answer, hard (RST) or as if idle (FIN)
+    hang             no byte ever comes
+    reset-late       half of the body, then RST
+    truncate         half of the body, then FIN
+    stall            half of the body, then nothing, for as long as the client waits
+    short            206 with a byte less than asked, consistent in itself
+    long             206 with bytes more than asked
+    whole            200 with all of the object, zeros where it was not asked for
+    wrong            one bit of the body is another; nothing else tells
+
+No I/O here: `FAULTS` is the table, `Weather` says which request gets what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from servers.messages import LENGTH, Request
+
+End = Literal["stay", "close", "reset", "hang"]
+EXTRA_BYTES = 1000
+NORMAL = statistics.NormalDist()
+
+
+class Answer(NamedTuple):
+    head: bytes
+    body: bytes
+
+
+class Play(NamedTuple):
+    """What a client gets: an answer as far as it goes, and what becomes of the connection then."""
+
+    head: bytes
+    body: bytes
+    end: End = "stay"
+
+
+Fault = Callable[[Request, Answer, float], Play]
+"""A request, its good answer, a number in [0, 1) to choose by."""
+
+
+@dataclass(frozen=True)
+class Weather:
+    """How a distant store behaves today; the same seed gives the same request the same luck.
+
+    Args:
+        delay_ms: median time to the first byte.
+        spread: sigma of the time's logarithm; with 0.5 one request in a hundred takes 3.2 times the median.
+        megabytes_per_second: of one connection.
+        total_megabytes_per_second: of all connections together.
+        faults: name -> part of the requests that meet it, drawn anew each time a range is asked again.
+        each: what befalls a range when it is asked the first time, the second, ...; None is a good answer.
+        script: what befalls the next requests in the order in which they come.
+        slow_ms: how late "slow" is.
+        only: "ranges" for GETs with a Range header, "all" for whatever comes.
+
+    `script` goes before `each`, `each` before `faults`; a list that is used up leaves the choice to the next.
+    """
+
+    delay_ms: float = 30.0
+    spread: float = 0.0
+    megabytes_per_second: float | None = None
+    total_megabytes_per_second: float | None = None
+    faults: Mapping[str, float] = field(default_factory=dict)
+    each: Sequence[str | None] = ()
+    script: Sequence[str | None] = ()
+    slow_ms: float = 1000.0
+    only: str = "ranges"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if unknown := {*self.faults, *self.each, *self.script} - {None, *FAULTS}:
+            raise ValueError(f"weather: found {unknown}, needs some of {', '.join(FAULTS)}")
+        if self.only not in ("ranges", "all") or sum(self.faults.values()) > 1:
+            raise ValueError(f"weather: found {self}, needs only='ranges' or 'all' and rates of 1 in all at most")
+
+    def befalls(self, request: Request) -> bool:
+        return self.only == "all" or (request.method == "GET" and bool(request.range))
+
+    def luck(self, request: Request, time: int) -> Luck:
+        """Of a request for what was asked `time` times before."""
+        key = f"{self.seed} {request.method} {request.path} {request.range} {time}"
+        digest = hashlib.blake2b(key.encode(), digest_size=24).digest()
+        late, which, rest = (int.from_bytes(digest[start : start + 8], "little") / 2**64 for start in (0, 8, 16))
+        return Luck(self.lateness(late), self.fault(request, time, which), rest)
+
+    def lateness(self, late: float) -> float:
+        """Seconds to the first byte; `late` in [0, 1) is the part of requests that are quicker."""
+        sigmas = NORMAL.inv_cdf(min(max(late, 1e-9), 1 - 1e-9)) if self.spread else 0.0
+        return self.delay_ms / 1e3 * math.exp(self.spread * sigmas)
+
+    def fault(self, request: Request, time: int, which: float) -> str | None:
+        if not self.befalls(request):
+            return None
+        if time < len(self.each):
+            return self.each[time]
+        for name, rate in self.faults.items():
+            if which < rate:
+                return name
+            which -= rate
+        return None
+
+
+class Luck(NamedTuple):
+    """Seconds to the first byte, a fault, and a number in [0, 1) for what is left to choose."""
+
+    lateness: float
+    fault: str | None
+    chance: float
+
+
+def status(code: int) -> Fault:
+    name, message = ERRORS.get(code, ("InternalError", "We encountered an internal error. Please try again."))
+
+    def play(request: Request, answer: Answer, chance: float) -> Play:
+        if request.path.startswith(("/storage/v1/", "/download/", "/upload/")):
+            kind, body = "application/json", f'{{"error": {{"code": {code}, "message": "{message}"}}}}'
+        else:
+            error = f"<Code>{name}</Code><Message>{message}</Message><RequestId>0</RequestId><HostId>0</HostId>"
+            kind, body = "application/xml", f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{error}</Error>'
+        head = f"HTTP/1.1 {code} {name}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return Play(head.encode(), b"" if request.method == "HEAD" else body.encode())
+
+    return play
+
+
+def cut(end: End) -> Fault:
+    """Half of the body."""
+    return lambda request, answer, chance: Play(answer.head, answer.body[: len(answer.body) // 2], end)
+
+
+def nothing(end: End) -> Fault:
+    return lambda request, answer, chance: Play(b"", b"", end)
+
+
+def short(request: Request, answer: Answer, chance: float) -> Play:
+    return resized(answer, answer.body[:-1])
+
+
+def long(request: Request, answer: Answer, chance: float) -> Play:
+    return resized(answer, answer.body + bytes(EXTRA_BYTES))
+
+
+def resized(answer: Answer, body: bytes) -> Play:
+    """The body is what the head says; the place in the object too."""
+    head = LENGTH.sub(b"\r\nContent-Length: %d" % len(body), answer.head)
+    if found := PLACE.search(head):
+        place = b"\r\nContent-Range: bytes %d-%d/%b" % (int(found[1]), int(found[1]) + len(body) - 1, found[2])
+        head = PLACE.sub(place, head)
+    return Play(head, body)
+
+
+def whole(request: Request, answer: Answer, chance: float) -> Play:
+    found = PLACE.search(answer.head)
+    if found is None:
+        return Play(*answer)
+    start, size = int(found[1]), int(found[2])
+    body = bytes(start) + answer.body + bytes(size - start - len(answer.body))
+    head = b"HTTP/1.1 200 OK" + PLACE.sub(b"", answer.head[answer.head.index(b"\r\n") :])
+    return Play(LENGTH.sub(b"\r\nContent-Length: %d" % size, head), body)
+
+
+def wrong(request: Request, answer: Answer, chance: float) -> Play:
+    body = bytearray(answer.body)
+    place = int(chance * len(body) * 8)
+    body[place // 8] ^= 1 << place % 8
+    return Play(answer.head, bytes(body))
+
+
+PLACE = re.compile(rb"\r\ncontent-range:[ \t]*bytes (\d+)-\d+/(\d+)", re.IGNORECASE)
+
+ERRORS = {
+    429: ("TooManyRequests", "The rate limit was exceeded."),
+    500: ("InternalError", "We encountered an internal error. Please try again."),
+    503: ("SlowDown", "Please reduce your request rate."),
+}
+
+OF_CONTENT: dict[str, Fault] = {
+    "reset-late": cut("reset"),
+    "truncate": cut("close"),
+    "stall": cut("hang"),
+    "short": short,
+    "long": long,
+    "whole": whole,
+    "wrong": wrong,
+}
+"""Those that need a body: another answer passes them by."""
+
+FAULTS: dict[str, Fault] = {
+    **{str(code): status(code) for code in (*ERRORS, 403, 404, 408, 412, 416, 502, 504)},
+    "slow": lambda request, answer, chance: Play(*answer),
+    "reset": nothing("reset"),
+    "close": nothing("close"),
+    "hang": nothing("hang"),
+    **OF_CONTENT,
+}
