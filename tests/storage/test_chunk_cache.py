@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import pickle
+import random
+import threading
 import tracemalloc
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.errors import ConfigError
+from binidx.errors import CancelledReadError, ConfigError
+from binidx.storage.cancel import Scope, cancellable
 from binidx.storage.chunk_cache import STORE, ChunkCache, ChunkStore, chunks_of, runs_of
 from binidx.storage.ranges import Range
 from binidx.testing import FaultyObject, MemoryObject, ended_well, forked
@@ -133,6 +137,136 @@ def test_threads_lose_no_count_and_no_byte_of_the_budget() -> None:
         chunks = sum(pool.map(work, range(8)))
     assert reader.store.bytes == sum(map(len, reader.store._chunks.values())) <= 900
     assert reader.stats.hits + reader.stats.misses == chunks
+
+
+class SlowObject(MemoryObject):
+    """Each read waits until `go`; `inside` says that one has begun; then it may fail."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.inside, self.go = threading.Semaphore(0), threading.Event()
+        self.faults: list[Exception] = []
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        fault = self.faults.pop() if self.faults else None
+        self.inside.release()
+        assert self.go.wait(20)
+        if fault:
+            raise fault
+        return super().read(ranges)
+
+
+def slowly(budget: int = 1 << 20) -> tuple[ChunkCache, SlowObject]:
+    below = SlowObject(DATA)
+    return ChunkCache(below, chunk_bytes=100, store=ChunkStore(budget)), below
+
+
+def waiting(reader: ChunkCache, count: int) -> None:
+    """Come back when so many chunks are waited for."""
+    until(lambda: reader.stats.waits >= count)
+
+
+def until(true: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("waited 10 s")
+
+
+@pytest.mark.parametrize("budget", [0, 1 << 20])
+def test_eight_threads_that_want_a_chunk_fetch_it_once(budget: int) -> None:
+    reader, below = slowly(budget=8 * 100 if not budget else budget)
+    with ThreadPoolExecutor(8) as pool:
+        reads = [pool.submit(reader.read, [(110, 120)]) for _ in range(8)]
+        waiting(reader, 7)
+        reader.store.set_budget(budget)  # with 0 nothing is kept, and who waits gets it all the same
+        below.go.set()
+        assert all(bytes(each.result()[0]) == DATA[110:120] for each in reads)
+    assert below.asked == [[(100, 200)]]
+    assert (reader.stats.misses, reader.stats.waits, reader.stats.bytes_moved) == (8, 7, 100)
+
+
+def test_reads_that_overlap_crosswise_ask_for_each_chunk_once_and_do_not_lock_up() -> None:
+    reader, below = slowly()
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(reader.read, [(0, 300)])
+        assert below.inside.acquire(timeout=10)
+        two = pool.submit(reader.read, [(200, 500)])
+        assert below.inside.acquire(timeout=10)
+        below.go.set()
+        assert bytes(one.result(10)[0]) == DATA[0:300]
+        assert bytes(two.result(10)[0]) == DATA[200:500]
+    assert sorted(below.asked) == [[(0, 300)], [(300, 500)]]
+
+
+def test_many_overlapping_reads_at_once_end_and_fetch_nothing_twice() -> None:
+    reader, below = cached(chunk_bytes=10)
+
+    def work(seed: int) -> None:
+        choose = random.Random(seed)
+        for _ in range(60):
+            starts = [choose.randrange(900) for _ in range(5)]
+            found = reader.read([(start, start + 80) for start in starts])
+            assert [bytes(view) for view in found] == [DATA[start : start + 80] for start in starts]
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    fetched = [each for asked in below.asked for start, stop in asked for each in range(start // 10, -(-stop // 10))]
+    assert len(fetched) == len(set(fetched))
+
+
+def test_who_waits_for_a_fetch_that_fails_fetches_himself() -> None:
+    reader, below = slowly()
+    below.faults = [OSError("gone")]
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(reader.read, [(0, 10)])
+        assert below.inside.acquire(timeout=10)
+        others = [pool.submit(reader.read, [(0, 10)]) for _ in range(2)]
+        waiting(reader, 2)
+        below.go.set()
+        with pytest.raises(OSError, match="gone"):
+            first.result(10)
+        assert [bytes(each.result(10)[0]) for each in others] == [DATA[:10]] * 2
+    assert below.asked == [[(0, 100)]]
+
+
+def test_who_waits_can_be_cancelled() -> None:
+    reader, below = slowly()
+    scope = Scope()
+
+    def read_in_scope() -> None:
+        with cancellable(scope):
+            reader.read([(0, 10)])
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(reader.read, [(0, 10)])
+        assert below.inside.acquire(timeout=10)
+        second = pool.submit(read_in_scope)
+        waiting(reader, 1)
+        scope.cancel()
+        with pytest.raises(CancelledReadError):
+            second.result(10)
+        assert not first.done()
+        below.go.set()
+        assert bytes(first.result(10)[0]) == DATA[:10]
+
+
+def test_a_fork_in_the_middle_of_a_fetch_does_not_wait_for_it() -> None:
+    reader, below = slowly()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(reader.read, [(0, 10)])
+        assert below.inside.acquire(timeout=10)
+        child = forked(lambda: go_on(reader, below))
+        assert ended_well(child)
+        below.go.set()
+        first.result(10)
+
+
+def go_on(reader: ChunkCache, below: SlowObject) -> None:
+    below.go = threading.Event()
+    below.go.set()
+    assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
 
 
 def test_a_fork_while_the_store_is_locked_does_not_hang_the_child() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from binidx.errors import ConfigError
 from binidx.storage.ranges import Range, RangeReader, assemble, check_ranges
+from binidx.storage.single_flight import Flights
 from binidx.storage.stats import CacheStats
 
 CHUNK_BYTES = 64 << 10
@@ -47,6 +48,7 @@ class ChunkStore:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[Key, bytes] = OrderedDict()
+        self.flights: Flights[Key, bytes] = Flights()
         self.bytes = 0
 
     @property
@@ -96,8 +98,8 @@ class ChunkCache:
         chunk_bytes: unit of reading and keeping, at least 1.
         store: where the chunks are kept; by default the one of the process.
 
-    A range within a chunk is a view of it, and stays valid when the chunk is thrown out. Two threads that miss the same
-    chunk at once both fetch it. A range larger than an eighth of the budget is read exactly and not kept.
+    A range within a chunk is a view of it, and stays valid when the chunk is thrown out. Of threads that miss the same
+    chunk at once one fetches it. A range larger than an eighth of the budget is read exactly and not kept.
     """
 
     def __init__(self, reader: RangeReader, *, chunk_bytes: int = CHUNK_BYTES, store: ChunkStore | None = None) -> None:
@@ -121,30 +123,39 @@ class ChunkCache:
         limit = self.store.largest
         large = [each for each in ranges if each[1] - each[0] > limit]
         small = [each for each in ranges if each[1] - each[0] <= limit]
-        wanted = chunks_of(small, self.chunk_bytes)
-        chunks = self.store.get((self._number, each) for each in wanted)
-        runs = runs_of([each for each in wanted if (self._number, each) not in chunks])
+        wanted = [(self._number, each) for each in chunks_of(small, self.chunk_bytes)]
+        chunks = self.store.get(wanted)
         self.stats.count_chunks(hits=len(chunks), misses=len(wanted) - len(chunks))
+        self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
 
-        answers = self._fetch([*map(self._bytes_of, runs), *large], asked=ranges)
-        missed = self._cut(runs, answers)
-        self.store.put(missed)
-        chunks |= missed
+        rest = iter(self._bring([each for each in wanted if each not in chunks], large, chunks))
         # A chunk alone is a run of one.
-        places = [self._bytes_of((each, each + 1)) for each in wanted]
-        views = iter(assemble(small, places, [chunks[self._number, each] for each in wanted]))
-        rest = iter(answers[len(runs) :])
+        places = [self._bytes_of((number, number + 1)) for _, number in wanted]
+        views = iter(assemble(small, places, [chunks[each] for each in wanted]))
         return [next(rest) if stop - start > limit else next(views) for start, stop in ranges]
 
-    def _fetch(self, requests: Sequence[Range], asked: Sequence[Range]) -> list[memoryview]:
+    def _bring(self, missing: Sequence[Key], large: Sequence[Range], chunks: dict[Key, bytes]) -> list[memoryview]:
+        """Fill `chunks` with those that miss; and the bytes of the large ranges, asked for in the same read."""
+        with self.store.flights.claimed(missing) as (ours, theirs):
+            chunks |= self.store.get(ours.keys)
+            runs = runs_of([key[1] for key in ours.keys if key not in chunks])
+            answers = self._fetch([*map(self._bytes_of, runs), *large])
+            fetched = self._cut(runs, answers)
+            self.store.put(fetched)
+            ours.land(fetched)
+        chunks |= fetched
+        self.stats.count_chunks(waits=len(theirs))
+        for claim in set(theirs.values()):
+            landed = claim.wait()
+            chunks |= {key: landed[key] for key, holder in theirs.items() if holder is claim and key in landed}
+        if failed := [key for key in theirs if key not in chunks]:
+            self._bring(failed, [], chunks)
+        return answers[len(runs) :]
+
+    def _fetch(self, requests: Sequence[Range]) -> list[memoryview]:
         began = time.perf_counter()
         answers = self.reader.read(requests) if requests else []
-        self.stats.add(
-            requests=len(requests),
-            bytes_asked=sum(stop - start for start, stop in asked),
-            bytes_moved=sum(map(len, answers)),
-            seconds=time.perf_counter() - began,
-        )
+        self.stats.add(requests=len(requests), bytes_moved=sum(map(len, answers)), seconds=time.perf_counter() - began)
         return answers
 
     def _bytes_of(self, run: tuple[int, int]) -> Range:

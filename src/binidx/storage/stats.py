@@ -44,15 +44,21 @@ class ObjectStats(ReadStats):
 
 @dataclass
 class CacheStats(ReadStats):
-    """Of a cache: `requests` and `bytes_moved` are what it asked of the reader below it."""
+    """Of a cache: `requests` and `bytes_moved` are what it asked of the reader below it.
+
+    hits, misses    chunks that were here, and that were not, when they were wanted
+    waits           of the misses: chunks that another read was fetching already
+    """
 
     hits: int = 0
     misses: int = 0
+    waits: int = 0
 
-    def count_chunks(self, *, hits: int, misses: int) -> None:
+    def count_chunks(self, *, hits: int = 0, misses: int = 0, waits: int = 0) -> None:
         with _lock:
             self.hits += hits
             self.misses += misses
+            self.waits += waits
 
 
 def total() -> ReadStats:
