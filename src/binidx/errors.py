@@ -10,6 +10,7 @@
         ├── ObjectNotFoundError FileNotFoundError
         ├── ObjectExistsError   FileExistsError   a put-if-absent, or a target nobody said to replace
         ├── ObjectChangedError                    not the object that was opened
+        ├── CancelledReadError                    the reader was told to stop: storage.cancel
         └── ShortReadError      EOFError          fewer bytes than were asked
 
 Messages read `subject: found, needed; the way out`. Each class is also the builtin it stands beside, so code that
@@ -59,3 +60,7 @@ class ObjectChangedError(StorageError):
 
 class ShortReadError(StorageError, EOFError):
     """The store gave fewer bytes than were asked."""
+
+
+class CancelledReadError(StorageError):
+    """The reader was told to stop before its read had ended."""

@@ -1,0 +1,80 @@
+"""Reads that another thread can stop.
+
+    with cancellable() as scope:            # this thread, and what read_many does for it in others
+        reader.read(ranges)                 # CancelledReadError once somebody calls scope.cancel()
+
+    with cancellable(scope):                # another thread enters the same scope
+        reader.read(ranges)
+
+Cancelling drops the requests that are in flight and those that wait. A scope inside another ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+from binidx.errors import CancelledReadError
+
+
+class Scope:
+    """What can be cancelled together, once and for good. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._cancelled = False
+        self._watchers: dict[int, Callable[[], object]] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Every read in the scope, and every later one, raises CancelledReadError."""
+        self._cancelled = True
+        while self._watchers:
+            # No lock: each dict operation is one step, and a watcher that arrives meanwhile looks at _cancelled.
+            with contextlib.suppress(KeyError):
+                self._watchers.popitem()[1]()
+
+    def check(self) -> None:
+        if self._cancelled:
+            raise CancelledReadError("read cancelled: its scope was")
+
+    @contextlib.contextmanager
+    def watched_by(self, watcher: Callable[[], object]) -> Iterator[None]:
+        """`watcher` is called when the scope is cancelled during the block, perhaps from another thread, perhaps twice.
+
+        Raises:
+            CancelledReadError: it is cancelled already.
+        """
+        number = next(self._numbers)
+        self._watchers[number] = watcher
+        try:
+            self.check()
+            yield
+        finally:
+            self._watchers.pop(number, None)
+
+
+@contextlib.contextmanager
+def cancellable(scope: Scope | None = None) -> Iterator[Scope]:
+    """The reads of the block belong to a scope: a new one, or the one given, which other threads may be in."""
+    scope = scope or Scope()
+    outer = _current.get()
+    with outer.watched_by(scope.cancel) if outer and outer is not scope else contextlib.nullcontext():
+        token = _current.set(scope)
+        try:
+            yield scope
+        finally:
+            _current.reset(token)
+
+
+def current_scope() -> Scope | None:
+    """The innermost scope this code runs in."""
+    return _current.get()
+
+
+_current: ContextVar[Scope | None] = ContextVar("binidx_read_scope", default=None)
