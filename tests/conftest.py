@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from binidx.tools.seaweed import S3Server, s3_server
 from servers.gcs import gcs_server
+from servers.http_objects import Server, http_objects
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,10 @@ def gs() -> Iterator[str]:
     """A bucket on a small GCS server; the environment points gcsfs at it."""
     with gcs_server() as server, server.in_environment():
         yield "gs://test-bucket"
+
+
+@pytest.fixture(scope="session")
+def web() -> Iterator[Server]:
+    """A server of objects over plain HTTP, in this process: web.objects["/name"] = data."""
+    with http_objects({}) as server:
+        yield server

@@ -7,88 +7,68 @@ import inspect
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Bucket
-from servers.http_objects import http_objects
+from stacks import LAYERS, STORES, Layer, Shelf
 
 from binidx import testing
 from binidx.storage.backends import open_object
-from binidx.storage.chunk_cache import ChunkCache, ChunkStore
-from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
-from binidx.storage.publish import create_object
 from binidx.storage.ranges import Range, RangeReader
-from binidx.testing import FaultyObject, MemoryObject, check_range_reader
+from binidx.testing import MemoryObject, check_range_reader
 
-Place = Callable[[bytes], str]
-"""Puts bytes somewhere; the URI."""
-
-
-@pytest.fixture(params=["local", "memory", "s3", "gs", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "http":
-        with http_objects({}) as server:
-            yield partial(serve, server)
-        return
-    bases: dict[str, Callable[[], str]] = {
-        "local": lambda: f"file://{tmp_path}",
-        "memory": lambda: f"memory://{tmp_path}",
-        "s3": lambda: request.getfixturevalue("s3").fresh(),
-        "gs": lambda: f"{request.getfixturevalue('gs')}/{uuid.uuid4().hex}",
-    }
-    yield partial(store, bases[request.param]())
+Make = Callable[[bytes], RangeReader]
 
 
-def store(base: str, data: bytes) -> str:
-    with create_object(f"{base}/{len(data)}") as writer:
-        writer.write(data)
-    return f"{base}/{len(data)}"
+def stacked(make: Make, directory: Path, *names: str) -> Make:
+    """`make` with layers over it, the first of them lowest."""
+    for number, name in enumerate(names):
+        make = covered(make, LAYERS[name], directory / str(number))
+    return make
 
 
-def serve(server: Any, data: bytes) -> str:
-    server.objects[f"/{len(data)}"] = data
-    return f"{server.endpoint}/{len(data)}"
+def covered(make: Make, layer: Layer, directory: Path) -> Make:
+    return lambda data: layer.wrap(make(layer.stored(data)), directory)
 
 
-STACKS: dict[str, Callable[[str], RangeReader]] = {
-    "as opened": open_object,
-    "no cache": partial(open_object, cache=False),
-    "no mmap": partial(open_object, mmap=False),
-    "cache of odd chunks": lambda uri: ChunkCache(FsspecObject(uri), chunk_bytes=1000, store=ChunkStore(50_000)),
-    "cache over cache": lambda uri: ChunkCache(ChunkCache(open_object(uri, cache=False), chunk_bytes=4096)),
-    "cache that keeps nothing": lambda uri: ChunkCache(FsspecObject(uri), store=ChunkStore(0)),
-    "patched by no fault": lambda uri: FaultyObject(FsspecObject(uri), []),
-}
+@pytest.mark.parametrize("layer", ["", *LAYERS])
+@pytest.mark.parametrize("store", STORES)
+def test_readers_of_every_store_keep_the_contract_bare_and_under_every_layer(
+    store: str, layer: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    shelf = Shelf(STORES[store], request, tmp_path)
+    check_range_reader(stacked(shelf.open, tmp_path / "layers", *filter(None, [layer])))
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_readers_keep_the_contract_over_every_store(place: Place, stack: str) -> None:
-    check_range_reader(lambda data: STACKS[stack](place(data)))
+@pytest.mark.parametrize("upper", ["", *LAYERS])
+@pytest.mark.parametrize("lower", LAYERS)
+def test_every_layer_over_every_layer_keeps_the_contract(lower: str, upper: str, tmp_path: Path) -> None:
+    check_range_reader(stacked(MemoryObject, tmp_path, lower, *filter(None, [upper])))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        MemoryObject,
-        lambda data: ChunkCache(MemoryObject(data), chunk_bytes=701),
-        lambda data: ChunkCache(FaultyObject(MemoryObject(data), []), chunk_bytes=10**9),
-        lambda data: FaultyObject(ChunkCache(MemoryObject(data)), [None]),
-    ],
-    ids=["memory", "cache over memory", "one chunk", "faulty over cache"],
-)
-def test_readers_keep_the_contract_over_memory(make: Callable[[bytes], RangeReader]) -> None:
-    check_range_reader(make)
+@pytest.mark.parametrize("cache", [None, False, True])
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("store", STORES)
+def test_what_is_opened_by_its_uri_keeps_the_contract(
+    store: str, mmap: bool, cache: bool | None, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    shelf = Shelf(STORES[store], request, tmp_path)
+    check_range_reader(
+        lambda data: open_object(shelf.put(data), storage_options=shelf.store.options, mmap=mmap, cache=cache)
+    )
 
 
-def test_a_chained_uri_keeps_the_contract(s3: Bucket, tmp_path: Path) -> None:
-    base, options = s3.fresh(), {"simplecache": {"cache_storage": str(tmp_path)}}
-    check_range_reader(lambda data: open_object(f"simplecache::{store(base, data)}", storage_options=options))
+def test_objects_in_memory_keep_the_contract() -> None:
+    check_range_reader(MemoryObject)
+
+
+def test_a_chained_uri_keeps_the_contract(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    shelf, options = Shelf(STORES["s3"], request, tmp_path), {"simplecache": {"cache_storage": str(tmp_path)}}
+    check_range_reader(lambda data: open_object(f"simplecache::{shelf.put(data)}", storage_options=options))
 
 
 def test_a_path_without_a_protocol_is_a_mapped_file(tmp_path: Path) -> None:

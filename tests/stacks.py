@@ -1,0 +1,83 @@
+"""Every reader, every layer that is one over another, and every kind of store: what tests take products of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from binidx.storage.chunk_cache import ChunkCache, ChunkStore
+from binidx.storage.filesystem import local_path
+from binidx.storage.fsspec_object import FsspecObject
+from binidx.storage.local_file import LocalFile
+from binidx.storage.publish import create_object
+from binidx.storage.ranges import RangeReader
+from binidx.testing import FaultyObject
+
+FAST = {"binidx": {"fast": True}}
+SLOW = {"binidx": {"fast": False}}
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where objects can lie: `base(request, tmp_path)` is a URI there, `options` how they are read."""
+
+    base: Callable[[Any, Path], str]
+    options: dict[str, Any] | None = None
+    mapped: bool = False
+
+
+STORES = {
+    "mapped": Store(lambda request, tmp_path: f"file://{tmp_path}", mapped=True),
+    "file": Store(lambda request, tmp_path: f"file://{tmp_path}"),
+    "memory": Store(lambda request, tmp_path: f"memory://{tmp_path}"),
+    "s3": Store(lambda request, tmp_path: request.getfixturevalue("s3").fresh(), SLOW),
+    "s3 fast": Store(lambda request, tmp_path: request.getfixturevalue("s3").fresh(), FAST),
+    "gs": Store(lambda request, tmp_path: f"{request.getfixturevalue('gs')}{tmp_path}", SLOW),
+    "gs fast": Store(lambda request, tmp_path: f"{request.getfixturevalue('gs')}{tmp_path}", FAST),
+    "http": Store(lambda request, tmp_path: request.getfixturevalue("web").endpoint),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A reader over a reader: `wrap(reader, directory)`, over an object that holds `stored(data)`."""
+
+    wrap: Callable[[RangeReader, Path], RangeReader]
+    stored: Callable[[bytes], bytes] = lambda data: data
+
+
+LAYERS = {
+    "chunks": Layer(lambda reader, _: ChunkCache(reader)),
+    "odd chunks": Layer(lambda reader, _: ChunkCache(reader, chunk_bytes=1000, store=ChunkStore(50_000))),
+    "no chunk kept": Layer(lambda reader, _: ChunkCache(reader, store=ChunkStore(0))),
+    "faults that never come": Layer(lambda reader, _: FaultyObject(reader, [None])),
+}
+
+
+class Shelf:
+    """Puts objects into a store and opens them there."""
+
+    def __init__(self, store: Store, request: pytest.FixtureRequest, directory: Path) -> None:
+        self.store, self.directory = store, directory
+        self.base = store.base(request, directory)
+        self.web = request.getfixturevalue("web") if self.base.startswith("http") else None
+
+    def put(self, data: bytes, name: str | None = None) -> str:
+        """The URI of an object with this content."""
+        name = name or str(len(data))
+        if self.web is not None:
+            self.web.objects[f"/{name}"] = data
+        else:
+            with create_object(f"{self.base}/{name}") as writer:
+                writer.write(data)
+        return f"{self.base}/{name}"
+
+    def open(self, data: bytes) -> RangeReader:
+        """Of an object with this content, without any layer."""
+        uri = self.put(data)
+        path = local_path(uri)
+        return LocalFile(path) if path is not None and self.store.mapped else FsspecObject(uri, self.store.options)
