@@ -30,6 +30,9 @@ class ReadSettings:
         verify: check what is read against the sums beside the object; None: where there are any.
         deadline_seconds: after this a read gives up, whatever was tried again in it.
         hedge: ask once more for a range that is much later than its like, and take the first answer.
+        concurrency: requests in flight at once, of all objects and threads of the process that say the same; None: 64,
+            128 where they are asked without their driver.
+        max_gap: bytes fetched in vain rather than a second request; 0: not one; None: what a request costs in bytes.
 
     Raises:
         ConfigError: a setting that is none of these, or a value that cannot be read.
@@ -41,6 +44,8 @@ class ReadSettings:
     verify: bool | None = None
     deadline_seconds: float = 60.0
     hedge: bool = True
+    concurrency: int | None = None
+    max_gap: int | None = None
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
@@ -86,5 +91,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "verify": parse_flag,
     "deadline_seconds": float,
     "hedge": parse_flag,
+    "concurrency": int,
+    "max_gap": parse_bytes,
 }
 """setting -> how its text in the environment is read"""

@@ -1,6 +1,8 @@
 """What reading cost: counters on every reader, and their sum over the process.
 
-requests      ranges sent to the store (of a local file: views taken)
+requests      ranges sent to the store, with those below (of a local file: views taken)
+retries       of these, sent again because the answer before was none
+hedges        of these, sent beside one that was late; the first answer wins
 bytes_asked   what the caller wanted
 bytes_moved   what came over the wire for it: more through gaps and whole chunks, less through a cache
 seconds       time spent waiting, summed over threads
@@ -21,13 +23,26 @@ class ReadStats:
     bytes_asked: int = 0
     bytes_moved: int = 0
     seconds: float = 0.0
+    retries: int = 0
+    hedges: int = 0
 
-    def add(self, *, requests: int = 0, bytes_asked: int = 0, bytes_moved: int = 0, seconds: float = 0.0) -> None:
+    def add(
+        self,
+        *,
+        requests: int = 0,
+        bytes_asked: int = 0,
+        bytes_moved: int = 0,
+        seconds: float = 0.0,
+        retries: int = 0,
+        hedges: int = 0,
+    ) -> None:
         with _lock:
             self.requests += requests
             self.bytes_asked += bytes_asked
             self.bytes_moved += bytes_moved
             self.seconds += seconds
+            self.retries += retries
+            self.hedges += hedges
 
     def __sub__(self, before: ReadStats) -> ReadStats:
         """What happened since `before`."""
@@ -37,9 +52,25 @@ class ReadStats:
 class ObjectStats(ReadStats):
     """The same for readers that talk to a store themselves: these also count in `total()`."""
 
-    def add(self, *, requests: int = 0, bytes_asked: int = 0, bytes_moved: int = 0, seconds: float = 0.0) -> None:
-        super().add(requests=requests, bytes_asked=bytes_asked, bytes_moved=bytes_moved, seconds=seconds)
-        _total.add(requests=requests, bytes_asked=bytes_asked, bytes_moved=bytes_moved, seconds=seconds)
+    def add(
+        self,
+        *,
+        requests: int = 0,
+        bytes_asked: int = 0,
+        bytes_moved: int = 0,
+        seconds: float = 0.0,
+        retries: int = 0,
+        hedges: int = 0,
+    ) -> None:
+        for each in (super(), _total):
+            each.add(
+                requests=requests,
+                bytes_asked=bytes_asked,
+                bytes_moved=bytes_moved,
+                seconds=seconds,
+                retries=retries,
+                hedges=hedges,
+            )
 
 
 @dataclass
