@@ -17,13 +17,14 @@ No I/O here: `FAULTS` is the table, `Weather` says which request gets what.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from servers.messages import LENGTH, Request
 
@@ -63,6 +64,7 @@ class Weather:
         script: what befalls the next requests in the order in which they come.
         slow_ms: how late "slow" is.
         only: "ranges" for GETs with a Range header, "all" for whatever comes.
+        places: part of a path -> fields that are others there; not `script` nor the bandwidths.
 
     `script` goes before `each`, `each` before `faults`; a list that is used up leaves the choice to the next.
     """
@@ -76,6 +78,7 @@ class Weather:
     script: Sequence[str | None] = ()
     slow_ms: float = 1000.0
     only: str = "ranges"
+    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -83,6 +86,11 @@ class Weather:
             raise ValueError(f"weather: found {unknown}, needs some of {', '.join(FAULTS)}")
         if self.only not in ("ranges", "all") or sum(self.faults.values()) > 1:
             raise ValueError(f"weather: found {self}, needs only='ranges' or 'all' and rates of 1 in all at most")
+
+    def at(self, path: str) -> Weather:
+        """The weather there."""
+        others = next((others for part, others in self.places.items() if part in path), None)
+        return self if others is None else dataclasses.replace(self, places={}, **others)
 
     def befalls(self, request: Request) -> bool:
         return self.only == "all" or (request.method == "GET" and bool(request.range))
@@ -92,7 +100,8 @@ class Weather:
         key = f"{self.seed} {request.method} {request.path} {request.range} {time}"
         digest = hashlib.blake2b(key.encode(), digest_size=24).digest()
         late, which, rest = (int.from_bytes(digest[start : start + 8], "little") / 2**64 for start in (0, 8, 16))
-        return Luck(self.lateness(late), self.fault(request, time, which), rest)
+        here = self.at(request.path)
+        return Luck(here.lateness(late), here.fault(request, time, which), rest)
 
     def lateness(self, late: float) -> float:
         """Seconds to the first byte; `late` in [0, 1) is the part of requests that are quicker."""

@@ -133,7 +133,7 @@ class Exchange:
             answer, complete = await self.ask(head, server, to_server)
             length = answer_length(self.request, answer)
             fault = self.fault(answer, length)
-            slow = self.relay.weather.slow_ms / 1e3 if fault == "slow" else 0.0
+            slow = self.relay.weather.at(self.request.path).slow_ms / 1e3 if fault == "slow" else 0.0
             due = complete + self.luck.lateness + slow
             if length is None or not 0 <= length <= (sys.maxsize if fault else WHOLE_BYTES):
                 await self.wait(due)

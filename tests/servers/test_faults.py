@@ -115,6 +115,15 @@ def test_only_range_requests_meet_faults_unless_told(proxy: Proxy) -> None:
     connection.close()
 
 
+def test_a_place_has_a_weather_of_its_own(proxy: Proxy) -> None:
+    proxy.become(faults={"503": 1.0}, places={"~good~": {"faults": {}}, "~late~": {"each": ["slow"], "slow_ms": 300}})
+    found = [get(proxy, 0, 10, path)[0] for path in ("/data", "/~good~", "/data", "/~late~", "/~late~")]
+    assert found == [503, 404, 503, 404, 503]
+    _, _, _, late, _ = proxy.log()
+    assert late.ended is not None
+    assert late.ended - late.began >= 0.3
+
+
 def test_the_same_seed_gives_a_range_the_same_faults_in_any_order(proxy: Proxy) -> None:
     def faults(seed: int, threads: int) -> Counter[tuple[str, int, str | None]]:
         proxy.become(seed=seed, faults={"503": 0.2, "short": 0.1, "slow": 0.05}, slow_ms=1)
