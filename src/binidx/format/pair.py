@@ -60,7 +60,8 @@ def open_pair(
     """
     uri = get_idx_path(path_prefix)
     for attempt in range(ATTEMPTS):
-        time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1) if attempt else 0)
+        if attempt:
+            time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
             pair = _open_once(path_prefix, multimodal, mmap, cache, storage_options)
         except ObjectNotFoundError:

@@ -11,11 +11,12 @@ between leaves what its parent is writing alone, however it ends.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
@@ -25,6 +26,7 @@ from binidx.storage.unfinished import ONE_PUT, File, Upload, beside, sync_direct
 ATTEMPTS = 5
 
 Hook = Callable[[], object] | None
+Unfinished = TypeVar("Unfinished", bound=File | Upload)
 
 
 class Writer(Protocol):
@@ -38,6 +40,8 @@ def create_object(
     storage_options: Mapping[str, Any] | None = None,
     *,
     before_publish: Hook = None,
+    size: int = 0,
+    durable: bool = True,
 ) -> contextlib.AbstractContextManager[Writer]:
     """Write an object that appears whole under its name when the block ends, replacing what was there.
 
@@ -47,6 +51,9 @@ def create_object(
     Args:
         before_publish: called when all is written, and on a disk synced, right before the object appears; what it
             raises stops that. An object sent in one request is sent after it.
+        size: bytes that will be written, where they are known: a local disk that is too full says so at once.
+        durable: a local file is synced before it appears. What can be made again, and is proved by a checksum before it
+            is used, needs no sync: a file cut by a lost power supply is then made again.
 
     Raises:
         StorageError: the store refuses; what was there before still is.
@@ -54,8 +61,23 @@ def create_object(
     uri = os.fspath(uri)
     path = filesystem.local_path(uri)
     if path is not None:
-        return _whole_or_nothing(path, lambda: File(path), before_publish)
-    return _whole_or_nothing(uri, lambda: Upload(uri, storage_options or {}), before_publish)
+        return _written(path, lambda: File(path, size, durable), before_publish)
+    return _written(uri, lambda: Upload(uri, storage_options or {}), before_publish)
+
+
+@contextlib.contextmanager
+def create_mapped(path: str, size: int, *, durable: bool = True) -> Iterator[mmap.mmap]:
+    """`create_object` for a local file of `size` bytes, above 0, that is filled in place: a mapping, zeros at first.
+
+    The mapping stays after the block, and goes on being that file, also when another takes its name.
+
+    Raises:
+        StorageError: above all, the disk does not have so many bytes; see `File` for how sure that is.
+    """
+    with _whole_or_nothing(path, lambda: File(path, size, durable), None) as file:
+        with filesystem.storage_errors(path):
+            mapped = file.map()
+        yield mapped
 
 
 def put_if_absent(uri: str | os.PathLike[str], data: Bytes, storage_options: Mapping[str, Any] | None = None) -> bool:
@@ -127,12 +149,18 @@ def join_uri(base: str, *parts: str) -> str:
 
 
 @contextlib.contextmanager
-def _whole_or_nothing(uri: str, begin: Callable[[], File | Upload], before_publish: Hook) -> Iterator[Writer]:
+def _written(uri: str, begin: Callable[[], File | Upload], before_publish: Hook) -> Iterator[Writer]:
+    with _whole_or_nothing(uri, begin, before_publish) as unfinished:
+        yield _ErrorsNamed(uri, unfinished)
+
+
+@contextlib.contextmanager
+def _whole_or_nothing(uri: str, begin: Callable[[], Unfinished], before_publish: Hook) -> Iterator[Unfinished]:
     pid = os.getpid()
     with filesystem.storage_errors(uri):
         unfinished = begin()
     try:
-        yield _ErrorsNamed(uri, unfinished)
+        yield unfinished
         with filesystem.storage_errors(uri):
             unfinished.complete()
         if before_publish is not None:
@@ -160,7 +188,7 @@ class _ErrorsNamed:
 def _link(path: str, data: Bytes) -> bool:
     """A whole file under the name, unless the name is taken."""
     temporary = beside(path)
-    with _whole_or_nothing(path, lambda: File(temporary), None) as writer:
+    with _written(path, lambda: File(temporary), None) as writer:
         writer.write(data)
     try:
         with filesystem.storage_errors(path):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap as mapping
 import os
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from binidx.storage import filesystem
+from binidx.storage.descriptors import keep_room, with_room
 from binidx.storage.ranges import Bytes
 
 ONE_PUT = 16 << 20
@@ -25,14 +27,42 @@ BUFFER_BYTES = 1 << 20
 
 
 class File:
-    """A file on its way: under another name until it is published, which replaces what was there."""
+    """A file on its way: under another name until it is published, which replaces what was there.
 
-    def __init__(self, path: str) -> None:
-        self.path, self.temporary = path, beside(path)
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    Args:
+        size: bytes that it will have, where they are known: their blocks are there before the first is written, so a
+            full disk is an OSError now and never a SIGBUS in a mapping later. (Some network filesystems, and those that
+            copy on write, promise blocks that they may not have.)
+        durable: synced before it appears.
+    """
+
+    def __init__(self, path: str, size: int = 0, durable: bool = True) -> None:
+        self.path, self.temporary, self.size, self.durable = path, beside(path), size, durable
         # Our own buffer: that of a file object would be written out a second time by each forked child that ends.
         self.buffer = bytearray()
-        self.file = open(self.temporary, "xb", buffering=0)  # noqa: SIM115
+        self.file = with_room(self._open)
+        keep_room(self.file.fileno())
+        try:
+            self._reserve()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _open(self) -> io.FileIO:
+        with contextlib.suppress(FileNotFoundError):
+            return open(self.temporary, "x+b", buffering=0)
+        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        return open(self.temporary, "x+b", buffering=0)
+
+    def _reserve(self) -> None:
+        if self.size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.file.fileno(), 0, self.size)
+        elif self.size:
+            os.ftruncate(self.file.fileno(), self.size)
+
+    def map(self) -> mapping.mmap:
+        """All of its `size` bytes, to be filled in place; they stay mapped when it is published."""
+        return mapping.mmap(self.file.fileno(), self.size)
 
     def write(self, data: Bytes) -> int:
         view = memoryview(data)
@@ -46,12 +76,14 @@ class File:
 
     def complete(self) -> None:
         self._write_out(memoryview(self.buffer))
-        os.fsync(self.file.fileno())
+        if self.durable:
+            os.fsync(self.file.fileno())
         self.file.close()
 
     def publish(self) -> None:
         os.replace(self.temporary, self.path)
-        sync_directory(self.path)
+        if self.durable:
+            sync_directory(self.path)
 
     def abandon(self) -> None:
         try:
