@@ -41,7 +41,7 @@ class FsspecObject:
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.uri = uri
         self.storage_options = dict(storage_options or {})
-        self.stats = ObjectStats()
+        self.stats = ObjectStats(filesystem.protocols(uri)[-1])
         # (process, thread) -> filesystem and path. fsspec hands threads the same instance where its class allows that.
         self._clients: dict[tuple[int, int], tuple[Any, str]] = {}
         info = filesystem.object_info(*self._client(), uri)
@@ -103,7 +103,7 @@ class FsspecObject:
         return self._clients[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}, "stats": ObjectStats()}
+        return {**self.__dict__, "_clients": {}, "stats": ObjectStats(self.stats.store)}
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.

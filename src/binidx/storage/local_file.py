@@ -41,7 +41,7 @@ class LocalFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.uri = os.fspath(path)
-        self.stats = ObjectStats()
+        self.stats = ObjectStats("file")
         self._map: mapping.mmap | None = None
         try:
             self._view = with_room(self._open)

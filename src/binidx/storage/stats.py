@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 
 @dataclass
@@ -50,7 +51,17 @@ class ReadStats:
 
 
 class ObjectStats(ReadStats):
-    """The same for readers that talk to a store themselves: these also count in `total()`."""
+    """The same for readers that talk to a store themselves: these also count in `total()`.
+
+    Args:
+        store: the protocol, "file" for local ones; what requests cost depends on it.
+    """
+
+    def __init__(self, store: str = "other") -> None:
+        super().__init__()
+        self.store = store
+        with _lock:
+            self._in_store = _stores.setdefault(store, ReadStats())
 
     def add(
         self,
@@ -62,8 +73,8 @@ class ObjectStats(ReadStats):
         retries: int = 0,
         hedges: int = 0,
     ) -> None:
-        for each in (super(), _total):
-            each.add(
+        for add in (super().add, self._in_store.add):
+            add(
                 requests=requests,
                 bytes_asked=bytes_asked,
                 bytes_moved=bytes_moved,
@@ -72,6 +83,9 @@ class ObjectStats(ReadStats):
                 hedges=hedges,
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectStats, (self.store,)  # another process counts for itself, from zero
+
 
 @dataclass
 class CacheStats(ReadStats):
@@ -79,23 +93,40 @@ class CacheStats(ReadStats):
 
     hits, misses    chunks that were here, and that were not, when they were wanted
     waits           of the misses: chunks that another read was fetching already
+    cache           the kind whose sum they count in: "memory" or "disk"
     """
 
     hits: int = 0
     misses: int = 0
     waits: int = 0
+    cache: str = "memory"
 
     def count_chunks(self, *, hits: int = 0, misses: int = 0, waits: int = 0) -> None:
         with _lock:
-            self.hits += hits
-            self.misses += misses
-            self.waits += waits
+            for each in (self, _caches.setdefault(self.cache, CacheStats(cache=self.cache))):
+                each.hits += hits
+                each.misses += misses
+                each.waits += waits
 
 
 def total() -> ReadStats:
     """What all objects read in this process have cost so far. A cache is not counted: what it fetches is, below it."""
+    found = ReadStats()
+    for each in by_store().values():
+        found.add(**asdict(each))
+    return found
+
+
+def by_store() -> dict[str, ReadStats]:
+    """The same for each protocol."""
     with _lock:
-        return replace(_total)
+        return {store: replace(each) for store, each in _stores.items()}
+
+
+def by_cache() -> dict[str, CacheStats]:
+    """Chunks found and missed by all caches of each kind; their other counters are not summed."""
+    with _lock:
+        return {cache: replace(each) for cache, each in _caches.items()}
 
 
 def _after_fork() -> None:
@@ -106,5 +137,6 @@ def _after_fork() -> None:
 
 # One lock for all counters: a lock in each would have to be found and renewed after a fork.
 _lock = threading.Lock()
-_total = ReadStats()
+_stores: dict[str, ReadStats] = {}
+_caches: dict[str, CacheStats] = {}
 os.register_at_fork(after_in_child=_after_fork)
