@@ -1,0 +1,90 @@
+"""Random-order samples from a real S3 server 30 ms away, by the readers that people use: each as its documents advise.
+
+    binidx       Megatron's order: documents shuffled, packed, samples shuffled, all globally; ranges of the .bin
+    Streaming    packed samples in shards of 64 MiB, downloaded whole. py1e, its default, spreads each shard's samples
+                 over blocks of 4,000,000, more than this corpus has: a global shuffle that fetches every shard at once.
+                 py1s shuffles shards, and samples within parts of them: fewer shards, a poorer order
+    LitData      packed tokens in chunks of 16,416,000, downloaded whole, one permuted after the other
+    OLMo-core    slices of one flat array, globally permuted, one GET each
+
+All but binidx pack documents in the order of the corpus: neighbours stay neighbours in every sample, unless somebody
+shuffles the documents beforehand, which changes no figure here. A larger corpus costs Streaming's py1e more, the others
+the same. Nothing is compressed. No bandwidth is capped: that is kind to those who move more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench.corpus import SEQUENCE_LENGTH
+from tests.bench.race import (
+    BATCH,
+    DELAY_MS,
+    NUM_SAMPLES,
+    PEERS_PYTHON,
+    Entrant,
+    Lap,
+    far_away,
+    medians,
+    publish_corpus,
+    publish_packed,
+    store,
+)
+from tests.bench.table import Row
+
+OURS = "binidx"
+DTYPES = ("uint16", "int32")
+
+
+def rows(directory: Path) -> list[Row]:
+    """Time to the first batch, samples a second over the first thousand, bytes and requests: each peer, each dtype."""
+    if not PEERS_PYTHON.exists():
+        raise SystemExit("bench of the peers: no environment for them found; needed one that `make bench-peers` makes")
+    return [row for dtype in DTYPES for row in rows_of(directory / dtype, dtype)]
+
+
+def rows_of(directory: Path, dtype: str) -> list[Row]:
+    directory.mkdir()
+    with store(directory) as (server, bucket):
+        prefix, uri = publish_corpus(directory, bucket, dtype)
+        entrants = entrants_of(bucket, uri)
+        for packed in {each.uri: each for each in entrants if each.uri != uri}.values():
+            publish_packed(packed, prefix, dtype, directory)
+        with far_away(server) as proxy:
+            found = medians(entrants, proxy, dtype)
+    ours = found.pop(OURS)
+    return [row for name, theirs in found.items() for row in compare(dtype, ours, name, theirs)]
+
+
+def entrants_of(bucket: str, uri: str) -> Sequence[Entrant]:
+    python = str(PEERS_PYTHON)
+    shards, chunks = f"{bucket}/shards", f"{bucket}/chunks"
+    return (
+        Entrant(OURS, "read_binidx.py", uri),
+        *(
+            Entrant(f"Streaming 0.13.0, {each}", "read_streaming.py", shards, {"shuffle_algo": each}, python)
+            for each in ("py1e", "py1s")
+        ),
+        Entrant("LitData 0.2.76", "read_litdata.py", chunks, {"num_workers": 0}, python),
+        *(
+            Entrant(f"OLMo-core 3.0.0, {each or 4} threads", "read_olmo.py", uri, {"num_threads": each}, python)
+            for each in (None, 32)
+        ),
+    )
+
+
+def compare(dtype: str, ours: Lap, name: str, theirs: Lap) -> list[Row]:
+    """Five rows."""
+    used = SEQUENCE_LENGTH * (2 if dtype == "uint16" else 4)
+    order = f"of {theirs.num_samples:,.0f} samples, begins in {theirs.places:.0f} thousandths of the data"
+    where = f"{dtype}, {DELAY_MS} ms away"
+    return [
+        Row(f"first batch of {BATCH}, {where}", ours.first_batch, theirs.first_batch, "s", False, "imports done", name),
+        Row("the same from process start", ours.from_start, theirs.from_start, "s", False, "", name),
+        Row(f"first {NUM_SAMPLES:,} samples", ours.through, theirs.through, "samples/s", True,
+            f"{order}, ours in {ours.places:.0f}; all shuffled: 632", name),
+        Row("bytes moved per byte used", ours.bytes_per_sample / used, theirs.bytes_per_sample / used, "B", False,
+            "asked ahead included", name),
+        Row("requests", ours.requests_per_sample, theirs.requests_per_sample, "a sample", False, "", name),
+    ]  # fmt: skip

@@ -1,0 +1,18 @@
+"""binidx, with the defaults that everybody gets: GPT order, documents shuffled, one process."""
+
+from gpt import run_config
+from stopwatch import arguments, race
+
+import binidx
+
+given = arguments()
+
+
+def batches():
+    config = binidx.GPTDatasetConfig(**run_config(given))
+    builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [None, 0, 0], lambda: True, config)
+    loader = binidx.build_pretraining_data_loader(builder.build()[0], 0, given["batch"])
+    return (batch["tokens"] for batch in loader)
+
+
+race(batches, given["num_samples"], given["seconds"])

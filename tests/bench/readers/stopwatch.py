@@ -1,0 +1,76 @@
+"""The clock of a race, in the process of each reader: knows nothing of any of them, needs NumPy.
+
+A reader's script imports all it needs, then calls `race(open_batches)`. One line of JSON goes to its standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# As in corpus.py.
+NOISE_BITS = 6
+FIRST_PLACE = 16
+PLACES = 1000
+
+
+def arguments() -> dict[str, Any]:
+    """What `race.py` gave: uri, directory (empty, for caches), dtype, sequence_length, batch, and more for some."""
+    return dict(json.loads(sys.argv[1]))
+
+
+def race(open_batches: Callable[[], Iterable[Any]], num_samples: int, seconds: float) -> None:
+    """Take `num_samples`, or what comes in `seconds` after the first batch, and tell when they came.
+
+    Args:
+        open_batches: opens the data and gives batches of tokens, arrays of (B, S) or (B, S + 1). What it does counts.
+
+    Times are those of the machine's monotonic clock, which the process that started this one reads too.
+    """
+    imported = time.monotonic()
+    arrived: list[float] = []
+    places: list[int] = []
+    for batch in open_batches():
+        arrived.append(time.monotonic())
+        places += places_of(batch)
+        if len(places) >= num_samples or arrived[-1] > arrived[0] + seconds:
+            break
+    found = {
+        "imported": imported,
+        "first": arrived[0],
+        "last": arrived[-1],
+        "samples": len(places),
+        "batch": len(places) // len(arrived),
+        "places": len(set(places)),
+    }
+    print(json.dumps(found), flush=True)
+    leave()
+
+
+def places_of(batch: Any) -> list[int]:
+    """Which thousandth of the corpus each sample starts in; raises if these are not tokens of it."""
+    first = np.asarray(batch)[:, 0].astype(np.int64)
+    places = (first >> NOISE_BITS) - FIRST_PLACE
+    if not ((places >= 0) & (places < PLACES)).all():
+        raise ValueError(f"these are no tokens of the corpus: {first}")
+    return [int(place) for place in places]
+
+
+def leave() -> None:
+    """Now, whatever threads a reader has: some wait for what they had asked ahead before they let a process end."""
+    import os
+
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def tokens_of(path: Path, dtype: str, length: int) -> np.ndarray:
+    """The whole `.bin`, cut into samples, shape (n, length): how the packers of fixed samples see it."""
+    tokens = np.memmap(path, dtype, mode="r")
+    return tokens[: len(tokens) // length * length].reshape(-1, length)
