@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import Bucket
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.packed import (
@@ -71,9 +72,9 @@ def test_blocks_are_slices_of_their_files(tmp_path: Path) -> None:
     assert files.read([], []).shape == (0, 10)
 
 
-def test_blocks_come_from_a_bucket_as_from_a_disk(s3: str) -> None:
+def test_blocks_come_from_a_bucket_as_from_a_disk(s3: Bucket) -> None:
     chunks = np.random.default_rng(0).integers(0, 2**31, (5, 64)).astype("<i4")
-    check_blocks(PackedFiles(write(f"{s3}/packed", chunks), 17), chunks)
+    check_blocks(PackedFiles(write(f"{s3.uri}/packed", chunks), 17), chunks)
 
 
 def test_auto_dtype_changes_at_65500() -> None:
