@@ -176,7 +176,7 @@ def until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("budget", [0, 1 << 20])
 def test_eight_threads_that_want_a_chunk_fetch_it_once(budget: int) -> None:
-    reader, below = slowly(budget=8 * 100 if not budget else budget)
+    reader, below = slowly(budget or 800)
     with ThreadPoolExecutor(8) as pool:
         reads = [pool.submit(reader.read, [(110, 120)]) for _ in range(8)]
         waiting(reader, 7)

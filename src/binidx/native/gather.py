@@ -15,6 +15,8 @@ from binidx.errors import IndexBuildError
 from binidx.native.arguments import items
 from binidx.native.cpu import runnable
 
+ANYWHERE = (1 << 63) - 1
+
 PROBLEMS = {
     lib.BINIDX_BAD_TOKENS: "one is longer, beyond its extra token",
     lib.BINIDX_BAD_LENGTH: "a piece is not whole tokens",
@@ -48,6 +50,12 @@ def mapped_pieces(view: memoryview, ranges: NDArray[np.int64], *, advise: bool) 
     if count < 0:
         raise ValueError(f"ranges {ranges.tolist()}: one leaves a mapping of {len(view)} bytes")
     return Pieces(owner, base, ranges), int(count)
+
+
+def placed_pieces(owner: Any, places: NDArray[np.int64]) -> tuple[Pieces, int]:
+    """Pieces at these addresses, shape (n, 2), in files that `owner` keeps mapped, read ahead as above; their bytes."""
+    count = lib.binidx_read_ahead(0, ANYWHERE, items(places, np.int64), len(places), PAGESIZE)
+    return Pieces(owner, 0, places), int(count)
 
 
 def scattered_pieces(views: Sequence[memoryview]) -> Pieces:

@@ -27,6 +27,7 @@ class ReadSettings:
         fast: ask s3:// and gs:// by signed URLs, without their drivers' work for each request; None: where that works.
         cache_dir: a directory of this node, or of all nodes, that keeps what was read: `disk_cache`. None: none.
         cache_bytes: the most that lies in it; None: what leaves a tenth of its file system free.
+        cache_chunk_bytes: what is fetched into it where one byte is asked; None: 64 KiB. A thin link wants less.
         verify: check what is read against the sums beside the object; None: where there are any.
         deadline_seconds: after this a read gives up, whatever was tried again in it.
         hedge: ask once more for a range that is much later than its like, and take the first answer.
@@ -41,6 +42,7 @@ class ReadSettings:
     fast: bool | None = None
     cache_dir: str | None = None
     cache_bytes: int | None = None
+    cache_chunk_bytes: int | None = None
     verify: bool | None = None
     deadline_seconds: float = 60.0
     hedge: bool = True
@@ -88,6 +90,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "fast": parse_flag,
     "cache_dir": str,
     "cache_bytes": parse_bytes,
+    "cache_chunk_bytes": parse_bytes,
     "verify": parse_flag,
     "deadline_seconds": float,
     "hedge": parse_flag,

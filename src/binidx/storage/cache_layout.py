@@ -1,0 +1,158 @@
+"""Where a cached object lies in a cache directory, and what its files hold. Pure but for meta.json.
+
+    DIR/
+      usage                     bytes in all, and when they were counted: `cache_room`
+      objects/KEY/              KEY: digest of the URI, the size, the store's mark of the content, and the sizes below
+        meta.json               the same in words, for `binidx cache`
+        locks                   empty; byte c of it is locked by who fetches chunk c
+        00000007.block          bytes [7 B, 8 B) of the object, a sparse file:
+
+    offset      bytes
+    0           16 n            of each chunk: XXH3-128 of its bytes, seeded with KEY and its number; zeros: not here
+    16 n        ...             up to a multiple of 4096
+    data        up to B         the chunks, of C bytes each; the last of the object is shorter
+
+A chunk is written before its entry, and believed only when both agree: whatever was torn, lost or flipped, or belongs
+to another object, is fetched again. Table and data are one file, so they come and go together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from binidx.storage.ranges import Range
+from binidx.storage.unfinished import beside
+
+FORMAT = 1
+CHUNK_BYTES = 64 << 10
+"""What is fetched where one byte is asked. A request takes one of 64 connections for 30 ms; 64 KiB take 0.7 ms more, so
+a first epoch of random reads fills the cache at 137 MB/s a process where 4 KiB would fill it at 9. A thin link wants
+less: at 25 MB/s it carries 380 such chunks a second, which is 60 samples before chunks are met again."""
+BLOCK_BYTES = 64 << 20
+"""What is evicted: 1,600 files and maps for 100 GB; a table of 16 KiB."""
+ENTRY_BYTES = 16
+NOT_HERE = bytes(ENTRY_BYTES)
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class CachedContent:
+    """What one directory below `objects` holds: the same values, the same bytes."""
+
+    uri: str
+    size: int
+    identity: Mapping[str, Any]
+    chunk_bytes: int = CHUNK_BYTES
+    block_bytes: int = BLOCK_BYTES
+
+    @property
+    def key(self) -> str:
+        """Name of its directory."""
+        return hashlib.blake2b(self.text(), digest_size=16).hexdigest()
+
+    def text(self) -> bytes:
+        """meta.json."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True, default=str).encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> CachedContent:
+        """What `text` gave; KeyError, TypeError or ValueError for anything else."""
+        values = json.loads(text)
+        if values.pop("format") != FORMAT:
+            raise ValueError("another format")
+        found = cls(**values)
+        if min(found.size, found.chunk_bytes - 1) < 0 or found.block_bytes % found.chunk_bytes or not found.block_bytes:
+            raise ValueError("impossible sizes")
+        return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which byte lies where."""
+
+    size: int
+    chunk_bytes: int
+    block_bytes: int
+    seed: int
+
+    @classmethod
+    def of(cls, content: CachedContent) -> Layout:
+        return cls(content.size, content.chunk_bytes, content.block_bytes, int(content.key[:15], 16))
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.size // self.chunk_bytes)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.size // self.block_bytes)
+
+    @property
+    def chunks_per_block(self) -> int:
+        return self.block_bytes // self.chunk_bytes
+
+    def range_of(self, first: int, stop: int) -> Range:
+        """Bytes of the chunks [first, stop)."""
+        return first * self.chunk_bytes, min(stop * self.chunk_bytes, self.size)
+
+    def chunks_in(self, block: int) -> range:
+        return range(block * self.chunks_per_block, min((block + 1) * self.chunks_per_block, self.num_chunks))
+
+    def data_bytes(self, block: int) -> int:
+        return min(self.block_bytes, self.size - block * self.block_bytes)
+
+    def table_bytes(self, block: int) -> int:
+        """Where the data of a block begins in its file."""
+        return -(-len(self.chunks_in(block)) * ENTRY_BYTES // PAGE) * PAGE
+
+    def file_bytes(self, block: int) -> int:
+        return self.table_bytes(block) + self.data_bytes(block)
+
+    def place_of(self, chunk: int) -> tuple[int, int]:
+        """Block of a chunk, and its number there."""
+        return divmod(chunk, self.chunks_per_block)
+
+    def entry_of(self, chunk: int, data: Any) -> bytes:
+        """What stands in the table for a chunk with these bytes."""
+        return xxhash.xxh3_128_digest(data, seed=self.seed + chunk)
+
+
+def block_path(directory: str, block: int) -> str:
+    return os.path.join(directory, f"{block:08d}.block")
+
+
+def write_meta(directory: str, content: CachedContent) -> None:
+    """Make the directory of an object and say in it what it holds, unless that stands there.
+
+    Raises:
+        OSError: not possible here.
+    """
+    path = os.path.join(directory, "meta.json")
+    if read_meta(directory) == content:
+        return
+    os.makedirs(directory, exist_ok=True)
+    temporary = beside(path)
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content.text())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def read_meta(directory: str) -> CachedContent | None:
+    """What the directory says it holds; None where it does not say."""
+    try:
+        with open(os.path.join(directory, "meta.json"), "rb") as file:
+            return CachedContent.parse(file.read())
+    except (OSError, KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,297 @@
+"""One object of a cache directory in this process: which blocks are mapped, which chunks were found good, and views.
+
+range ─► chunk is good? ─► block's data[first:stop]          0.5 us, no system call, no lock
+          else ─► map the block, compare chunk and entry      once for a chunk and process
+                   else ─► it is lacking
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.storage.cache_block import Block, map_block, revalidate, write_chunks
+from binidx.storage.cache_layout import CachedContent, Layout, block_path, write_meta
+from binidx.storage.cache_maps import Maps
+from binidx.storage.cache_room import Room
+from binidx.storage.chunk_locks import ChunkLocks
+from binidx.storage.ranges import Range
+from binidx.storage.single_flight import Flights
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 60.0
+"""A block that was not read for so long is no longer mapped; one that was is marked as used for all processes."""
+RELEASED_PART = 4
+NO_ROOM_TO_MAP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class CachedObject:
+    """Get it from `cached_object`: there is one for a directory and content in a process.
+
+    Where the directory cannot be written to, `writable` is false, and what lies there is read.
+    """
+
+    def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
+        self.uri, self.layout = content.uri, Layout.of(content)
+        self.path = os.path.join(directory, "objects", content.key)
+        self._content = content
+        self.maps = Maps(self.layout.num_blocks, self.layout.num_chunks)
+        self._tick, self._beat_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
+        self.after_fork()
+        self.writable = True
+        try:
+            write_meta(self.path, content)
+            self.room = room_of(directory, limit)
+            self.locks = ChunkLocks(os.path.join(self.path, "locks"))
+        except OSError as error:
+            self.writable = False
+            _warn_once(directory, f"cache cannot be written to, what it has not is read without being kept: {error}")
+
+    def after_fork(self) -> None:
+        self._lock = threading.RLock()
+        self.flights: Flights[int, memoryview] = Flights()
+
+    # Reading
+
+    def views(self, ranges: Sequence[Range]) -> tuple[list[memoryview | None], int, int]:
+        """The bytes of each range, None where a chunk lacks or was not compared yet; how many are None; and of how many
+        chunks they all are.
+
+        Ranges lie in the object. Those that cross blocks are copied together.
+        """
+        self._tick = tick = self._tick + 1
+        maps, chunk_bytes, block_bytes = self.maps, self.layout.chunk_bytes, self.layout.block_bytes
+        good, data, used = maps.good_at, maps.data, maps.used_at
+        found: list[memoryview | None] = []
+        count, lacking = len(ranges), 0
+        for start, stop in ranges:
+            chunk, first = start // chunk_bytes, start % block_bytes
+            if start < stop <= (chunk + 1) * chunk_bytes:
+                number = start // block_bytes
+                view = data[number] if good[chunk] else None
+                used[number] = tick
+                lacking += view is None
+                found.append(view and view[first : first + stop - start])
+            elif start == stop:
+                count -= 1
+                found.append(memoryview(b""))
+            else:
+                last = -(-stop // chunk_bytes)
+                count += last - chunk - 1
+                view = self._across(maps, start, stop) if 0 not in good[chunk:last] else None
+                lacking += view is None
+                found.append(view)
+        return found, lacking, count
+
+    def _across(self, maps: Maps, start: int, stop: int) -> memoryview:
+        """Bytes of several chunks, all of them good."""
+        size, parts = self.layout.block_bytes, []
+        for number in range(start // size, -(-stop // size)):
+            view, first = maps.data[number], number * size
+            maps.used_at[number] = self._tick
+            assert view is not None
+            parts.append(view[max(start - first, 0) : stop - first])
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def addresses(self, ranges: NDArray[np.int64]) -> tuple[Maps, NDArray[np.int64], int] | None:
+        """Where ranges, shape (n, 2), are in memory; None unless each lies in one block and all chunks are good.
+
+        What comes first keeps them there; what comes last is of how many chunks they are.
+        """
+        self._tick += 1
+        maps, chunk_bytes = self.maps, self.layout.chunk_bytes
+        starts, stops = ranges[:, 0], ranges[:, 1]
+        lasts = stops - 1
+        if not len(ranges) or starts.min() < 0 or stops.max() > self.layout.size or (starts >= stops).any():
+            return None
+        chunk, last, block = starts // chunk_bytes, lasts // chunk_bytes, starts // self.layout.block_bytes
+        if (lasts // self.layout.block_bytes != block).any() or (last - chunk > 1).any():
+            return None
+        if not (maps.good[chunk].all() and maps.good[last].all()):
+            return None
+        maps.used[block] = self._tick
+        places = ranges + (maps.addresses[block] - block * self.layout.block_bytes)[:, None]
+        return maps, places, len(ranges) + int((last - chunk).sum())
+
+    def lacking(self, chunks: Sequence[int]) -> list[int]:
+        """Those of the sorted chunks that are not here, or not as they should be."""
+        maps = self.maps
+        for number in {self.layout.place_of(chunk)[0] for chunk in chunks}:
+            maps.used_at[number] = self._tick
+        unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
+        held = [(chunk, block) for chunk in unsure if (block := self._block(maps, chunk)) and block.holds(chunk)]
+        for chunk, block in held:
+            block.read_ahead(chunk)
+        for chunk, block in held:
+            if block.is_good(chunk):
+                maps.good_at[chunk] = 1
+        return [chunk for chunk in unsure if not maps.good_at[chunk]]
+
+    def lacking_afresh(self, chunks: Sequence[int]) -> list[int]:
+        """The same for who may now fetch them: another node may have written what this one has older pages of."""
+        held = {}
+        for chunk in self.lacking(chunks):
+            block = self._block(self.maps, chunk)
+            held[chunk] = block is not None and block.holds(chunk)
+        for number in {self.layout.place_of(chunk)[0] for chunk in held}:
+            with contextlib.suppress(OSError):
+                revalidate(block_path(self.path, number))
+        lacking = self.lacking(chunks)
+        for chunk in lacking:
+            if held[chunk]:
+                logger.warning("%s: chunk %d of its copy in %s was damaged; fetched again", self.uri, chunk, self.path)
+        return lacking
+
+    # Keeping
+
+    def keep(self, first: int, data: memoryview) -> bool:
+        """Write neighbouring chunks from `first` on; whether they are here now."""
+        size = self.layout.chunk_bytes
+        numbers = range(first, first - (-len(data) // size))
+        for number, group in itertools.groupby(numbers, key=lambda chunk: self.layout.place_of(chunk)[0]):
+            chunks = [*group]
+            part = data[(chunks[0] - first) * size : (chunks[-1] + 1 - first) * size]
+            try:
+                self._write(number, chunks[0], part)
+            except OSError as error:
+                self.room.full(f"cannot be written to: {error.strerror}")
+                return False
+        return not self.lacking(numbers)
+
+    def _write(self, number: int, first: int, data: memoryview) -> None:
+        path = block_path(self.path, number)
+        for attempt in (1, 2):
+            maps = self.maps
+            block = self._block(maps, first, create=True)
+            try:
+                if block is not None:
+                    return write_chunks(path, self.layout, block, first, data)
+            except FileNotFoundError:
+                # Somebody removed files of a cache in use; what is mapped lives on.
+                if attempt == 2:
+                    raise
+                self._let_go([number])
+        raise OSError(errno.EAGAIN, "block cannot be mapped", path)
+
+    # Blocks
+
+    def _block(self, maps: Maps, chunk: int, *, create: bool = False) -> Block | None:
+        """The block of a chunk, mapped; None where there is none, or with `create` where an evictor is at it."""
+        number = self.layout.place_of(chunk)[0]
+        block = maps.blocks[number]
+        if block is not None:
+            return block
+        with self._lock:
+            block = maps.blocks[number] or self._map(number, create)
+            if block is not None:
+                maps.add(block)
+                maps.used[number] = self._tick
+        return block
+
+    def _map(self, number: int, create: bool) -> Block | None:
+        path = block_path(self.path, number)
+        try:
+            try:
+                block = map_block(path, self.layout, number, create=create)
+            except OSError as error:
+                if error.errno == errno.ENOENT and create:
+                    write_meta(self.path, self._content)
+                elif error.errno in NO_ROOM_TO_MAP:
+                    self.release()
+                else:
+                    raise
+                block = map_block(path, self.layout, number, create=create)
+        except OSError as error:
+            if create:
+                raise
+            _warn_once(self.path, f"a block cannot be read: {error}")
+            return None
+        if block is not None:
+            _touch(path)
+        return block
+
+    def release(self) -> None:
+        """Let go of the least recently used quarter of what this process has mapped, not of what it reads now."""
+        mapped = [number for number in self.maps.mapped() if self.maps.used_at[number] < self._tick]
+        self._let_go(mapped[: -(-len(mapped) // RELEASED_PART)])
+
+    def beat(self) -> None:
+        """Once a minute: say of the blocks in use that they are, and let go of the others."""
+        now = time.monotonic()
+        if now < self._beat_at:
+            return
+        self._beat_at = now + IDLE_SECONDS
+        mapped = self.maps.mapped()
+        idle = [number for number in mapped if self.maps.used_at[number] <= self._seen_tick]
+        self._seen_tick = self._tick
+        for number in mapped[len(idle) :]:
+            _touch(block_path(self.path, number))
+        self._let_go(idle)
+
+    def _let_go(self, numbers: Sequence[int]) -> None:
+        if numbers:
+            with self._lock:
+                self.maps = self.maps.without(numbers, self.layout)
+
+
+def cached_object(directory: str, content: CachedContent, limit: int | None) -> CachedObject:
+    """The one of this process; the bound given last holds."""
+    with _lock:
+        key = (directory, content.key)
+        found = _objects.get(key)
+        if found is None:
+            _objects[key] = found = CachedObject(directory, content, limit)
+        elif found.writable:
+            found.room = room_of(directory, limit)
+        return found
+
+
+def room_of(directory: str, limit: int | None) -> Room:
+    """The one of this process, which asks all objects there to let go before it sweeps."""
+    room = _rooms.get((directory, limit))
+    if room is None:
+        room = _rooms[directory, limit] = Room(directory, limit)
+        room.release = lambda: _release_all(directory)
+    return room
+
+
+def _release_all(directory: str) -> None:
+    for key, each in list(_objects.items()):
+        if key[0] == directory:
+            each.release()
+
+
+def _touch(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def _warn_once(subject: str, message: str) -> None:
+    if subject not in _said:
+        _said.add(subject)
+        logger.warning("%s: %s", subject, message)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for each in list(_objects.values()):
+        each.after_fork()
+
+
+_lock = threading.Lock()
+_said: set[str] = set()
+_objects: weakref.WeakValueDictionary[tuple[str, str], CachedObject] = weakref.WeakValueDictionary()
+_rooms: weakref.WeakValueDictionary[tuple[str, int | None], Room] = weakref.WeakValueDictionary()
+os.register_at_fork(after_in_child=_after_fork)

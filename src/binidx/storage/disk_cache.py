@@ -1,0 +1,243 @@
+"""The cluster-local copy: a RangeReader over a RangeReader that keeps what it read in a directory.
+
+    asked      [70000, 70100) [190000, 200000)      of an object in chunks of 64 KiB
+    chunks     1              2        3            1 and 2 lie in the directory and agree with their sums: views
+    read       [196608, 262144)                     3: one process of all fetches it and writes it down
+
+The directory may lie on a disk of this node or on a file system of the cluster; all processes and nodes that see it
+share it. `cache_layout` has the format, `cache_block` who may evict, `chunk_locks` and `single_flight` who fetches,
+`cache_room` the bound. Nothing read from there is believed before its sum was compared, once for a chunk and process,
+so kill -9, loss of power, a full disk and flipped bits cost a second request, never a wrong byte. Not to be done to a
+directory in use: cutting its files short (SIGBUS, as with every mmap); removing them is fine on a local file system.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError
+from binidx.native.gather import Pieces, placed_pieces, scattered_pieces
+from binidx.storage.cache_layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
+from binidx.storage.cached_object import cached_object
+from binidx.storage.chunk_cache import chunks_of, runs_of
+from binidx.storage.ranges import Range, RangeReader, check_ranges
+from binidx.storage.settings import ReadSettings
+from binidx.storage.single_flight import Claim
+from binidx.storage.stats import CacheStats
+
+logger = logging.getLogger(__name__)
+
+ROUND_BYTES = 64 << 20
+"""Fetched at once, and in memory until it is written."""
+PATIENCE_SECONDS = 120.0
+"""So long another process may take to fetch a chunk, before it is fetched here, too."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
+MARKS = ("etag", "generation", "version", "mtime")
+"""Without one of these nobody could tell a new content from an old one of the same size."""
+
+
+class DiskCache:
+    """A reader whose chunks are kept in a directory. Same bytes as the reader below.
+
+    Args:
+        reader: of one content: its `identity` has a mark of it. Its own `read` coalesces and runs requests at once.
+        directory: made if it is not there.
+        limit: bytes that may lie in it, of all objects; None: what leaves a tenth of its file system free.
+        chunk_bytes: unit of fetching, checking and keeping.
+        block_bytes: unit of evicting, a multiple of it.
+
+    Raises:
+        ConfigError: the reader has no mark of its content, or sizes that make no sense.
+
+    Views are of the mapped files, and stay valid when their block is evicted. Where nothing can be kept, the ranges
+    asked are read, and not whole chunks. Pickles as its arguments; another process, forked or not, maps for itself.
+    """
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        directory: str | os.PathLike[str],
+        limit: int | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        block_bytes: int | None = None,
+    ) -> None:
+        check_cacheable(reader, chunk_bytes, limit)
+        self.reader, self.directory, self.limit = reader, os.path.abspath(directory), limit
+        self.uri, self.size = reader.uri, reader.size
+        self.identity: Mapping[str, Any] = dict(identity_of(reader))
+        block_bytes = block_bytes or -(-BLOCK_BYTES // chunk_bytes) * chunk_bytes
+        if block_bytes % chunk_bytes:
+            raise ConfigError(f"{self.uri}: blocks of {block_bytes} bytes, needed a multiple of {chunk_bytes}")
+        self.content = CachedContent(self.uri, self.size, self.identity, chunk_bytes, block_bytes)
+        self.stats = CacheStats()
+        self.cached = cached_object(self.directory, self.content, limit)
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        check_ranges(self.uri, self.size, ranges)
+        cached = self.cached
+        cached.beat()
+        views, lacking, count = cached.views(ranges)
+        self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
+        if lacking:
+            return self._read_rest(ranges, views, count)
+        self.stats.count_chunks(hits=count)
+        return views  # type: ignore[return-value]
+
+    def pieces(self, ranges: NDArray[np.int64]) -> Pieces:
+        """The ranges, shape (n, 2), as pieces of memory: `read` for C, without a view for each where all are here."""
+        self.cached.beat()
+        found = self.cached.addresses(ranges)
+        if found is None:
+            return scattered_pieces(self.read(list(map(tuple, ranges.tolist()))))
+        maps, places, count = found
+        pieces, num_bytes = placed_pieces(maps, places)
+        self.stats.count_chunks(hits=count)
+        self.stats.add(bytes_asked=num_bytes)
+        return pieces
+
+    def _read_rest(self, ranges: Sequence[Range], views: list[memoryview | None], count: int) -> list[memoryview]:
+        """With what `views` lacks."""
+        lacking = [place for place, view in enumerate(views) if view is None]
+        asked = [ranges[place] for place in lacking]
+        chunks = self.cached.lacking(chunks_of(asked, self.content.chunk_bytes))
+        self.stats.count_chunks(hits=max(0, count - len(chunks)), misses=len(chunks))
+        loose = self._bring(chunks) if chunks and self.cached.writable else {}
+        found, _, _ = self.cached.views(asked)
+        found = [view or self._from_loose(each, loose) for view, each in zip(found, asked, strict=True)]
+        exact = iter(self._fetch([each for view, each in zip(found, asked, strict=True) if view is None]))
+        for place, view in zip(lacking, found, strict=True):
+            views[place] = next(exact) if view is None else view
+        return views  # type: ignore[return-value]
+
+    def _bring(self, lacking: Sequence[int]) -> dict[int, memoryview]:
+        """Get chunks into the directory, each fetched by one thread of one process; those that could not be written.
+
+        Nobody waits while he holds a lock. A chunk whose fetcher failed or died is fetched here. Where there is no room
+        the rest stays away.
+        """
+        loose: dict[int, memoryview] = {}
+        waited: set[int] = set()
+        at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
+        place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
+        while lacking and time.monotonic() < deadline:
+            with self.cached.flights.claimed(lacking[place : place + at_once]) as (ours, theirs):
+                with self.cached.locks.held(ours.keys) as held:
+                    if not self._fetch_chunks(self.cached.lacking_afresh(held), loose):
+                        break
+                ours.land(loose)
+            place += at_once
+            if held:
+                place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
+            elif place >= len(lacking):
+                waited |= {*lacking}
+                place, pause = 0, self._wait(theirs, loose, pause)
+            lacking = [chunk for chunk in self.cached.lacking(lacking) if chunk not in loose]
+        self.stats.count_chunks(waits=len(waited))
+        return loose
+
+    def _wait(self, theirs: Mapping[int, Claim[int, memoryview]], loose: dict[int, memoryview], pause: float) -> float:
+        """For a thread of this process, or a moment for another process; the next pause."""
+        if theirs:
+            claim = next(iter(theirs.values()))
+            landed = claim.wait(LONGEST_PAUSE)
+            loose |= {each: landed[each] for each in theirs if each in landed}
+            return FIRST_PAUSE
+        # A claim that nobody lands: for a moment, or until this thread's scope is cancelled.
+        Claim[int, memoryview]().wait(pause)
+        return min(LONGEST_PAUSE, 1.5 * pause)
+
+    def _fetch_chunks(self, chunks: Sequence[int], loose: dict[int, memoryview]) -> bool:
+        """Fetch, write, and put what could not be written into `loose`. False: nothing more may be written."""
+        if not chunks:
+            return True
+        content, layout = self.content, self.cached.layout
+        count = len(chunks) * content.chunk_bytes
+        if not self.cached.room.reserve(count):
+            return False
+        runs = runs_of(chunks)
+        answers = self._fetch([layout.range_of(*run) for run in runs])
+        for (first, stop), answer in zip(runs, answers, strict=True):
+            if not self.cached.keep(first, answer):
+                self.cached.room.give_back(min(count, len(answer)))
+                size = content.chunk_bytes
+                loose |= {
+                    each: answer[(each - first) * size : (each + 1 - first) * size] for each in range(first, stop)
+                }
+        return True
+
+    def _from_loose(self, wanted: Range, loose: Mapping[int, memoryview]) -> memoryview | None:
+        """A range of which chunks could not be written; None where one was not even fetched."""
+        if not loose:
+            return None
+        parts = []
+        for chunk in chunks_of([wanted], self.content.chunk_bytes):
+            whole = self.cached.layout.range_of(chunk, chunk + 1)
+            where = max(wanted[0], whole[0]), min(wanted[1], whole[1])
+            found = loose[chunk][where[0] - whole[0] : where[1] - whole[0]] if chunk in loose else None
+            view = self.cached.views([where])[0][0] if found is None else found
+            if view is None:
+                return None
+            parts.append(view)
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def _fetch(self, requests: Sequence[Range]) -> list[memoryview]:
+        if not requests:
+            return []
+        began = time.perf_counter()
+        answers = self.reader.read(requests)
+        self.stats.add(requests=len(requests), bytes_moved=sum(map(len, answers)), seconds=time.perf_counter() - began)
+        return answers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        chunk_bytes, block_bytes = self.content.chunk_bytes, self.content.block_bytes
+        make = functools.partial(DiskCache, chunk_bytes=chunk_bytes, block_bytes=block_bytes)
+        return make, (self.reader, self.directory, self.limit)
+
+    def __repr__(self) -> str:
+        return f"DiskCache({self.reader!r}, {self.directory!r})"
+
+
+def with_disk_cache(reader: RangeReader, settings: ReadSettings) -> RangeReader:
+    """The reader, over the directory of the settings if there is one, and if its content can be told from another."""
+    if settings.cache_dir is None:
+        return reader
+    if "://" in settings.cache_dir:
+        raise ConfigError(f"cache_dir: found {settings.cache_dir}, needs a directory of this machine")
+    try:
+        return DiskCache(
+            reader, settings.cache_dir, settings.cache_bytes, chunk_bytes=settings.cache_chunk_bytes or CHUNK_BYTES
+        )
+    except UncacheableError as error:
+        logger.info("%s", error)
+        return reader
+
+
+class UncacheableError(ConfigError):
+    """Nobody could tell a new content of this object from its old one."""
+
+
+def identity_of(reader: RangeReader) -> Mapping[str, Any]:
+    """What identified the content when it was opened; nothing where the reader does not know."""
+    found: Mapping[str, Any] = getattr(reader, "identity", {})
+    return found
+
+
+def check_cacheable(reader: RangeReader, chunk_bytes: int, limit: int | None) -> None:
+    """ConfigError unless a cache can be made of this."""
+    if chunk_bytes < 1:
+        raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
+    if limit is not None and limit < 0:
+        raise ConfigError(f"{reader.uri}: a cache of {limit} bytes, needed 0 or more")
+    if not any(identity_of(reader).get(mark) for mark in MARKS):
+        raise UncacheableError(f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it")
+    if "::" in reader.uri:
+        raise UncacheableError(f"{reader.uri}: not cached, a chain reads a copy of its own that may be older")
