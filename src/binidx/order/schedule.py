@@ -1,0 +1,128 @@
+"""How many samples each step takes, with a batch size that grows at first: steps and samples, either way round.
+
+    rampup (start, increment, samples)   from `start` in equal stretches of `samples` by `increment` to the global size
+
+    stages   step 0 .. of 16 | step 400 .. of 32 | step 700 .. of 48        few, so any step is one search away
+
+Source: Megatron Core, `num_microbatches_calculator`, asked before each step with the samples consumed until then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+from binidx.errors import ConfigError
+
+Rampup = tuple[int, int, int]
+"""(start batch size, increment, samples)."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps of one size, up to the next stage."""
+
+    first_step: int
+    first_sample: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """Sizes of the steps of a run.
+
+    Args:
+        global_batch_size: samples of a step over all ranks, once it has grown.
+        micro_batch_size: samples a rank reads at a time.
+        data_parallel_size: ranks that read different samples.
+        rampup: how it grows; None: it does not.
+        decrease_batch_size_if_needed: a size that micro-batches of all ranks do not divide is rounded down.
+
+    Raises:
+        ConfigError: sizes that do not divide, or a ramp that does not lead to the global size.
+    """
+
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_size: int = 1
+    rampup: Rampup | None = None
+    decrease_batch_size_if_needed: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.global_batch_size, self.micro_batch_size, self.data_parallel_size) < 1:
+            raise ConfigError(f"batch schedule: found {self}, needs sizes of at least 1")
+        if self.rampup is not None:
+            _check_rampup(self.rampup, self.global_batch_size)
+        self.stages  # noqa: B018 - checks every size it meets
+
+    @property
+    def block(self) -> int:
+        """Samples of one micro-batch of every rank."""
+        return self.micro_batch_size * self.data_parallel_size
+
+    def batch_size(self, consumed_samples: int) -> int:
+        """Samples of the step that begins after so many."""
+        size = self._asked_size(consumed_samples)
+        if self.decrease_batch_size_if_needed:
+            size -= size % self.block
+        if size < self.block or size % self.block:
+            raise ConfigError(
+                f"batch size: {size} after {consumed_samples} samples, needs a multiple of {self.block}, "
+                f"{self.micro_batch_size} on each of {self.data_parallel_size} ranks"
+            )
+        return size
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """Where the size changes."""
+        stages = [Stage(0, 0, self.batch_size(0))]
+        while stages[-1].batch_size != self.batch_size(self._grown):
+            stages.append(self._after(stages[-1]))
+        return stages
+
+    def samples_before(self, step: int) -> int:
+        """Samples consumed when a step begins."""
+        stage = self.stages[bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1]
+        return stage.first_sample + (step - stage.first_step) * stage.batch_size
+
+    def step_of(self, sample: int) -> int:
+        """The step that consumes a sample, counted over all of the run."""
+        stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
+        return stage.first_step + (sample - stage.first_sample) // stage.batch_size
+
+    @property
+    def _grown(self) -> int:
+        """Samples after which it grows no more."""
+        return self.rampup[2] + 1 if self.rampup else 0
+
+    def _asked_size(self, consumed_samples: int) -> int:
+        if self.rampup is None or consumed_samples > self.rampup[2]:
+            return self.global_batch_size
+        start, increment, _ = self.rampup
+        return start + int(consumed_samples / self._samples_an_increment) * increment
+
+    @property
+    def _samples_an_increment(self) -> float:
+        start, increment, samples = self.rampup or (0, 1, 0)
+        return samples / ((self.global_batch_size - start) // increment)
+
+    def _after(self, stage: Stage) -> Stage:
+        """The next stage: about where the samples of this increment end, and there to the step."""
+        grown = (stage.batch_size - (self.rampup or (0, 1, 0))[0]) // (self.rampup or (0, 1, 0))[1] + 1
+        about = min(grown * self._samples_an_increment, self._grown)
+        steps = max(1, int((about - stage.first_sample) // stage.batch_size) - 1)
+        while self.batch_size(stage.first_sample + steps * stage.batch_size) == stage.batch_size:
+            steps += 1
+        consumed = stage.first_sample + steps * stage.batch_size
+        return Stage(stage.first_step + steps, consumed, self.batch_size(consumed))
+
+
+def _check_rampup(rampup: Rampup, global_batch_size: int) -> None:
+    start, increment, samples = rampup
+    grows = global_batch_size - start
+    if start < 1 or increment < 1 or samples < 1 or grows < increment or grows % increment:
+        raise ConfigError(
+            f"rampup_batch_size: found {rampup} to {global_batch_size}, needs a start of at least 1 that whole "
+            f"increments lead on from, over at least 1 sample"
+        )
