@@ -3,7 +3,8 @@
     stored       LocalFile, mapped; remote: FsspecObject, few concurrent range requests
     checked      CheckedObject                         where there are checksums: `format.bin_object`
     decoded      SegmentedObject                       .bin.zst
-    kept         ChunkCache                            small remote objects, and segments, in memory
+    kept         DiskCache                             what is remote, where there is a cache_dir
+                 ChunkCache                            else: small remote objects, and segments, in memory
 
 A new backend is a class and a row in OPENERS; a codec is one in `segments.CODECS`.
 """
@@ -17,10 +18,12 @@ from typing import Any
 from binidx.storage import filesystem
 from binidx.storage.checked_object import CheckedObject
 from binidx.storage.chunk_cache import STORE, ChunkCache, ChunkStore
+from binidx.storage.disk_cache import with_disk_cache
 from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import RangeReader
 from binidx.storage.segments import CODECS, SegmentedObject, codec_of
+from binidx.storage.settings import ReadSettings
 
 SEGMENTS = ChunkStore(64 << 20)
 """Decoded segments of all large objects. Neighbouring samples find theirs here; shuffled ones hardly ever, and in STORE
@@ -75,6 +78,9 @@ def layered(
     """
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums))
     local = filesystem.local_path(stored.uri) is not None
+    on_disk = reader if local else with_disk_cache(reader, ReadSettings.of(getattr(stored, "storage_options", None)))
+    if on_disk is not reader:
+        return on_disk
     if not local and (cache or (cache is None and reader.size <= STORE.largest)):
         return ChunkCache(reader)
     if cache is not False and isinstance(reader, SegmentedObject):

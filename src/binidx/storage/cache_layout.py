@@ -44,11 +44,18 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class CachedContent:
-    """What one directory below `objects` holds: the same values, the same bytes."""
+    """What one directory below `objects` holds: the same values, the same bytes.
+
+    Args:
+        size: bytes kept: plain ones, if the object is compressed.
+        identity: what the store says of the object itself.
+        codec: how the object is stored.
+    """
 
     uri: str
     size: int
     identity: Mapping[str, Any]
+    codec: str = "raw"
     chunk_bytes: int = CHUNK_BYTES
     block_bytes: int = BLOCK_BYTES
 

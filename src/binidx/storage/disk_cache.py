@@ -77,7 +77,8 @@ class DiskCache:
         block_bytes = block_bytes or -(-BLOCK_BYTES // chunk_bytes) * chunk_bytes
         if block_bytes % chunk_bytes:
             raise ConfigError(f"{self.uri}: blocks of {block_bytes} bytes, needed a multiple of {chunk_bytes}")
-        self.content = CachedContent(self.uri, self.size, self.identity, chunk_bytes, block_bytes)
+        codec = getattr(reader, "codec", "raw")
+        self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = CacheStats()
         self.cached = cached_object(self.directory, self.content, limit)
 

@@ -57,6 +57,7 @@ class SegmentedObject:
         size: plain bytes.
         stored_bytes: those of the object.
         table: where its segments lie.
+        codec: tells its bytes from those that lie under the same URI.
 
     Raises:
         FormatError: there is no sound seek table at its end. On read: a segment is damaged, also when it was read a
@@ -64,6 +65,8 @@ class SegmentedObject:
 
     Nothing is kept between two reads: stack a ChunkCache for that, whose chunks are `segment_bytes` long.
     """
+
+    codec = "zstd"
 
     def __init__(self, reader: RangeReader) -> None:
         self.reader = reader
