@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+import torch.utils.data
 from numpy.typing import NDArray
 
 Tensor = torch.Tensor
@@ -27,6 +28,12 @@ def is_distributed() -> bool:
 def world_size() -> int:
     """Processes in the group, or those that a launcher such as torchrun speaks of; 1 without either."""
     return torch.distributed.get_world_size() if is_distributed() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def reading_worker() -> tuple[int, int]:
+    """Which of the DataLoader's workers this process is, and how many there are; 0 of 1 where the trainer reads."""
+    worker = torch.utils.data.get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
 class Samples(Sequence[Sample]):
@@ -57,16 +64,30 @@ class Samples(Sequence[Sample]):
     @overload
     def __getitem__(self, row: int) -> Sample: ...
     @overload
-    def __getitem__(self, row: slice) -> list[Sample]: ...
-    def __getitem__(self, row: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, row: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, row: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(row, slice):
-            return [self[each] for each in range(*row.indices(len(self)))]
+            start, stop, step = row.indices(len(self))
+            return self.part(start, stop) if step == 1 else [self[each] for each in range(start, stop, step)]
         if not -len(self) <= row < len(self):
             raise IndexError(f"sample {row} of {len(self)}")
         sample: Sample = {name: numbers[row] for name, numbers in self.numbers.items()}
         for name, column in self.columns.items():
             sample[name] = column if name in self.shared else column[row]
         return sample
+
+    def part(self, start: int, stop: int) -> Samples:
+        """Samples of neighbouring rows, a batch of their own over the same memory."""
+        rows = slice(start, max(start, stop))
+        columns = {name: each if name in self.shared else each[rows] for name, each in self.columns.items()}
+        numbers = {name: each[rows] for name, each in self.numbers.items()}
+        return Samples(len(range(len(self))[rows]), columns, self.shared, numbers)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the samples hold in memory; what all share is not theirs."""
+        own = [column.nbytes for name, column in self.columns.items() if name not in self.shared]
+        return sum(own) + sum(numbers.nbytes for numbers in self.numbers.values())
 
     def stack(self) -> dict[str, Tensor]:
         """The batch, as torch's `default_collate` would make it."""
