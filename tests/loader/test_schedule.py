@@ -6,7 +6,7 @@ import pytest
 from oracle import megatron  # noqa: F401  (its import warns)
 
 from binidx.errors import ConfigError
-from binidx.order.schedule import BatchSchedule
+from binidx.loader.schedule import BatchSchedule
 
 
 def their_sizes(schedule: BatchSchedule, num_steps: int) -> list[int]:
