@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
     from binidx.loader.torch import build_pretraining_data_loader as build_pretraining_data_loader
     from binidx.storage.backends import open_object as open_object
+    from binidx.storage.report import report as report
 
 HOMES = {
     "BlendedDataset": "dataset.blended",
@@ -41,6 +42,7 @@ HOMES = {
     "Split": "dataset.split",
     "build_pretraining_data_loader": "loader.torch",
     "open_object": "storage.backends",
+    "report": "storage.report",
 }
 
 __all__ = sorted(HOMES)

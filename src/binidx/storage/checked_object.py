@@ -21,7 +21,7 @@ from binidx.storage.checksums import HEADER, SUM_BYTES, parse_sums_header, sums_
 from binidx.storage.chunk_cache import ChunkCache, chunks_of, runs_of
 from binidx.storage.ranges import Bytes, Range, RangeReader, assemble, check_ranges
 from binidx.storage.side_reads import submit
-from binidx.storage.stats import ReadStats
+from binidx.storage.stats import LayerStats
 
 NUM_PROBES = 16
 """Other blocks that are looked at to tell which side is stale."""
@@ -49,7 +49,7 @@ class CheckedObject:
             raise FormatError(
                 f"{self.uri}: {self.size} bytes, {sums.uri} is for {self.header.size}; {_way_out(stale=True)}"
             )
-        self.stats = ReadStats()
+        self.stats = LayerStats()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class CheckedObject:
         return sum(map(bool, differ)), len(others)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stats": ReadStats()}
+        return {**self.__dict__, "stats": LayerStats()}
 
     def __repr__(self) -> str:
         return f"CheckedObject({self.reader!r}, {self.sums!r})"

@@ -79,7 +79,7 @@ class DiskCache:
             raise ConfigError(f"{self.uri}: blocks of {block_bytes} bytes, needed a multiple of {chunk_bytes}")
         codec = getattr(reader, "codec", "raw")
         self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
-        self.stats = CacheStats()
+        self.stats = CacheStats(cache="disk")
         self.cached = cached_object(self.directory, self.content, limit)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:

@@ -38,7 +38,7 @@ from binidx.storage.publish import Writer
 from binidx.storage.ranges import Range, RangeReader, assemble, check_ranges
 from binidx.storage.seek_table import SMALLEST, SeekTable, parse_table, tail_bytes
 from binidx.storage.segment_writer import SegmentWriter
-from binidx.storage.stats import ReadStats
+from binidx.storage.stats import LayerStats
 
 TAIL_BYTES = 64 << 10
 """Read at opening: holds the table of 8,000 segments, half a gibibyte. 100 GB have a table of 12 MB: one read more."""
@@ -73,7 +73,7 @@ class SegmentedObject:
         self.uri, self.stored_bytes = reader.uri, reader.size
         self.table = read_table(reader)
         self.size = self.table.plain_bytes
-        self.stats = ReadStats()
+        self.stats = LayerStats()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class SegmentedObject:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stats": ReadStats()}
+        return {**self.__dict__, "stats": LayerStats()}
 
     def __repr__(self) -> str:
         return f"SegmentedObject({self.reader!r})"

@@ -87,9 +87,33 @@ class ObjectStats(ReadStats):
         return ObjectStats, (self.store,)  # another process counts for itself, from zero
 
 
+class LayerStats(ReadStats):
+    """Of a reader over a reader: `requests` and `bytes_moved` are what it asked of the one below it."""
+
+    def add(
+        self,
+        *,
+        requests: int = 0,
+        bytes_asked: int = 0,
+        bytes_moved: int = 0,
+        seconds: float = 0.0,
+        retries: int = 0,
+        hedges: int = 0,
+    ) -> None:
+        for add in (super().add, _layers.add):
+            add(
+                requests=requests,
+                bytes_asked=bytes_asked,
+                bytes_moved=bytes_moved,
+                seconds=seconds,
+                retries=retries,
+                hedges=hedges,
+            )
+
+
 @dataclass
-class CacheStats(ReadStats):
-    """Of a cache: `requests` and `bytes_moved` are what it asked of the reader below it.
+class CacheStats(LayerStats):
+    """Of a cache.
 
     hits, misses    chunks that were here, and that were not, when they were wanted
     waits           of the misses: chunks that another read was fetching already
@@ -123,8 +147,14 @@ def by_store() -> dict[str, ReadStats]:
         return {store: replace(each) for store, each in _stores.items()}
 
 
+def in_layers() -> ReadStats:
+    """What was asked of all layers over objects, and what they asked below: the difference is what they added."""
+    with _lock:
+        return replace(_layers)
+
+
 def by_cache() -> dict[str, CacheStats]:
-    """Chunks found and missed by all caches of each kind; their other counters are not summed."""
+    """Chunks found and missed by all caches of each kind; their other counters are `in_layers`."""
     with _lock:
         return {cache: replace(each) for cache, each in _caches.items()}
 
@@ -139,4 +169,5 @@ def _after_fork() -> None:
 _lock = threading.Lock()
 _stores: dict[str, ReadStats] = {}
 _caches: dict[str, CacheStats] = {}
+_layers = ReadStats()
 os.register_at_fork(after_in_child=_after_fork)

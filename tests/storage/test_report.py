@@ -1,0 +1,90 @@
+"""The line for people says what was counted."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import binidx
+from binidx.storage import report
+from binidx.storage.backends import open_object
+from binidx.storage.chunk_cache import ChunkCache
+from binidx.storage.fsspec_object import FsspecObject
+
+
+def used(**counts: float) -> dict[str, float]:
+    """Counters by name, a blank for each underscore that is doubled."""
+    table = dict.fromkeys(report.NAMES, 0.0)
+    for name, count in counts.items():
+        assert name.replace("__", " ") in table
+        table[name.replace("__", " ")] = count
+    return table
+
+
+def test_a_line_names_all_that_happened() -> None:
+    line = report.report_line(used(
+        samples=200, tokens=819_200, seconds=4.1, wait_seconds=0.0205,
+        s3__requests=1412, s3__bytes_asked=1.8e6, s3__bytes_moved=1.96e6, s3__retries=2, gs__hedges=1,
+        layers__added=0.16e6, memory__hits=12, memory__misses=88,
+    ))  # fmt: skip
+    assert line == (
+        "819,200 tokens in 4.10 s, waited 0.02 s (0.5%); 1,412 requests (2 retries, 1 hedge) moved 1.96 MB for "
+        "1.64 MB wanted (1.20x); chunk cache 12% hits; requests $0.00056 at list price, $689.45 for 1e+12 tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        ({}, "nothing was read"),
+        ({"file__requests": 3, "file__bytes_asked": 999}, "999 bytes from local files"),
+        ({"samples": 8, "seconds": 2.0}, "8 samples in 2.00 s, waited 0.00 s (0.0%)"),
+        (
+            {"http__requests": 1, "http__bytes_asked": 5, "http__bytes_moved": 6},
+            "1 request moved 6 bytes for 5 bytes wanted (1.20x)",
+        ),
+    ],
+)
+def test_a_line_leaves_out_what_did_not_happen(counts: dict[str, float], line: str) -> None:
+    assert report.report_line(used(**counts)) == line
+
+
+def test_requests_cost_what_the_stores_ask() -> None:
+    assert report.dollars_of(used(s3__requests=1_000)) == pytest.approx(0.0004)
+    assert report.dollars_of(used(gs__requests=10_000)) == pytest.approx(0.004)
+    assert report.dollars_of(used(http__requests=1, file__requests=1, other__requests=1)) == 0
+    twice = report.report_line(used(s3__requests=1_000_000, tokens=1e9, samples=1, seconds=1), run_tokens=2e9)
+    assert twice.endswith("requests $0.4 at list price, $0.80 for 2e+09 tokens")
+
+
+def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    with fsspec.open("memory://report/a", "wb") as out:
+        out.write(bytes(200_000))
+    before = report.usage()
+    open_object(tmp_path / "a").read([(0, 100)])
+    cache = ChunkCache(FsspecObject("memory://report/a"))
+    cache.read([(0, 10)])
+    cache.read([(5, 20)])
+    found = report.since(before)
+    assert {name: count for name, count in found.items() if count and not name.endswith("seconds")} == {
+        "file requests": 1, "file bytes_asked": 100, "file bytes_moved": 100,
+        "other requests": 1, "other bytes_asked": 65536, "other bytes_moved": 65536,
+        "memory hits": 1, "memory misses": 1, "layers added": 65536 - 25,
+    }  # fmt: skip
+    assert "moved 65.5 kB for 25 bytes wanted" in report.report_line(found)
+
+
+def test_what_others_tell_is_counted(caplog: Any) -> None:
+    before = report.usage()
+    report.tell({"s3 requests": 7, "samples": 1, "seconds": 0.5})
+    found = report.since(before)
+    assert found["s3 requests"] == 7
+    with caplog.at_level(logging.INFO, "binidx"):
+        report.log_report(found)
+    assert "7 requests" in caplog.text
+    assert "requests" in binidx.report()
