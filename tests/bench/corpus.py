@@ -3,8 +3,9 @@
     mixed       documents of log-normal length, as web text has: a shuffled sample of 4,096 tokens lies in five places
     long        documents of 2^18 tokens: a shuffled sample is one range, seldom two
 
-A token tells which thousandth of the corpus it is from, so that anybody's samples show how far they were shuffled
-(`places_of` in readers/stopwatch.py). Its other bits are noise, as no store should get to compress it.
+One token in eight tells which thousandth of the corpus it is from, so that anybody's samples show how far they were
+shuffled (`places_of` in readers/stopwatch.py); the others are noise. SeaweedFS keeps what compresses as gzip, and then
+unpacks megabytes for every range of it.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ LONG_TOKENS = 1 << 18
 BLOCK_TOKENS = 1 << 22
 
 PLACES = 1000
-NOISE_BITS = 6
-# Above the test tokenizer's EOD and pad, which masks would be made of.
 FIRST_PLACE = 16
+PLACE_BITS = 5
+# Noise begins where places end.
+NOISE = 1 << 15
 
 
 def write_corpus(
@@ -39,17 +41,20 @@ def write_corpus(
     num_tokens = num_bytes // np.dtype(dtype).itemsize
     with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype) as builder:
         for start in range(0, num_tokens, BLOCK_TOKENS):
-            tokens = tokens_at(start, min(BLOCK_TOKENS, num_tokens - start), num_tokens, rng).astype(dtype)
+            tokens = tokens_at(start, min(BLOCK_TOKENS, num_tokens - start), num_tokens, rng, dtype)
             for document in documents_of(tokens, long_documents, rng):
                 builder.add_document(document, [len(document)])
         builder.finalize(f"{prefix}.idx")
     return str(prefix)
 
 
-def tokens_at(start: int, count: int, num_tokens: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Tokens `start` to `start + count` of a corpus of `num_tokens`."""
-    places = FIRST_PLACE + np.arange(start, start + count) * PLACES // num_tokens
-    return (places << NOISE_BITS) + rng.integers(0, 1 << NOISE_BITS, count)
+def tokens_at(start: int, count: int, num_tokens: int, rng: np.random.Generator, dtype: type) -> NDArray[Any]:
+    """Tokens `start` to `start + count` of a corpus of `num_tokens`; none is 0, an EOD."""
+    tokens = rng.integers(NOISE, np.iinfo(dtype).max, count, dtype, endpoint=True)
+    telling = rng.integers(0, 8, len(tokens)) == 0
+    places = FIRST_PLACE + np.arange(start, start + count)[telling] * PLACES // num_tokens
+    tokens[telling] = (places << PLACE_BITS) + rng.integers(0, 1 << PLACE_BITS, len(places))
+    return tokens
 
 
 def documents_of(tokens: NDArray[Any], long_documents: bool, rng: np.random.Generator) -> Iterator[NDArray[Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 class Tokenizer:
     """As much of a tokenizer as the datasets look at; its EOD and pad are not in the corpus."""
 
-    vocab_size, eod, pad = 1000, 0, 999
+    vocab_size, eod, pad = 1000, 0, 1
 
     @property
     def unique_identifiers(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ given = arguments()
 
 def batches():
     dataset = NumpyFSLDatasetConfig(
-        tokenizer=TokenizerConfig(vocab_size=1 << 16, eos_token_id=0, pad_token_id=999),
+        tokenizer=TokenizerConfig(vocab_size=1 << 31, eos_token_id=0, pad_token_id=1),
         paths=[given["uri"] + ".bin"],
         sequence_length=given["sequence_length"],
         dtype=NumpyDatasetDType("uint16" if np.dtype(given["dtype"]).itemsize == 2 else "uint32"),

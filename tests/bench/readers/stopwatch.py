@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 # As in corpus.py.
-NOISE_BITS = 6
-FIRST_PLACE = 16
 PLACES = 1000
+FIRST_PLACE = 16
+PLACE_BITS = 5
+NOISE = 1 << 15
 
 
 def arguments() -> dict[str, Any]:
@@ -54,11 +55,12 @@ def race(open_batches: Callable[[], Iterable[Any]], num_samples: int, seconds: f
 
 
 def places_of(batch: Any) -> list[int]:
-    """Which thousandth of the corpus each sample starts in; raises if these are not tokens of it."""
-    first = np.asarray(batch)[:, 0].astype(np.int64)
-    places = (first >> NOISE_BITS) - FIRST_PLACE
+    """Which thousandth of the corpus each sample begins in; raises if these are not tokens of it."""
+    tokens = np.asarray(batch).astype(np.int64)
+    first = np.argmax(tokens < NOISE, axis=1)
+    places = (tokens[np.arange(len(tokens)), first] >> PLACE_BITS) - FIRST_PLACE
     if not ((places >= 0) & (places < PLACES)).all():
-        raise ValueError(f"these are no tokens of the corpus: {first}")
+        raise ValueError(f"these are no tokens of the corpus: {tokens[:, :32]}")
     return [int(place) for place in places]
 
 
