@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint test bench soak clean
+.PHONY: demo check lint test bench bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -31,8 +31,14 @@ soak: $(VENV)/.test             ## the tests that take minutes
 bench: $(VENV)/.test            ## the figures of the README, minutes
 	$(BIN)/python -m tests.bench
 
+bench-peers: $(VENV)/.test $(VENV)-peers/.done   ## MosaicML Streaming, LitData and OLMo-core from the same S3, minutes
+	$(BIN)/python -m tests.bench peers
+
+bench-sweep: $(VENV)/.test      ## latency by concurrency, a table and bench-results/sweep.png, minutes
+	$(BIN)/python -m tests.bench sweep
+
 clean:
-	rm -rf $(VENV) build dist src/binidx/_native.* src/*.egg-info
+	rm -rf $(VENV) $(VENV)-peers build dist src/binidx/_native.* src/*.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "binidx needs Python 3.11 or later")'
@@ -48,3 +54,10 @@ $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps megatron-core==0.16.1
 	@touch $@ $(VENV)/.demo
+
+# torch first: what comes after it takes the build that is there.
+$(VENV)-peers/.done: tests/bench/peers.txt
+	$(PYTHON) -m venv $(VENV)-peers
+	PYTHONWARNINGS=ignore $(VENV)-peers/bin/python -m pip install --quiet $$(grep ^torch== $<)
+	PYTHONWARNINGS=ignore $(VENV)-peers/bin/python -m pip install --quiet --requirement $<
+	@touch $@

@@ -10,13 +10,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # tests import their helpers by name
 
-BENCHES = ("item_time", "from_s3", "shuffle", "blend", "document_sample")
+BENCHES = ("item_time", "from_s3", "ceiling", "local_cold", "shuffle", "blend", "document_sample")
+# What needs more than `make bench` installs, or many minutes: only when named.
+ON_REQUEST = ("peers", "sweep")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
-        "benches", nargs="*", choices=[*BENCHES, []], help=f"which of {', '.join(BENCHES)}; all by default"
+        "benches",
+        nargs="*",
+        choices=[*BENCHES, *ON_REQUEST, []],
+        help=f"which of {', '.join(BENCHES)}, all by default; or {', '.join(ON_REQUEST)}",
     )
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     arguments = parser.parse_args()
