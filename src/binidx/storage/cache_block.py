@@ -99,6 +99,9 @@ def _mapped(descriptor: int, layout: Layout, number: int, create: bool) -> Block
     if found.st_size < needed:
         if not create:
             return None
+        # Touching a hole of a mapped file on a full tmpfs kills the process: no table is a hole.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, max(layout.table_bytes(number), 1))
         # Two at once set the same length, and nobody ever makes it shorter.
         os.ftruncate(descriptor, needed)
     mapped = mapping.mmap(descriptor, needed, access=mapping.ACCESS_READ)

@@ -104,7 +104,8 @@ class Room:
         if time.monotonic() < self._full_until:
             return False
         try:
-            if self._add(count) <= 0 or self.make_room() <= 0:
+            self._add(count)
+            if self.excess(count) <= 0 or self.make_room(count) <= 0:
                 return True
             self._add(-count)
         except OSError as error:
@@ -125,19 +126,19 @@ class Room:
             bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
             logger.warning("%s: %s (bound: %s); what it has not is read without being kept", self.directory, why, bound)
 
-    def make_room(self) -> int:
+    def make_room(self, coming: int = 0) -> int:
         """Sweep unless another process does; bytes that are too many afterwards."""
         with self._locked(SWEEPER, self._sweeping, SWEEP_WAIT_SECONDS) as ours:
-            if ours and self.excess() > 0:
+            if ours and self.excess(coming) > 0:
                 self.release()
-                self._sweep()
-        return self.excess()
+                self._sweep(coming)
+        return self.excess(coming)
 
-    def _sweep(self) -> None:
+    def _sweep(self, coming: int) -> None:
         blocks = block_files(self.directory)
         total = sum(block.num_bytes for block in blocks)
-        self._set(total)
-        needed = self.excess()
+        self._set(total + coming)
+        needed = self.excess(coming)
         if needed > 0:
             needed += (total if self.limit is None else self.limit) // SWEEP_PART
         for block in plan_eviction(blocks, needed):
@@ -147,26 +148,28 @@ class Room:
                 needed -= block.num_bytes
                 self._add(-block.num_bytes)
 
-    def excess(self) -> int:
-        """Bytes that are too many, or, if negative, that may still come."""
+    def excess(self, coming: int = 0) -> int:
+        """Bytes that are too many, or, if negative, that may still come.
+
+        Args:
+            coming: bytes that were added, but do not show on the disk yet.
+        """
         if self.limit is not None:
             return self.used() - self.limit
         stat = os.statvfs(self.directory)
-        return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize
+        return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize + coming
 
     def used(self) -> int:
         """Bytes in the directory, as far as is known."""
         return self._usage()[0]
 
-    def _add(self, count: int) -> int:
-        """The excess after so many bytes more; they are counted anew once an hour."""
+    def _add(self, count: int) -> None:
+        """So many bytes more; they are counted anew once an hour."""
         with self._locked(COUNTER, self._lock, None):
             used, counted_at = self._usage()
             if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
                 used, counted_at = sum(block.num_bytes for block in block_files(self.directory)), time.time()
             self._write(max(0, used + count), counted_at)
-        # What was reserved does not show on the disk yet.
-        return self.excess() + (count if self.limit is None else 0)
 
     def _set(self, used: int) -> None:
         with self._locked(COUNTER, self._lock, None):
