@@ -13,6 +13,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.storage import stats
 from binidx.storage.backends import open_object
+from binidx.storage.cancel import Scope, cancellable, current_scope
 from binidx.storage.chunk_cache import ChunkCache
 from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
@@ -102,3 +103,16 @@ def test_the_total_counts_each_byte_once(tmp_path: Path, s3: Bucket) -> None:
     # The two chunks lie close enough for one request.
     assert (moved.requests, moved.bytes_asked, moved.bytes_moved) == (1 + 1, 200 + 50, 600 + 50)
     assert moved.seconds > 0
+
+
+def test_a_scope_holds_in_the_threads_that_read() -> None:
+    scopes: list[Scope | None] = []
+
+    class Remembers(MemoryObject):
+        def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+            scopes.append(current_scope())
+            return super().read(ranges)
+
+    with cancellable() as scope:
+        read_many([(Remembers(b"abc"), [(0, 1)]) for _ in range(3)])
+    assert scopes == [scope] * 3

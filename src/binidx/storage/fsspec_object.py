@@ -6,101 +6,153 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
-from binidx.storage.pinned import Opened, fetch_pinned, smells_of_change
+from binidx.storage.cancel import current_scope
+from binidx.storage.pinned import Opened, cat_ranges, smells_of_change
 from binidx.storage.ranges import Range, assemble, check_ranges, coalesce
+from binidx.storage.retries import TRIES_OF_WRONG_ANSWERS, retried
+from binidx.storage.scheduler import Fetch, PendingRead, scheduler, wrong_length
+from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
+from binidx.storage.transports import fetch_of
 
-# A request of s3fs costs 0.6 ms of CPU; a connection carries 64 KiB in that time. Up to there a gap is cheaper.
+# A request costs 0.6 ms of CPU in s3fs and 0.06 ms without it. At 100 MB/s, which is what a connection carries, 64 KiB
+# and 8 KiB pass in that time: up to there a gap is cheaper.
 MAX_GAP = 64 << 10
+MAX_GAP_WITHOUT_DRIVER = 8 << 10
 # At 25 ms to the first byte and 100 MB/s a connection is 77 % busy with 8 MiB parts, 29 % with 1 MiB.
 MAX_REQUEST = 8 << 20
 
 
+@dataclass
+class Client:
+    """What a process, or one of its threads, reads with."""
+
+    fs: Any
+    path: str
+    fetch: Fetch | None = None
+    """None: until it is asked for first, and where the filesystem has no coroutines."""
+
+
 class FsspecObject:
-    """An object of any fsspec filesystem: one read is a few coalesced requests, sent at once.
+    """An object of any fsspec filesystem: one read is a few coalesced requests, sent at once and again if need be.
 
     Args:
         uri: with a protocol; chains such as simplecache::s3://bucket/key work.
-        storage_options: fsspec's own.
+        storage_options: fsspec's own, and ours under the key "binidx": `ReadSettings`.
 
     Raises:
         MissingDriverError, ObjectNotFoundError, StorageError: see `filesystem.open_filesystem` and `object_info`.
-        ShortReadError: on read, an answer is not as long as its range: s3fs and gcsfs hand on a 206 that is too short
-            and a 200 with the whole object without a word.
+        ShortReadError: on read, answers are not as long as their range, again and again: s3fs and gcsfs hand on a 206
+            that is too short and a 200 with the whole object without a word.
         ObjectChangedError: on read, the object is not the one that was opened, as far as the store can tell: `pinned`.
+        CancelledReadError: on read, its scope was cancelled: `cancel`.
+        StorageError: on read, what was tried and what came of it: `retries`.
 
     The size and `identity` (ETag, generation or time) are those at opening, also in a pickle. Clients are made on first
-    use in each process and thread, so one made before a fork is never used after it: an inherited boto3 client returned
-    wrong bytes without an error. Pickles without its clients, and needs no request when it is unpickled.
+    use in each process (and thread, where the filesystem is not asynchronous), so one made before a fork is never used
+    after it: an inherited boto3 client returned wrong bytes without an error. Pickles without its clients, and needs no
+    request when it is unpickled.
     """
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.uri = uri
         self.storage_options = dict(storage_options or {})
+        self.settings = ReadSettings.of(storage_options)
         self.stats = ObjectStats(filesystem.protocols(uri)[-1])
-        # (process, thread) -> filesystem and path. fsspec hands threads the same instance where its class allows that.
-        self._clients: dict[tuple[int, int], tuple[Any, str]] = {}
-        info = filesystem.object_info(*self._client(), uri)
+        self._clients: dict[tuple[int, int], Client] = {}
+        info = self._info(TRIES_OF_WRONG_ANSWERS)
         self.size = int(info["size"])
         self.identity = filesystem.identity_of(info)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        requests = coalesce(ranges, max_gap=MAX_GAP, max_request=MAX_REQUEST)
+        requests = coalesce(ranges, max_gap=self._max_gap(), max_request=MAX_REQUEST)
         began = time.perf_counter()
         answers = self._fetch(requests) if requests else []
         self.stats.add(
-            requests=len(requests),
             bytes_asked=sum(stop - start for start, stop in ranges),
             bytes_moved=sum(map(len, answers)),
             seconds=time.perf_counter() - began,
         )
         return assemble(ranges, requests, answers)
 
+    def _max_gap(self) -> int:
+        if self.settings.max_gap is not None:
+            return self.settings.max_gap
+        direct = filesystem.goes_direct(self.uri, self.settings)
+        return MAX_GAP_WITHOUT_DRIVER if direct else MAX_GAP
+
     def _fetch(self, requests: Sequence[Range]) -> list[bytes]:
-        fs, path = self._client()
-        opened = Opened(self.uri, path, self.identity)
+        client = self._client()
+        opened = Opened(self.uri, client.path, self.identity)
+        client.fetch = client.fetch or fetch_of(client.fs, opened, fast=self.settings.fast is not False)
         try:
-            with filesystem.storage_errors(self.uri):
-                answers = fetch_pinned(fs, opened, requests)
-                self._check_answers(requests, answers)
+            if client.fetch is None:
+                return self._one_by_one(opened, requests)
+            return self._at_once(client.fetch, client.fs.loop, requests)
         except StorageError as error:
             if smells_of_change(error):
                 self._look_again(opened, error)
             raise
-        return answers
+
+    def _at_once(self, fetch: Fetch, loop: Any, requests: Sequence[Range]) -> list[bytes]:
+        settings = self.settings
+        read = PendingRead(self.uri, fetch, requests, deadline_seconds=settings.deadline_seconds, hedge=settings.hedge)
+        try:
+            return scheduler(loop, self._in_flight()).run(read)
+        finally:
+            self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
+
+    def _one_by_one(self, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
+        """In this thread: all that a filesystem without coroutines can do."""
+        scope = current_scope()
+
+        def ask() -> list[bytes]:
+            if scope:
+                scope.check()
+            self.stats.add(requests=len(requests))
+            answers = cat_ranges(self._client().fs, opened, requests)
+            for where, answer in zip(requests, answers, strict=True):
+                if len(answer) != where[1] - where[0]:
+                    raise wrong_length(self.uri, where, len(answer))
+            return answers
+
+        return retried(self.uri, ask, deadline_seconds=self.settings.deadline_seconds)
 
     def _look_again(self, opened: Opened, error: StorageError) -> None:
         """ObjectChangedError or ObjectNotFoundError if that is what made a read fail."""
-        fs, path = self._client()
         try:
-            opened.check(filesystem.identity_of(filesystem.object_info(fs, path, self.uri)))
+            opened.check(filesystem.identity_of(self._info(1)))
         except (ObjectChangedError, ObjectNotFoundError) as found:
             raise found from error
         except StorageError:
             return  # the first error says more
 
-    def _check_answers(self, requests: Sequence[Range], answers: Sequence[Any]) -> None:
-        if len(answers) != len(requests):
-            raise ShortReadError(f"{self.uri}: {len(answers)} answers to {len(requests)} requests")
-        for (start, stop), answer in zip(requests, answers, strict=True):
-            if isinstance(answer, Exception):
-                raise filesystem.translated(self.uri, answer) from answer
-            if len(answer) != stop - start:
-                raise ShortReadError(
-                    f"{self.uri}: {len(answer)} bytes for range {start}-{stop}, needed {stop - start}; "
-                    f"the store or a proxy before it does not honour ranges"
-                )
+    def _info(self, tries: int) -> dict[str, Any]:
+        client = self._client()
+        return retried(
+            self.uri,
+            lambda: filesystem.object_info(client.fs, client.path, self.uri),
+            deadline_seconds=self.settings.deadline_seconds,
+            tries=tries,
+        )
 
-    def _client(self) -> tuple[Any, str]:
-        key = os.getpid(), threading.get_ident()
-        if key not in self._clients:
-            self._clients[key] = filesystem.open_filesystem(self.uri, self.storage_options)
-        return self._clients[key]
+    def _in_flight(self) -> int:
+        return filesystem.in_flight(self.uri, self.storage_options, self.settings)
+
+    def _client(self) -> Client:
+        # fsspec gives all threads of a process the same asynchronous filesystem, and each its own of the others.
+        thread = threading.get_ident()
+        found = self._clients.get((os.getpid(), 0)) or self._clients.get((os.getpid(), thread))
+        if found is None:
+            fs, path = filesystem.open_filesystem(self.uri, self.storage_options, reading=self._in_flight())
+            found = self._clients.setdefault((os.getpid(), 0 if type(fs).async_impl else thread), Client(fs, path))
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": {}, "stats": ObjectStats(self.stats.store)}

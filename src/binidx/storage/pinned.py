@@ -11,9 +11,8 @@ What the store did not tell at opening cannot be asked for. Chains (simplecache:
 
 from __future__ import annotations
 
-import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,20 +38,6 @@ class Opened:
             )
 
 
-Fetch = Callable[[Any, Opened, Sequence[Range]], list[bytes]]
-
-
-def fetch_pinned(fs: Any, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
-    """The bytes of each range, as many requests at once as the filesystem's pool has connections.
-
-    Raises:
-        Whatever the filesystem raises. What is returned may be shorter or longer than asked.
-    """
-    names = (each.__name__ for each in type(fs).__mro__)
-    fetch = next((FETCHES[name] for name in names if name in FETCHES), _fetch_any)
-    return fetch(fs, opened, requests)
-
-
 def smells_of_change(error: StorageError) -> bool:
     """Whether a read may have failed because the object is another: 404, 412, past the end, too few bytes."""
     cause = error.__cause__
@@ -65,77 +50,20 @@ def _in_words(identity: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in identity.items())
 
 
-def _fetch_any(fs: Any, opened: Opened, requests: Sequence[Range], **condition: Any) -> list[bytes]:
+def cat_ranges(fs: Any, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
+    """The bytes of each range from a filesystem without coroutines, in this thread; perhaps shorter than asked.
+
+    Raises:
+        ObjectChangedError: a file, or an object in memory, is not the one that was opened.
+        Exception: whatever the filesystem raises.
+    """
     starts, stops = [start for start, _ in requests], [stop for _, stop in requests]
     # Exceptions would come back in the list as if they were data, were it not for on_error.
-    options: dict[str, Any] = {"on_error": "raise", **condition}
-    if fs.async_impl:
-        options["batch_size"] = filesystem.concurrency(fs)
-    answers: list[bytes] = fs.cat_ranges([opened.path] * len(requests), starts, stops, **options)
+    answers: list[bytes] = fs.cat_ranges([opened.path] * len(requests), starts, stops, on_error="raise")
+    if LOOKED_AT.intersection(each.__name__ for each in type(fs).__mro__):
+        opened.check(filesystem.identity_of(fs.info(opened.path)))
     return answers
 
 
-def _fetch_s3(fs: Any, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
-    if "etag" not in opened.identity:
-        return _fetch_any(fs, opened, requests)
-    # cat_ranges cannot carry a condition; s3fs' own open files send theirs with this.
-    from fsspec.asyn import sync
-    from s3fs.core import _inner_fetch
-
-    bucket, key, version = fs.split_path(opened.path)
-    condition = {"IfMatch": opened.identity["etag"]}
-
-    def fetch(where: Range) -> Awaitable[bytes]:
-        answer: Awaitable[bytes] = _inner_fetch(fs, bucket, key, version, *where, condition)
-        return answer
-
-    answers: list[bytes] = sync(fs.loop, _at_once, fetch, requests, filesystem.concurrency(fs))
-    return answers
-
-
-async def _at_once(fetch: Callable[[Range], Awaitable[bytes]], requests: Sequence[Range], count: int) -> list[bytes]:
-    """`fetch` of each range, `count` at a time; the first to fail stops the others."""
-    answers = [b""] * len(requests)
-    left = iter(enumerate(requests))
-
-    async def work() -> None:
-        for place, where in left:
-            answers[place] = await fetch(where)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(count, len(requests))):
-                group.create_task(work())
-    except BaseExceptionGroup as failed:
-        first = failed.exceptions[0]
-        raise first from first.__cause__
-    return answers
-
-
-def _fetch_gcs(fs: Any, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
-    generation = opened.identity.get("generation")
-    return _fetch_any(fs, opened, requests, **({"generation": generation} if generation else {}))
-
-
-def _fetch_http(fs: Any, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
-    etag = opened.identity.get("etag", "W/")
-    if etag.startswith("W/"):
-        return _fetch_any(fs, opened, requests)
-    return _fetch_any(fs, opened, requests, headers={**fs.kwargs.get("headers", {}), "If-Match": etag})
-
-
-def _fetch_and_look(fs: Any, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
-    """Where asking costs no round trip."""
-    answers = _fetch_any(fs, opened, requests)
-    opened.check(filesystem.identity_of(fs.info(opened.path)))
-    return answers
-
-
-FETCHES: dict[str, Fetch] = {
-    "S3FileSystem": _fetch_s3,
-    "GCSFileSystem": _fetch_gcs,
-    "HTTPFileSystem": _fetch_http,
-    "LocalFileSystem": _fetch_and_look,
-    "MemoryFileSystem": _fetch_and_look,
-}
-"""class of the filesystem, or a base of it -> how ranges of one content are asked for there"""
+LOOKED_AT = {"LocalFileSystem", "MemoryFileSystem"}
+"""Filesystems where asking costs no round trip."""

@@ -5,10 +5,11 @@ And any two pieces of work at the same time, on the same threads.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from binidx.storage.local_file import LocalFile
@@ -31,7 +32,7 @@ def read_many(requests: Sequence[tuple[RangeReader, Sequence[Range]]]) -> list[l
     """
     remote = [place for place, (reader, ranges) in enumerate(requests) if ranges and not isinstance(reader, LocalFile)]
     elsewhere = remote[1:]
-    pending = {place: _pool(os.getpid()).submit(requests[place][0].read, requests[place][1]) for place in elsewhere}
+    pending = {place: _submit(functools.partial(requests[place][0].read, requests[place][1])) for place in elsewhere}
     try:
         here = {place: reader.read(ranges) for place, (reader, ranges) in enumerate(requests) if place not in pending}
     finally:
@@ -45,12 +46,17 @@ def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tupl
     Raises:
         The first's error, else the second's, after both have ended.
     """
-    pending = _pool(os.getpid()).submit(elsewhere)
+    pending = _submit(elsewhere)
     try:
         found = here()
     finally:
         wait([pending])
     return found, pending.result()
+
+
+def _submit(work: Callable[[], First]) -> Future[First]:
+    """In another thread, but in this one's context: its scope (`cancel`) holds there too."""
+    return _pool(os.getpid()).submit(contextvars.copy_context().run, work)
 
 
 @functools.cache

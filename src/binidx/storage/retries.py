@@ -1,0 +1,137 @@
+"""Which failures are worth another try, when, and what is said when none helped.
+
+    429, 408, 5xx, resets, timeouts, bodies cut off     until the deadline of the read
+    an answer of the wrong length or place              four times in all: a proxy in a bad moment, or for ever
+    404, 403, 412, 416, certificates, the rest          never
+
+The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from nothing to 0.1 s, 0.2 s, 0.4 s ...
+8 s. All clients of a store that was down for a moment would else come back together, and again together.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from binidx.errors import BinidxError, ShortReadError, StorageError
+from binidx.storage import filesystem
+from binidx.storage.ranges import Range
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
+"""Seconds: the upper ends of the first pause and of the last ones."""
+
+TRIES_OF_WRONG_ANSWERS = 4
+"""For an answer that no pause makes right; also for a store that cannot be reached when an object is opened."""
+
+PASSING = {408, 429, 500, 502, 503, 504}
+"""HTTP statuses that may be another in a moment."""
+
+LOST = {"ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"}
+LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseError", "TooManyRedirects"}
+"""Classes, or bases of them, raised when an answer did not come: builtin, aiohttp's, botocore's, Google's."""
+
+Found = TypeVar("Found")
+
+
+def patience(error: Exception) -> int:
+    """How often in all a request may fail in this way; 0: as often as the deadline allows."""
+    if isinstance(error, ShortReadError):
+        return TRIES_OF_WRONG_ANSWERS
+    return 0 if passes(error) else 1
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the same request may succeed in a moment."""
+    if isinstance(error, FileNotFoundError):
+        hidden = filesystem.reason_of(error)
+        return hidden is not None and passes(hidden)
+    status = filesystem.status_of(error)
+    if status is not None and status >= 400:
+        return status in PASSING
+    if isinstance(error, BinidxError):
+        return error.__cause__ is not None and passes(error.__cause__)
+    names = {each.__name__ for each in type(error).__mro__}
+    return bool(names & LOST) and not names & LOST_FOR_GOOD
+
+
+def pause(failures: int) -> float:
+    """Seconds before the next try, after so many failed ones."""
+    # Jitter is what must differ between processes, so no seed of ours holds here.
+    return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)))
+
+
+class History:
+    """What was tried for a range, and when it failed of what."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.failures: list[tuple[float, Exception]] = []
+
+    def note(self, error: Exception) -> None:
+        self.failures.append((time.monotonic() - self.began, error))
+
+    def hopeless(self) -> bool:
+        """Whether the last failure is one too many of its kind."""
+        allowed = patience(self.failures[-1][1])
+        return allowed > 0 and sum(patience(error) == allowed for _, error in self.failures) >= allowed
+
+    def __str__(self) -> str:
+        """`failed 9 times in 60.1 s: 0.0 s 503 SlowDown, ...`, the middle left out of a long one."""
+        told = [f"{seconds:.1f} s {_shortly(error)}" for seconds, error in self.failures]
+        if len(told) > 6:
+            told[3:-3] = [f"... {len(told) - 6} more ..."]
+        elapsed = time.monotonic() - self.began
+        return f"failed {_times(len(self.failures))} in {elapsed:.1f} s: {', '.join(told)}"
+
+
+def given_up(uri: str, history: History, where: Range | None = None) -> Exception:
+    """The error of what is tried no more: the last failure's, with what went before it."""
+    failure = history.failures[-1][1]
+    error = failure if isinstance(failure, BinidxError) else filesystem.translated(uri, failure)
+    if len(history.failures) > 1:
+        error = type(error)(f"{error}; {f'range {where[0]}-{where[1]} ' if where else ''}{history}")
+    if error is not failure:
+        error.__cause__ = failure if not isinstance(failure, BinidxError) else failure.__cause__
+    return error
+
+
+def out_of_time(uri: str, where: Range, history: History, seconds: float) -> StorageError:
+    """The error of a read whose deadline passed while this range had no answer."""
+    told = str(history) if history.failures else "no answer came"
+    error = StorageError(
+        f"{uri}: range {where[0]}-{where[1]} not read within {seconds:.0f} s; {told}; "
+        f"deadline_seconds of storage_options['binidx'] allows more"
+    )
+    error.__cause__ = history.failures[-1][1] if history.failures else None
+    return error
+
+
+def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float, tries: int = 0) -> Found:
+    """What `ask` returns, asked again in this thread while its failure passes; at most `tries` times, if any are given.
+
+    Raises:
+        BinidxError: `ask` failed for good; with the history if there were more tries.
+    """
+    history = History()
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            history.note(error)
+            wait = pause(len(history.failures))
+            late = time.monotonic() + wait > history.began + deadline_seconds
+            if history.hopeless() or late or len(history.failures) == tries:
+                raise given_up(uri, history)  # noqa: B904 (it has its cause)
+        time.sleep(wait)
+
+
+def _shortly(error: Exception) -> str:
+    status = filesystem.status_of(error)
+    name = type(error.__cause__ if isinstance(error, BinidxError) and error.__cause__ else error).__name__
+    return f"{name} {status}" if status else name
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,101 @@
+"""How one range of an object is asked for once: a coroutine for each kind of filesystem.
+
+    s3, gs, http     straight of the driver's session (`direct`), else of the driver
+    other async      the filesystem's _cat_file
+    the rest         no coroutine: cat_ranges in the thread that reads
+
+The drivers' own retries are left out, all but the shortest: they nest (25 requests and 42 s for one that was refused
+for ever), and ours count for all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from binidx.storage import filesystem
+from binidx.storage.direct import ADDRESSES, DirectRequests
+from binidx.storage.pinned import Opened
+from binidx.storage.scheduler import Fetch
+
+MakeFetch = Callable[[Any, Opened], Fetch]
+
+
+def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch | None:
+    """What asks for a range; None for a filesystem that has no coroutines, or that is a chain of several.
+
+    Args:
+        fast: without the driver where that is possible.
+    """
+    if not type(fs).async_impl or len(filesystem.protocols(opened.uri)) > 1:
+        return None
+    kinds = [each.__name__ for each in type(fs).__mro__]
+    driver = next((DRIVERS[each] for each in kinds if each in DRIVERS), _of_any)(fs, opened)
+    address = next((ADDRESSES[each] for each in kinds if each in ADDRESSES), None)
+    return DirectRequests(fs, opened, address, driver).fetch if fast and address else driver
+
+
+def _of_s3(fs: Any, opened: Opened) -> Fetch:
+    bucket, key, version = fs.split_path(opened.path)
+    condition = {"IfMatch": opened.identity["etag"]} if "etag" in opened.identity else {}
+    wanted = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {}), **condition}
+
+    async def fetch(start: int, stop: int) -> bytes:
+        from botocore.exceptions import ClientError
+        from s3fs.errors import translate_boto_error
+
+        await fs.set_session()
+        get = (await fs.get_s3(bucket)).get_object
+        try:
+            response = await get(**fs._get_s3_method_kwargs(get, Range=f"bytes={start}-{stop - 1}", **wanted))
+        except ClientError as error:
+            raise translate_boto_error(error) from error
+        async with response["Body"] as body:
+            answer: bytes = await body.read()
+        return answer
+
+    return fetch
+
+
+def _of_gcs(fs: Any, opened: Opened) -> Fetch:
+    url = fs.url(opened.path, generation=opened.identity.get("generation"))
+    request = inspect.unwrap(type(fs)._request)  # without its six tries
+
+    async def fetch(start: int, stop: int) -> bytes:
+        answer: bytes
+        if hasattr(fs, "_is_zonal_bucket") and await fs._is_zonal_bucket(fs.split_path(opened.path)[0]):
+            answer = await fs._cat_file(opened.path, start=start, end=stop)
+        else:
+            *_, answer = await request(fs, "GET", url, headers={"Range": f"bytes={start}-{stop - 1}"})
+        return answer
+
+    return fetch
+
+
+def _of_http(fs: Any, opened: Opened) -> Fetch:
+    etag = opened.identity.get("etag", "W/")
+    condition = {} if etag.startswith("W/") else {"If-Match": etag}
+    headers = {**fs.kwargs.get("headers", {}), **condition}
+
+    async def fetch(start: int, stop: int) -> bytes:
+        answer: bytes = await fs._cat_file(opened.path, start=start, end=stop, headers=headers)
+        return answer
+
+    return fetch
+
+
+def _of_any(fs: Any, opened: Opened) -> Fetch:
+    async def fetch(start: int, stop: int) -> bytes:
+        answer: bytes = await fs._cat_file(opened.path, start=start, end=stop)
+        return answer
+
+    return fetch
+
+
+DRIVERS: dict[str, MakeFetch] = {
+    "S3FileSystem": _of_s3,
+    "GCSFileSystem": _of_gcs,
+    "HTTPFileSystem": _of_http,
+}
+"""class of the filesystem, or a base of it -> how it is asked for ranges of one content"""
