@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from storage.compressing import compressed
 
+from binidx.storage.checked_object import CheckedObject
+from binidx.storage.checksums import BlockSums, format_sums_header
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore
+from binidx.storage.disk_cache import DiskCache
 from binidx.storage.filesystem import local_path
 from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import RangeReader
-from binidx.testing import FaultyObject
+from binidx.storage.segments import SegmentedObject
+from binidx.testing import FaultyObject, MemoryObject
 
 FAST = {"binidx": {"fast": True}}
 SLOW = {"binidx": {"fast": False}}
@@ -44,18 +50,35 @@ STORES = {
 
 @dataclass(frozen=True)
 class Layer:
-    """A reader over a reader: `wrap(reader, directory)`, over an object that holds `stored(data)`."""
+    """A reader over a reader: `wrap(reader, lower, directory)`, over one whose bytes are `lower = stored(data)`."""
 
-    wrap: Callable[[RangeReader, Path], RangeReader]
+    wrap: Callable[[RangeReader, bytes, Path], RangeReader]
     stored: Callable[[bytes], bytes] = lambda data: data
 
 
 LAYERS = {
-    "chunks": Layer(lambda reader, _: ChunkCache(reader)),
-    "odd chunks": Layer(lambda reader, _: ChunkCache(reader, chunk_bytes=1000, store=ChunkStore(50_000))),
-    "no chunk kept": Layer(lambda reader, _: ChunkCache(reader, store=ChunkStore(0))),
-    "faults that never come": Layer(lambda reader, _: FaultyObject(reader, [None])),
+    "chunks": Layer(lambda reader, lower, directory: ChunkCache(reader)),
+    "odd chunks": Layer(
+        lambda reader, lower, directory: ChunkCache(reader, chunk_bytes=1000, store=ChunkStore(50_000))
+    ),
+    "no chunk kept": Layer(lambda reader, lower, directory: ChunkCache(reader, store=ChunkStore(0))),
+    "disk": Layer(lambda reader, lower, directory: DiskCache(reader, directory)),
+    "small disk": Layer(
+        lambda reader, lower, directory: DiskCache(reader, directory, 70_000, chunk_bytes=1000, block_bytes=8000)
+    ),
+    "sums": Layer(lambda reader, lower, directory: CheckedObject(reader, MemoryObject(summed(lower)))),
+    "segments": Layer(lambda reader, lower, directory: SegmentedObject(reader), compressed),
+    "faults that never come": Layer(lambda reader, lower, directory: FaultyObject(reader, [None])),
 }
+
+
+def summed(data: bytes) -> bytes:
+    """The checksum file of some bytes."""
+    found: list[int] = []
+    sums = BlockSums(lambda each: found.extend(each.tolist()))
+    sums.feed(data)
+    sums.finish()
+    return format_sums_header(sums.size) + np.array(found, "<u8").tobytes()
 
 
 class Shelf:

@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from binidx.errors import ShortReadError
 from binidx.storage.ranges import Range, RangeReader, check_ranges
@@ -57,6 +58,12 @@ class FaultyObject:
         self.uri, self.size = reader.uri, reader.size
         self.reader = reader
         self.faults = list(faults)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the content, as the reader below saw it."""
+        found: dict[str, Any] = getattr(self.reader, "identity", {})
+        return found
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         fault = self.faults.pop(0) if self.faults else None

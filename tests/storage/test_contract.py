@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marked import MarkedObject
 from stacks import LAYERS, STORES, Layer, Shelf
 
 from binidx import testing
@@ -32,12 +33,16 @@ def stacked(make: Make, directory: Path, *names: str) -> Make:
 
 
 def covered(make: Make, layer: Layer, directory: Path) -> Make:
-    return lambda data: layer.wrap(make(layer.stored(data)), directory)
+    def made(data: bytes) -> RangeReader:
+        lower = layer.stored(data)
+        return layer.wrap(make(lower), lower, directory)
+
+    return made
 
 
-@pytest.mark.parametrize("layer", ["", *LAYERS])
+@pytest.mark.parametrize("layer", ["", "chunks", "disk", "sums", "segments"])
 @pytest.mark.parametrize("store", STORES)
-def test_readers_of_every_store_keep_the_contract_bare_and_under_every_layer(
+def test_readers_of_every_store_keep_the_contract_bare_and_under_a_layer(
     store: str, layer: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     shelf = Shelf(STORES[store], request, tmp_path)
@@ -47,12 +52,17 @@ def test_readers_of_every_store_keep_the_contract_bare_and_under_every_layer(
 @pytest.mark.parametrize("upper", ["", *LAYERS])
 @pytest.mark.parametrize("lower", LAYERS)
 def test_every_layer_over_every_layer_keeps_the_contract(lower: str, upper: str, tmp_path: Path) -> None:
-    check_range_reader(stacked(MemoryObject, tmp_path, lower, *filter(None, [upper])))
+    check_range_reader(stacked(MarkedObject, tmp_path, lower, *filter(None, [upper])))
 
 
-@pytest.mark.parametrize("cache", [None, False, True])
-@pytest.mark.parametrize("mmap", [True, False])
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(
+    ("store", "mmap", "cache"),
+    [
+        *((store, True, cache) for store in STORES for cache in (None, False)),
+        ("file", False, True),
+        ("s3", False, True),
+    ],
+)
 def test_what_is_opened_by_its_uri_keeps_the_contract(
     store: str, mmap: bool, cache: bool | None, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
