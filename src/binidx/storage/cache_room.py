@@ -23,7 +23,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from binidx.errors import StorageError
 from binidx.storage.cache_block import evict_block
 
 logger = logging.getLogger(__name__)
@@ -48,9 +47,9 @@ class BlockFile:
     used_at: float
 
 
-def plan_eviction(blocks: Sequence[BlockFile], needed: int) -> list[BlockFile]:
-    """The order in which blocks leave, least recently used first, nothing where nothing is needed."""
-    return sorted(blocks, key=lambda each: (each.used_at, each.path)) if needed > 0 else []
+def least_recent_first(blocks: Sequence[BlockFile]) -> list[BlockFile]:
+    """The order in which blocks leave."""
+    return sorted(blocks, key=lambda each: (each.used_at, each.path))
 
 
 def block_files(directory: str) -> list[BlockFile]:
@@ -110,7 +109,7 @@ class Room:
             self._add(-count)
         except OSError as error:
             logger.warning("%s: usage cannot be kept, reads go on without being cached: %s", self.directory, error)
-        self.full("everything in it is in use" if self.limit is not None else "the disk is full, and not with it")
+        self.full("everything in it is in use" if self.limit is not None else "its file system is full of other things")
         return False
 
     def give_back(self, count: int) -> None:
@@ -135,18 +134,23 @@ class Room:
         return self.excess(coming)
 
     def _sweep(self, coming: int) -> None:
-        blocks = block_files(self.directory)
-        total = sum(block.num_bytes for block in blocks)
-        self._set(total + coming)
+        blocks = self.recount(coming)
         needed = self.excess(coming)
         if needed > 0:
-            needed += (total if self.limit is None else self.limit) // SWEEP_PART
-        for block in plan_eviction(blocks, needed):
+            needed += (sum(block.num_bytes for block in blocks) if self.limit is None else self.limit) // SWEEP_PART
+        for block in least_recent_first(blocks):
             if needed <= 0:
                 break
             if evict_block(block.path):
                 needed -= block.num_bytes
                 self._add(-block.num_bytes)
+
+    def recount(self, coming: int = 0) -> list[BlockFile]:
+        """Count what lies there, and what others should know is coming; all blocks."""
+        with self._locked(COUNTER, self._lock, None):
+            blocks = block_files(self.directory)
+            self._write(sum(block.num_bytes for block in blocks) + coming, time.time())
+        return blocks
 
     def excess(self, coming: int = 0) -> int:
         """Bytes that are too many, or, if negative, that may still come.
@@ -156,7 +160,7 @@ class Room:
         """
         if self.limit is not None:
             return self.used() - self.limit
-        stat = os.statvfs(self.directory)
+        stat = os.fstatvfs(self._descriptor)  # of a directory that is gone, too
         return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize + coming
 
     def used(self) -> int:
@@ -170,10 +174,6 @@ class Room:
             if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
                 used, counted_at = sum(block.num_bytes for block in block_files(self.directory)), time.time()
             self._write(max(0, used + count), counted_at)
-
-    def _set(self, used: int) -> None:
-        with self._locked(COUNTER, self._lock, None):
-            self._write(used, time.time())
 
     def _usage(self) -> tuple[int, float]:
         found = os.pread(self._descriptor, USAGE.size, 0)
@@ -211,14 +211,6 @@ class Room:
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.close(self._descriptor)
-
-
-def check_directory(directory: str) -> None:
-    """StorageError unless there is a cache in the directory."""
-    if not os.path.isfile(os.path.join(directory, "usage")):
-        raise StorageError(
-            f"{directory}: no cache of binidx; needed a directory that `binidx cache warm` or a run made"
-        )
 
 
 def _after_fork() -> None:
