@@ -46,8 +46,13 @@ class Address:
 PLAIN = {"Accept-Encoding": "identity"}
 """Ranges of the bytes as they are, not of what a server makes of them on the way."""
 
-STAY = {"allow_redirects": False}
-"""A signature does not hold elsewhere."""
+
+def stay() -> dict[str, Any]:
+    """Options of a request: a signature does not hold elsewhere, and the scheduler sees what stalls without a timer for
+    each piece of an answer, which would be a tenth of the CPU."""
+    from aiohttp import ClientTimeout
+
+    return {"allow_redirects": False, "timeout": ClientTimeout(total=None, sock_connect=5)}
 
 
 class NotDirectError(Exception):
@@ -165,7 +170,7 @@ async def _address_on_s3(fs: Any, opened: Opened) -> Address:
     signed = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(signed) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer, **_condition(opened)}, STAY)
+    return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer, **_condition(opened)}, stay())
 
 
 async def _address_on_gcs(fs: Any, opened: Opened) -> Address:
@@ -178,7 +183,7 @@ async def _address_on_gcs(fs: Any, opened: Opened) -> Address:
     url = fs.url(opened.path, generation=opened.identity.get("generation"))
     if payer := fs._get_params({}).get("userProject"):
         url += f"&userProject={payer}"
-    return Address(session, _literal(url), {**PLAIN, **headers}, STAY)
+    return Address(session, _literal(url), {**PLAIN, **headers}, stay())
 
 
 async def _address_on_http(fs: Any, opened: Opened) -> Address:
