@@ -14,7 +14,7 @@ from random_datasets import Document, build_ours
 from servers.http_objects import http_objects
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format import pair
+from binidx.format import bin_object, pair
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.publish import create_object, delete_object
@@ -47,14 +47,15 @@ def when_opened(monkeypatch) -> Callable[..., None]:
     """`when_opened(end, acts)`: right before the n-th opening of an object whose name ends so, the n-th act."""
 
     def arrange(end: str, acts: list[Callable[[], object]]) -> None:
-        really = pair.open_object
+        module, name = (pair, "open_object") if end == ".idx" else (bin_object, "open_stored")
+        really = getattr(module, name)
 
         def meddled(uri: str, **options):
             if uri.endswith(end) and acts:
                 acts.pop(0)()
             return really(uri, **options)
 
-        monkeypatch.setattr(pair, "open_object", meddled)
+        monkeypatch.setattr(module, name, meddled)
 
     return arrange
 
@@ -119,12 +120,12 @@ def test_a_merge_takes_in_one_dataset_or_the_other(prefix, tmp_path: Path, when_
     assert read_all(IndexedDataset(tmp_path / "two")) == [3] * 23
 
 
-def test_certainty_costs_one_head(tmp_path: Path) -> None:
+def test_certainty_costs_one_head_and_what_may_lie_beside_two_at_the_same_time(tmp_path: Path) -> None:
     prefix = build_ours(tmp_path / "en", number(2), np.uint16)
     objects = {f"/bucket/en.{end}": Path(f"{prefix}.{end}").read_bytes() for end in ("idx", "bin")}
     with http_objects(objects) as server:
         assert read_all(IndexedDataset(f"{server.endpoint}/bucket/en")) == [2] * 22
-    asked = [(method, path.rpartition(".")[2]) for method, path, _ in server.requests]
-    assert sorted(asked) == [("GET", "bin"), ("GET", "idx"), ("HEAD", "bin"), ("HEAD", "idx"), ("HEAD", "idx")]
+    asked = [(method, path.rpartition("en.")[2]) for method, path, _ in server.requests]
     assert asked[0] == ("HEAD", "idx")
+    assert sorted(asked[1:-2]) == [("GET", "idx"), *(("HEAD", end) for end in ("bin", "bin.xxh3", "bin.zst"))]
     assert asked[-2:] == [("HEAD", "idx"), ("GET", "bin")]

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectChangedError
-from binidx.format.idx import get_bin_path, get_idx_path, stored
+from binidx.format.bin_object import find_bin
+from binidx.format.idx import get_idx_path, stored
 from binidx.format.pair import open_pair
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import Range
@@ -32,7 +33,8 @@ class IndexedDataset:
     The arrays it gives are read-only views of what was read: of the mapped file when it is local.
 
     Args:
-        path_prefix: URI without `.idx` and `.bin`.
+        path_prefix: URI without `.idx` and `.bin`. A `.bin.zst` is read where there is no `.bin`, and remote tokens are
+            checked where a `.bin.xxh3` lies beside them: `bin_object`.
         multimodal: whether each sequence comes with its mode; the `.idx` must have been written so.
         mmap: whether local files are mapped; False reads them as if they were remote.
         storage_options: fsspec's own options for this URI; by default its environment and configuration.
@@ -159,10 +161,9 @@ class IndexedDataset:
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> bool:
-        """Whether both files lie under this prefix, in any store."""
+        """Whether both files lie under this prefix, in any store; the `.bin` may be compressed."""
         prefix = os.fspath(path_prefix)
-        paths = (get_idx_path(prefix), get_bin_path(prefix))
-        return all(object_exists(path, storage_options) for path in paths)
+        return object_exists(get_idx_path(prefix), storage_options) and find_bin(prefix, storage_options) is not None
 
     def _number(self, sequence: int) -> int:
         count = len(self.index)

@@ -7,7 +7,8 @@ Whoever replaces a dataset removes the .idx first and publishes the new one last
 is the same before and after the .bin was opened, that .bin is its own: no writer was at work in between. Tools that
 replace the files in another order, or in place, prove nothing and get no more than what their times and sizes show.
 
-Price: one HEAD more, at the time of none (the .bin is opened while the .idx arrives); for local files two stat calls.
+Price: one HEAD more, at the time of none (the .bin is opened while the .idx arrives), and two for what may lie there in
+its place or beside it (`bin_object`); for local files two stat calls.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.idx import SequenceIndex, get_bin_path, get_idx_path, parse_index
+from binidx.format.bin_object import open_bin
+from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
 from binidx.storage.publish import object_identity
@@ -117,13 +119,13 @@ def _read_both(
     def read_index() -> SequenceIndex:
         return parse_index(read_whole(idx_reader), uri=idx_reader.uri, multimodal=multimodal)
 
-    def open_bin() -> RangeReader:
-        return open_object(get_bin_path(path_prefix), storage_options=options, mmap=mmap, cache=cache)
+    def open_tokens() -> RangeReader:
+        return open_bin(path_prefix, storage_options=options, mmap=mmap, cache=cache)
 
     if filesystem.local_path(path_prefix) is None:
-        index, bin_reader = run_both(read_index, open_bin)
+        index, bin_reader = run_both(read_index, open_tokens)
     else:
-        index, bin_reader = read_index(), open_bin()
+        index, bin_reader = read_index(), open_tokens()
     _check_bin_size(bin_reader.uri, bin_reader.size, index)
     return Pair(index, bin_reader, {"idx": identity_of(idx_reader), "bin": identity_of(bin_reader)})
 

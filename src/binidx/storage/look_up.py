@@ -1,0 +1,74 @@
+"""Whether there is an object, by one request: for those that may be there and mostly are not.
+
+The drivers ask more: s3fs lists for a directory of that name, fsspec's http asks once more by GET. Where listing is
+forbidden S3 says 403 of what is not there, so a store that refuses to tell is taken to have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from binidx.errors import StorageError
+from binidx.storage import filesystem
+from binidx.storage.retries import TRIES_OF_WRONG_ANSWERS, retried
+from binidx.storage.settings import ReadSettings
+
+REFUSALS = {401, 403, 404, 405, 410}
+
+
+def seems_there(uri: str, storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Whether the store tells of an object under this URI.
+
+    Raises:
+        StorageError: the store cannot be reached.
+    """
+    fs, path = filesystem.open_filesystem(uri, storage_options or {})
+    names = (each.__name__ for each in type(fs).__mro__)
+    look = next((LOOKS[name] for name in names if name in LOOKS), _ask)
+
+    def ask() -> bool:
+        with filesystem.storage_errors(uri):
+            return look(fs, path)
+
+    try:
+        seconds = ReadSettings.of(storage_options).deadline_seconds
+        return retried(uri, ask, deadline_seconds=seconds, tries=TRIES_OF_WRONG_ANSWERS)
+    except StorageError as error:
+        if says_no(error):
+            return False
+        raise
+
+
+def says_no(error: StorageError) -> bool:
+    """Whether a store failed to open an object because there is none, as far as it tells us."""
+    cause = error.__cause__
+    refused = isinstance(cause, PermissionError) or filesystem.status_of(cause) in REFUSALS
+    return refused or isinstance(error, FileNotFoundError)
+
+
+def _ask(fs: Any, path: str) -> bool:
+    fs.invalidate_cache()
+    return bool(fs.info(path)["type"] == "file")
+
+
+def _ask_s3(fs: Any, path: str) -> bool:
+    bucket, key, _ = fs.split_path(path)
+    fs.call_s3("head_object", fs.kwargs, Bucket=bucket, Key=key)
+    return True
+
+
+def _ask_http(fs: Any, path: str) -> bool:
+    from fsspec.asyn import sync
+
+    async def status() -> int:
+        session = await fs.set_session()
+        async with session.head(fs.encode_url(path), allow_redirects=True, **fs.kwargs) as answer:
+            answer.raise_for_status()
+            return int(answer.status)
+
+    return bool(sync(fs.loop, status) < 300)
+
+
+LOOKS: dict[str, Callable[[Any, str], bool]] = {"S3FileSystem": _ask_s3, "HTTPFileSystem": _ask_http}
+"""class of the filesystem, or a base of it -> how to ask by one request"""
