@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -134,26 +135,30 @@ def test_views_are_of_the_mapped_files_and_a_range_in_a_block_is_not_copied(tmp_
     assert not np.shares_memory(np.frombuffer(across, np.uint8), np.frombuffer(block, np.uint8))
 
 
-def test_pieces_are_what_read_gives_present_or_not(tmp_path: Path) -> None:
+def test_pieces_are_what_read_gives_once_it_was_read(tmp_path: Path) -> None:
     below = MarkedObject(DATA)
     reader = small(below, tmp_path)
-    wanted = np.array([(100, 7_100), (8_000, 8_100), (8_050, 8_060), (0, 1)], np.int64)
-    for _ in range(2):  # from the store, then in place; the first crosses too many chunks to be placed
-        for asked in (wanted, wanted[1:], wanted[:0]):
-            assert_pieces(reader, asked)
-    assert len(below.asked) == 1
-    assert isinstance(reader.pieces(wanted[1:]).owner, type(reader.cached.maps))
-    for outside in ([(-1, 5)], [(5, 100_001)], [(7, 3)]):
-        with pytest.raises(EOFError):
-            reader.pieces(np.array(outside, np.int64))
-
-
-def assert_pieces(reader: DiskCache, asked: Any) -> None:
-    import ctypes
-
+    wanted = [(8_000, 8_100), (8_050, 8_060), (0, 1), (6_500, 7_900), (99_999, 100_000), (31_000, 33_000 - 1000)]
+    asked = np.array(wanted, np.int64)
+    assert reader.pieces(asked) is None
+    reader.read(wanted)
     pieces = reader.pieces(asked)
+    assert pieces is not None
     found = [ctypes.string_at(pieces.base + int(start), int(stop - start)) for start, stop in pieces.ranges]
-    assert found == [DATA[start:stop] for start, stop in asked.tolist()]
+    assert found == [DATA[start:stop] for start, stop in wanted]
+    assert reader.stats.hits == 1 + 7  # one chunk is wanted twice
+    for elsewhere in (
+        [(7_900, 8_100)],
+        [(6_000, 8_000)],
+        [(50_000, 50_001)],
+        [(-1, 5)],
+        [(5, 100_001)],
+        [(7, 3)],
+        [(5, 5)],
+    ):
+        assert reader.pieces(np.array(elsewhere, np.int64)) is None
+    assert reader.pieces(asked[:0]) is None
+    assert len(below.asked) == 1
 
 
 # Threads and processes

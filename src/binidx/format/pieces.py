@@ -1,4 +1,7 @@
-"""Spans of many datasets as pieces of memory for C: a mapped `.bin` as it lies, others read at the same time."""
+"""Spans of many datasets as pieces of memory for C: what is mapped as it lies, the rest read at the same time.
+
+A reader may offer `pieces(ranges)`: where ranges, shape (n, 2), are in memory already, or None where they are not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from numpy.typing import NDArray
 from binidx import native
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native.gather import Pieces, scattered_pieces
-from binidx.storage.local_file import LocalFile
 from binidx.storage.vectored import read_many
 
 
@@ -21,14 +23,16 @@ def read_pieces(requests: Sequence[tuple[IndexedDataset, NDArray[np.int64]]]) ->
         ValueError: a span leaves its sequence.
     """
     located = [(dataset.bin_reader, locate(dataset, spans)) for dataset, spans in requests]
-    remote = [
-        (reader, list(map(tuple, found.tolist()))) for reader, found in located if not isinstance(reader, LocalFile)
+    mapped: list[Pieces | None] = [
+        reader.pieces(ranges) if hasattr(reader, "pieces") else None for reader, ranges in located
     ]
-    views = iter(read_many(remote) if remote else [])
-    return [
-        reader.pieces(ranges) if isinstance(reader, LocalFile) else scattered_pieces(next(views))
-        for reader, ranges in located
+    missing = [
+        (reader, list(map(tuple, ranges.tolist())))
+        for (reader, ranges), here in zip(located, mapped, strict=True)
+        if here is None
     ]
+    views = iter(read_many(missing) if missing else [])
+    return [scattered_pieces(next(views)) if here is None else here for here in mapped]
 
 
 def locate(dataset: IndexedDataset, spans: NDArray[np.int64]) -> NDArray[np.int64]:

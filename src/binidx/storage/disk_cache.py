@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
-from binidx.native.gather import Pieces, placed_pieces, scattered_pieces
+from binidx.native.gather import Pieces, placed_pieces
 from binidx.storage.cache_layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cached_object import cached_object
 from binidx.storage.chunk_cache import chunks_of, runs_of
@@ -93,12 +93,15 @@ class DiskCache:
         self.stats.count_chunks(hits=count)
         return views  # type: ignore[return-value]
 
-    def pieces(self, ranges: NDArray[np.int64]) -> Pieces:
-        """The ranges, shape (n, 2), as pieces of memory: `read` for C, without a view for each where all are here."""
+    def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
+        """The ranges, shape (n, 2), as pieces of memory: `read` for C, without a view for each.
+
+        None where they have to be read: something is not here or was not compared yet, or crosses a block.
+        """
         self.cached.beat()
         found = self.cached.addresses(ranges)
         if found is None:
-            return scattered_pieces(self.read(list(map(tuple, ranges.tolist()))))
+            return None
         maps, places, count = found
         pieces, num_bytes = placed_pieces(maps, places)
         self.stats.count_chunks(hits=count)
