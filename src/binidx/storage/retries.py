@@ -65,8 +65,8 @@ def pause(failures: int) -> float:
 class History:
     """What was tried for a range, and when it failed of what."""
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
+    def __init__(self, began: float | None = None) -> None:
+        self.began = time.monotonic() if began is None else began
         self.failures: list[tuple[float, Exception]] = []
 
     def note(self, error: Exception) -> None:

@@ -42,19 +42,20 @@ class StalledError(TimeoutError):
 
 
 class PendingRead:
-    """One read's requests, and what has come of them."""
+    """One read: its requests, by their place in `ranges`, and what has come of them."""
 
     def __init__(self, uri: str, fetch: Fetch, ranges: Sequence[Range], *, deadline_seconds: float, hedge: bool):
         self.uri = uri
         self.fetch = fetch
-        self.requests = [Request(self, place, *where) for place, where in enumerate(ranges)]
-        self.answers = [b""] * len(ranges)
-        self.left = len(ranges)
+        self.ranges = ranges
+        self.answers: list[bytes | None] = [None] * len(ranges)
+        self.unsent, self.unanswered = 0, len(ranges)  # the first place that was not asked yet; how many have no answer
         self.seconds = deadline_seconds + sum(stop - start for start, stop in ranges) / SLOWEST
         self.hedge = hedge
         self.sent = self.retries = self.hedges = 0
+        self.troubles: dict[int, Trouble] = {}
         self.timer: asyncio.TimerHandle | None = None
-        self.outcome: Future[list[bytes]] = Future()
+        self.outcome: Future[list[Any]] = Future()
 
     @property
     def over(self) -> bool:
@@ -67,29 +68,28 @@ class PendingRead:
             self.timer.cancel()
 
 
-class Request:
-    """One range of a read: answered once, asked once or more."""
+class Trouble:
+    """Of a request that failed or is late: what failed, and how many of it are in flight beside the first."""
 
-    __slots__ = ("answered", "history", "in_flight", "place", "read", "start", "stop")
-
-    def __init__(self, read: PendingRead, place: int, start: int, stop: int) -> None:
-        self.read, self.place, self.start, self.stop = read, place, start, stop
-        self.in_flight = 0
-        self.answered = False
-        self.history: History | None = None  # from its first failure on
+    def __init__(self, sent: float) -> None:
+        self.history = History(sent)  # loops tell the time as time.monotonic does
+        self.beside = 0
 
 
 class Scheduler:
-    """Sends requests; all but `run` happens on its loop."""
+    """Sends requests; all but `run` happens on its loop.
+
+    What is kept for a request is one tuple: each object more is 1 us, and one more for the collector to look at.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self.loop = loop
         self.limit = limit
         self.lateness = Lateness()
-        self._queue: deque[Request] = deque()
-        # In the order in which they were sent: the oldest first.
-        self._running: dict[asyncio.Task[bytes], tuple[Request, float]] = {}
-        self._bytes_in_flight = 0
+        self._queue: deque[PendingRead] = deque()
+        self._again: deque[tuple[PendingRead, int]] = deque()
+        # task -> read, place, time sent; in the order in which they were sent.
+        self._running: dict[asyncio.Task[bytes], tuple[PendingRead, int, float]] = {}
         self._watching = False
 
     def run(self, read: PendingRead) -> list[bytes]:
@@ -115,120 +115,129 @@ class Scheduler:
             self.loop.call_soon_threadsafe(self._drop, read, error)
 
     def _submit(self, read: PendingRead) -> None:
-        self._queue.extend(read.requests)
+        self._queue.append(read)
         self._pump()
 
     def _pump(self) -> None:
-        while self._queue and len(self._running) < self.limit:
-            request = self._queue.popleft()
-            if not request.read.over:
-                self._send(request)
+        while len(self._running) < self.limit:
+            if self._again:
+                read, place = self._again.popleft()
+                read.retries += not read.over
+            elif self._queue:
+                read = self._queue[0]
+                place = read.unsent
+                read.unsent += 1
+                if read.over or read.unsent >= len(read.ranges):
+                    self._queue.popleft()
+            else:
+                return
+            if not read.over:
+                self._send(read, place)
 
-    def _send(self, request: Request) -> None:
-        read, now = request.read, self.loop.time()
+    def _send(self, read: PendingRead, place: int) -> None:
+        task = self.loop.create_task(read.fetch(*read.ranges[place]))
+        task.add_done_callback(self._ended)
+        self._running[task] = read, place, self.loop.time()
+        read.sent += 1
         if read.timer is None:
             read.timer = self.loop.call_later(read.seconds, self._expire, read)
-        task = self.loop.create_task(read.fetch(request.start, request.stop))
-        task.add_done_callback(self._ended)
-        self._running[task] = request, now
-        self._bytes_in_flight += request.stop - request.start
-        request.in_flight += 1
-        read.sent += 1
         if not self._watching:
             self._watching = True
             self.loop.call_later(WATCH_SECONDS, self._watch)
 
     def _ended(self, task: asyncio.Task[bytes]) -> None:
         error = None if task.cancelled() else task.exception()
-        if task not in self._running:
-            return
-        request, began = self._forget(task)
+        found = self._running.pop(task, None)
+        if found is None:
+            return  # cancelled by us
+        read, place, sent = found
+        start, stop = read.ranges[place]
         if task.cancelled():
             error = ConnectionAbortedError("the driver cancelled the request")
-        if error is None and len(task.result()) != request.stop - request.start:
-            error = wrong_length(request.read.uri, (request.start, request.stop), len(task.result()))
+        elif error is None and len(task.result()) != stop - start:
+            error = wrong_length(read.uri, (start, stop), len(task.result()))
         if error is not None:
-            self._failed(request, error)
+            self._failed(read, place, sent, error)
         else:
-            self._answered(request, task.result(), self.loop.time() - began)
+            self._answered(read, place, task.result())
+            self.lateness.note(stop - start, self.loop.time() - sent)
         self._pump()
 
-    def _forget(self, task: asyncio.Task[bytes]) -> tuple[Request, float]:
-        request, began = self._running.pop(task)
-        request.in_flight -= 1
-        self._bytes_in_flight -= request.stop - request.start
-        return request, began
-
-    def _answered(self, request: Request, answer: bytes, seconds: float) -> None:
-        read = request.read
-        request.answered = True
-        read.answers[request.place] = answer
-        read.left -= 1
-        self.lateness.note(len(answer), seconds)
-        if request.in_flight:
-            self._cancel(lambda each: each is request)
-        if read.left == 0:
+    def _answered(self, read: PendingRead, place: int, answer: bytes) -> None:
+        read.answers[place] = answer
+        read.unanswered -= 1
+        if place in read.troubles and read.troubles.pop(place).beside:
+            self._cancel(lambda each, where: each is read and where == place)
+        if read.unanswered == 0:
             read.end()
 
-    def _failed(self, request: Request, error: BaseException) -> None:
-        read = request.read
+    def _failed(self, read: PendingRead, place: int, sent: float, error: BaseException) -> None:
         if not isinstance(error, Exception):
             self._drop(read, error)
             return
-        request.history = request.history or History()
-        request.history.note(error)
-        if request.history.hopeless():
-            self._drop(read, given_up(read.uri, request.history, (request.start, request.stop)))
-        elif not request.in_flight:  # else the other one may still bring it
-            self.loop.call_later(pause(len(request.history.failures)), self._again, request)
+        trouble = read.troubles.setdefault(place, Trouble(sent))
+        trouble.history.note(error)
+        if trouble.history.hopeless():
+            self._drop(read, given_up(read.uri, trouble.history, read.ranges[place]))
+        elif trouble.beside:
+            trouble.beside -= 1  # the other one may still bring it
+        else:
+            self.loop.call_later(pause(len(trouble.history.failures)), self._ask_again, read, place)
 
-    def _again(self, request: Request) -> None:
-        if not request.read.over:
-            request.read.retries += 1
-            self._queue.appendleft(request)
-            self._pump()
+    def _ask_again(self, read: PendingRead, place: int) -> None:
+        self._again.append((read, place))
+        self._pump()
 
     def _expire(self, read: PendingRead) -> None:
-        request = next(each for each in read.requests if not each.answered)
-        failed = next((each for each in read.requests if each.history and not each.answered), request)
-        self._drop(read, out_of_time(read.uri, (failed.start, failed.stop), failed.history or History(), read.seconds))
+        place = next(iter(read.troubles), None) or read.answers.index(None)
+        history = read.troubles[place].history if place in read.troubles else History()
+        self._drop(read, out_of_time(read.uri, read.ranges[place], history, read.seconds))
 
     def _drop(self, read: PendingRead, error: BaseException) -> None:
         read.end(error)
-        self._cancel(lambda request: request.read is read)
+        self._cancel(lambda each, _: each is read)
         self._pump()
 
-    def _cancel(self, wanted: Callable[[Request], bool]) -> None:
-        for task in [task for task, (request, _) in self._running.items() if wanted(request)]:
-            self._forget(task)
+    def _cancel(self, wanted: Callable[[PendingRead, int], bool]) -> None:
+        for task in [task for task, (read, place, _) in self._running.items() if wanted(read, place)]:
+            del self._running[task]
             task.cancel()
 
     def _watch(self) -> None:
         """Ask again for what is late, give up what stands still."""
         now = self.loop.time()
-        still = self.lateness.patience(self._bytes_in_flight / SLOWEST)
-        for task, (request, began) in list(self._running.items()):
-            age = now - began
+        oldest = list(self._running.items())
+        in_flight = sum(_size(read, place) for read, place, _ in self._running.values())
+        for task, (read, place, sent) in oldest:
+            age = now - sent
             if age < self.lateness.FLOOR:
                 break  # and all that follow are younger
-            if age > still:
+            if age > self.lateness.patience(in_flight / SLOWEST):
                 self._give_up(task, age)
-            elif request.read.hedge and request.in_flight == 1 and self._may_hedge(request, age):
-                request.read.hedges += 1
-                self._send(request)
+            elif read.hedge and self._is_alone(read, place) and self._may_hedge(read, place, age, in_flight):
+                read.hedges += 1
+                read.troubles.setdefault(place, Trouble(sent)).beside += 1
+                self._send(read, place)
         self._watching = bool(self._running)
         if self._watching:
             self.loop.call_later(WATCH_SECONDS, self._watch)
 
-    def _may_hedge(self, request: Request, age: float) -> bool:
-        late = self.lateness.is_late(request.stop - request.start, age, self._bytes_in_flight / SLOWEST)
-        return late and self.lateness.take()
+    def _is_alone(self, read: PendingRead, place: int) -> bool:
+        return place not in read.troubles or not read.troubles[place].beside
+
+    def _may_hedge(self, read: PendingRead, place: int, age: float, in_flight: int) -> bool:
+        return self.lateness.is_late(_size(read, place), age, in_flight / SLOWEST) and self.lateness.take()
 
     def _give_up(self, task: asyncio.Task[bytes], age: float) -> None:
-        request, _ = self._forget(task)
+        read, place, sent = self._running.pop(task)
         task.cancel()
-        self._failed(request, StalledError(f"nothing came for {age:.1f} s"))
+        self._failed(read, place, sent, StalledError(f"nothing came for {age:.1f} s"))
         self._pump()
+
+
+def _size(read: PendingRead, place: int) -> int:
+    start, stop = read.ranges[place]
+    return stop - start
 
 
 def wrong_length(uri: str, where: Range, found: int) -> ShortReadError:
