@@ -1,0 +1,94 @@
+"""Readings and their contents as an Arrow table: the notebook-friendly form, and what parquet files are made of.
+
+    step int32, rank int16, slot int16      who read it, and when
+    sample int64                            its number in the run's dataset
+    source dictionary<int16, string>        the prefix, and
+    epoch int16                             how often it was gone through before
+    docs list<struct<doc int64, start int32, len int32, dst int32>>
+    input_ids list<uint16 or uint32>        on request: S + 1 tokens
+
+The only file that imports pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError, MissingDriverError
+from binidx.order.readings import Readings
+from binidx.order.samples import Contents, Spans
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+except ImportError as error:  # pragma: no cover - the message is the point
+    raise MissingDriverError("order tables: need pyarrow; pip install 'binidx[parquet]'") from error
+
+DOCS = pa.list_(pa.struct([("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]))
+SOURCE = pa.dictionary(pa.int16(), pa.string())
+
+
+def schema(token_dtype: Any = None) -> pa.Schema:
+    """The columns of a table, with tokens of this dtype or without."""
+    columns = [
+        ("step", pa.int32()),
+        ("rank", pa.int16()),
+        ("slot", pa.int16()),
+        ("sample", pa.int64()),
+        ("source", SOURCE),
+        ("epoch", pa.int16()),
+        ("docs", DOCS),
+    ]
+    if token_dtype is not None:
+        columns.append(("input_ids", pa.list_(_token_type(token_dtype))))
+    return pa.schema(columns)
+
+
+def to_table(
+    readings: Readings, contents: Contents, sources: Sequence[str], tokens: NDArray[Any] | None = None
+) -> pa.Table:
+    """The rows as a table.
+
+    Args:
+        sources: the prefix of each source.
+        tokens: of each row, shape (n, S + 1); uint16, or anything that uint32 holds.
+    """
+    columns = [
+        *(pa.array(column, kind) for column, kind in zip(readings[:3], _kinds(3), strict=True)),
+        pa.array(readings.sample),
+        pa.DictionaryArray.from_arrays(pa.array(contents.source, pa.int16()), pa.array(list(sources), pa.string())),
+        pa.array(contents.epoch, pa.int16()),
+        _docs(contents.spans),
+    ]
+    if tokens is not None:
+        kind = _token_type(tokens.dtype)
+        values = pa.array(tokens.reshape(-1), kind)
+        bounds = pa.array(np.arange(len(tokens) + 1) * tokens.shape[1], pa.int32())
+        columns.append(pa.ListArray.from_arrays(bounds, values))
+    return pa.table(columns, schema=schema(None if tokens is None else tokens.dtype))
+
+
+def _kinds(count: int) -> list[Any]:
+    return [field.type for field in schema()][:count]
+
+
+def _docs(spans: Spans) -> Any:
+    kinds = [field.type for field in DOCS.value_type]
+    values = (spans.document, spans.start, spans.length, spans.target)
+    fields = [pa.array(value, kind) for value, kind in zip(values, kinds, strict=True)]
+    return pa.ListArray.from_arrays(
+        pa.array(spans.bounds, pa.int32()), pa.StructArray.from_arrays(fields, fields=list(DOCS.value_type))
+    )
+
+
+def _token_type(dtype: Any) -> Any:
+    if np.dtype(dtype).kind not in "iu":
+        raise ConfigError(f"input_ids: tokens of {np.dtype(dtype)}, needs integers")
+    return pa.uint16() if np.dtype(dtype) == np.uint16 else pa.uint32()
+
+
+__all__ = ["pa", "parquet", "schema", "to_table"]

@@ -1,0 +1,184 @@
+"""An order as parquet files: one for each rank, or one for each stretch of steps; to any URI, and resumed.
+
+    worker_{rank}-of-{ranks}_ordered_dataset.parquet     rows of one rank, step by step
+    steps-{first:09d}-{stop:09d}.parquet                 rows of all ranks, step by step, then rank, then slot
+
+Row groups are whole steps, so that one step is found by the groups' statistics. A file appears whole, under a
+fingerprint of the order; one that is there with the same fingerprint is kept, so an export that broke off goes on.
+
+Memory: one row group for each thread.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
+from binidx.order.arrow import pa, parquet
+from binidx.storage.backends import open_object
+from binidx.storage.publish import Writer, create_object, join_uri
+
+GROUP_ROWS = 1 << 16
+GROUP_BYTES = 32 << 20
+"""Of a row group, about, without and with tokens; at least one step."""
+
+METADATA = b"binidx"
+
+
+class Order(Protocol):
+    """What can be exported: `RunOrder`, `PackedRunOrder`."""
+
+    num_ranks: int
+    fingerprint: str
+
+    def num_steps(self) -> int | None: ...
+
+    def table(self, steps: range, rank: int | None = None, *, tokens: bool = False) -> pa.Table: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file: these steps of one rank, or of all."""
+
+    name: str
+    steps: range
+    rank: int | None
+
+
+def plan_by_rank(num_ranks: int, steps: range) -> list[Part]:
+    """A file for each rank, named as those of the Gemstones are."""
+    return [Part(f"worker_{rank}-of-{num_ranks}_ordered_dataset.parquet", steps, rank) for rank in range(num_ranks)]
+
+
+def plan_by_steps(steps: range, steps_per_file: int) -> list[Part]:
+    """A file for each `steps_per_file` steps, counted from step 0."""
+    if steps_per_file < 1:
+        raise ConfigError(f"steps_per_file: found {steps_per_file}, needs at least 1")
+    bounds = sorted(
+        {steps.start, *range(-(-steps.start // steps_per_file) * steps_per_file, steps.stop, steps_per_file)}
+    )
+    stretches = zip(bounds, [*bounds[1:], steps.stop], strict=True)
+    return [Part(f"steps-{a:09d}-{b:09d}.parquet", range(a, b), None) for a, b in stretches if a < b]
+
+
+def export(
+    order: Order,
+    directory: str,
+    parts: list[Part],
+    *,
+    tokens: bool = False,
+    threads: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    watch: Callable[[int], object] = lambda num_rows: None,
+) -> int:
+    """Write the parts that are not there; the number written.
+
+    Args:
+        watch: told the rows of each group that was written, or of a part that was there.
+
+    Raises:
+        ObjectExistsError: a file is there that is of another order.
+        StorageError: the store refuses.
+    """
+
+    def write(part: Part) -> bool:
+        uri = join_uri(directory, part.name)
+        mark = {"fingerprint": order.fingerprint, "steps": [part.steps.start, part.steps.stop], "tokens": tokens}
+        if (rows := _rows_there(uri, mark, storage_options)) is not None:
+            watch(rows)
+            return False
+        with create_object(uri, storage_options) as out:
+            _write_part(order, part, tokens, mark, out, watch)
+        return True
+
+    with ThreadPoolExecutor(threads, "binidx-export") as pool:
+        return sum(pool.map(write, parts))
+
+
+def _write_part(
+    order: Order, part: Part, tokens: bool, mark: Mapping[str, Any], out: Writer, watch: Callable[[int], object]
+) -> None:
+    writer: Any = None
+    for table in _groups(order, part, tokens):
+        if writer is None:
+            marked = table.schema.with_metadata({METADATA: json.dumps(mark)})
+            writer = parquet.ParquetWriter(_Sink(out), marked, compression="zstd")
+        writer.write_table(table.cast(writer.schema), row_group_size=max(len(table), 1))
+        watch(len(table))
+    writer.close()
+
+
+def _groups(order: Order, part: Part, tokens: bool) -> Iterator[pa.Table]:
+    """Tables of whole steps, each about as large as a row group should be; at least one."""
+    first, count = part.steps.start, 1
+    while True:
+        stop = min(first + count, part.steps.stop)
+        table = order.table(range(first, stop), part.rank, tokens=tokens)
+        yield table
+        rows = max(len(table) // max(stop - first, 1), 1)
+        room = GROUP_BYTES // max(table.nbytes // max(len(table), 1), 1) if tokens else GROUP_ROWS
+        first, count = stop, max(room // rows, 1)
+        if first >= part.steps.stop:
+            return
+
+
+def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str, Any] | None) -> int | None:
+    """The rows of a file of this order; None where there is no file."""
+    try:
+        reader = open_object(uri, storage_options=storage_options, cache=False)
+    except ObjectNotFoundError:
+        return None
+    found = parquet.ParquetFile(_Source(reader))
+    if json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null")) != mark:
+        raise ObjectExistsError(f"{uri}: is of another order, or has other columns; remove it or export elsewhere")
+    return int(found.metadata.num_rows)
+
+
+class _Sink(io.RawIOBase):
+    """A writer as pyarrow wants one; closing it is the block's business."""
+
+    def __init__(self, out: Writer) -> None:
+        self._out, self._position = out, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._out.write(memoryview(data).cast("B"))
+        self._position += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._position
+
+
+class _Source(io.RawIOBase):
+    """A reader of ranges as a file."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader, self._position = reader, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._reader.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, count: int = -1) -> bytes:
+        stop = self._reader.size if count < 0 else min(self._position + count, self._reader.size)
+        data = bytes(self._reader.read([(self._position, stop)])[0])
+        self._position = stop
+        return data

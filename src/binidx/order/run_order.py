@@ -1,0 +1,110 @@
+"""The order of a GPT run, asked from either end: what was in a step, and who saw a document.
+
+    order = RunOrder(train, ReadingOrder(BatchSchedule(2048, 8, 256), len(train)))
+    order.table(range(41_200, 41_201), rank=17)      the samples of a step, their documents and spans
+    order.where(0, [12_345_678], stop_step=41_200)   every step, rank and slot that saw a document
+
+All of it is arithmetic on the indices; tokens are read only on request.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.gpt import GPTDataset
+from binidx.order.readings import ReadingOrder, Readings
+from binidx.order.samples import Contents, contents_of, sources_of
+from binidx.order.where import samples_with
+
+if TYPE_CHECKING:
+    from binidx.order.arrow import pa
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """What a run reads.
+
+    Args:
+        dataset: of its train split, as the builder gave it.
+        reading: who reads which of its samples when.
+    """
+
+    dataset: Any
+    reading: ReadingOrder
+
+    @functools.cached_property
+    def sources(self) -> list[GPTDataset]:
+        return sources_of(self.dataset)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Of the sources, in their order."""
+        return [str(source.dataset_path) for source in self.sources]
+
+    @property
+    def num_ranks(self) -> int:
+        return self.reading.schedule.data_parallel_size
+
+    def num_steps(self) -> int | None:
+        """Whole steps until the loaders end; None: they do not."""
+        return self.reading.num_steps()
+
+    def trace(self, steps: range, rank: int | None = None) -> tuple[Readings, Contents]:
+        """The samples of some steps, of one rank or all, and what is in them.
+
+        Raises:
+            IndexError: a step that the run does not have.
+        """
+        readings = self.reading.readings(steps, rank)
+        return readings, contents_of(self.dataset, readings.sample)
+
+    def where(self, source: int, documents: Sequence[int], stop_step: int) -> tuple[Readings, Contents]:
+        """Every reading, in the steps before `stop_step`, of a sample with a token of one of these documents.
+
+        Raises:
+            IndexError: there is no such source or document.
+        """
+        samples = samples_with(self.dataset, source, documents)
+        stop = self.reading.schedule.samples_before(stop_step)
+        readings = self.reading.served_at(samples, stop)
+        return readings, contents_of(self.dataset, readings.sample)
+
+    def table(self, steps: range, rank: int | None = None, *, tokens: bool = False) -> pa.Table:
+        """`trace` as an Arrow table; with `tokens`, the S + 1 tokens of each sample."""
+        from binidx.order.arrow import to_table
+
+        readings, contents = self.trace(steps, rank)
+        return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
+
+    def read(self, samples: Numbers) -> NDArray[Any]:
+        """The tokens of samples, shape (n, S + 1); the last is the last label."""
+        batch = self.dataset.__getitems__(samples.tolist())
+        text = [np.append(each["tokens"].numpy(), each["labels"][-1:].numpy()) for each in batch]
+        length = self.dataset.config.sequence_length + 1
+        return np.stack(text).astype(self.token_dtype) if text else np.empty((0, length), self.token_dtype)
+
+    @property
+    def token_dtype(self) -> Any:
+        """What holds the tokens of all sources."""
+        stored = {np.dtype(source.dataset.index.dtype) for source in self.sources}
+        return np.uint16 if stored == {np.dtype(np.uint16)} else np.uint32
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of everything the order depends on, and of the data it is an order of."""
+        depends = {
+            "dataset": self.dataset.unique_description_hash,
+            "data": [source.dataset.identity for source in self.sources],
+            "reading": asdict(self.reading),
+        }
+        return hashlib.blake2b(json.dumps(cast(Any, depends)).encode(), digest_size=16).hexdigest()
