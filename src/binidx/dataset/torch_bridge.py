@@ -36,6 +36,13 @@ def reading_worker() -> tuple[int, int]:
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
+def shared_zeros(*shape: int) -> torch.Tensor:
+    """float64 in memory that stays the same in workers, forked or spawned."""
+    zeros = torch.zeros(*shape, dtype=torch.float64)
+    zeros.share_memory_()  # type: ignore[no-untyped-call]
+    return zeros
+
+
 class Samples(Sequence[Sample]):
     """The samples of a micro-batch that is laid out already: its rows one by one, or all of it with nothing to stack.
 

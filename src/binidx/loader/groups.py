@@ -1,0 +1,139 @@
+"""Groups of batches, each read in one go by a thread, and cut into its batches again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from binidx.loader.prediction import Batch
+from binidx.storage.cancel import Scope, cancellable, current_scope
+
+Read = Callable[[Batch], Any]
+"""The samples of a batch, as the dataset gives them."""
+
+SECONDS_TO_END = 2.0
+"""At exit, for threads in code that cannot be cancelled. They are daemons: after that they are left."""
+
+
+class Group:
+    """Some batches and, when they are here, their samples.
+
+    Args:
+        batches: at least one.
+    """
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.num_batches = len(batches)
+        self._left = deque(batches)
+        self._all = [*itertools.chain.from_iterable(batches)]
+        self._scope = Scope()
+        self._stirred = threading.Event()
+        self.is_here = False
+        self._samples: Any = None
+        self._error: BaseException | None = None
+
+    @property
+    def next_batch(self) -> Batch | None:
+        """What `take` will give; None when all is taken."""
+        return self._left[0] if self._left else None
+
+    def read(self, read: Read) -> None:
+        """Get the samples, or the reason why there are none. In a thread; raises nothing."""
+        try:
+            with cancellable(self._scope):
+                self._scope.check()
+                self._samples = read(self._all)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.is_here = True
+            self._stirred.set()
+
+    def cancel(self) -> None:
+        """Stop reading; nobody will take from this group again."""
+        self._scope.cancel()
+
+    def wait(self) -> None:
+        """Until the samples are here, or an error is.
+
+        Raises:
+            CancelledReadError: the scope of the thread that waits was cancelled.
+        """
+        scope = current_scope()
+        with scope.watched_by(self._stirred.set) if scope else contextlib.nullcontext():
+            while not self.is_here:
+                self._stirred.wait()
+                self._stirred.clear()
+                if scope:
+                    scope.check()
+
+    def take(self, read: Read) -> Any:
+        """The samples of the next batch, after `wait`. What failed is read again, each batch for itself.
+
+        Raises:
+            What reading it raised: it is raised at the batch it belongs to, and at no other.
+        """
+        batch = self._left.popleft()
+        if self._error is not None:
+            return self._read_alone(batch, read)
+        if self.num_batches == 1:
+            return self._samples
+        stop = len(self._all) - sum(map(len, self._left))
+        return self._samples[stop - len(batch) : stop]
+
+    def _read_alone(self, batch: Batch, read: Read) -> Any:
+        if self.num_batches > 1:
+            return read(batch)
+        error, self._error = self._error, None
+        assert error is not None
+        try:
+            raise error  # with the frames of the thread
+        finally:
+            del error
+
+
+class GroupThreads:
+    """Threads that read groups, first come first served; made when they are needed, gone after `stop`."""
+
+    def __init__(self, read: Read, most: int) -> None:
+        self._read, self._most = read, most
+        self._groups: queue.SimpleQueue[Group | None] = queue.SimpleQueue()
+        self._count = 0
+
+    def submit(self, group: Group) -> None:
+        self._groups.put(group)
+        if self._count < self._most:
+            self._count += 1
+            thread = threading.Thread(target=_work, args=(self._groups, self._read), name="binidx-ahead", daemon=True)
+            _threads.add(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Each thread ends when it is done with the group it has; cancel that before."""
+        for _ in range(self._count):
+            self._groups.put(None)
+
+
+def _work(groups: queue.SimpleQueue[Group | None], read: Read) -> None:
+    while (group := groups.get()) is not None:
+        group.read(read)
+        del group  # its samples belong to who waits
+
+
+def _end_threads() -> None:
+    """A thread that still runs while the interpreter is taken apart finds no modules; so they get a moment to end."""
+    deadline = time.monotonic() + SECONDS_TO_END
+    for thread in [*_threads]:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+atexit.register(_end_threads)
