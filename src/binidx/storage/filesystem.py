@@ -276,7 +276,9 @@ def status_of(error: BaseException | None) -> int | None:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and "ResponseMetadata" in response:
             return int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
-        for name in ("status", "code"):
+        # aiohttp says 400 of an answer that it cannot read, cut off for one: no server did.
+        unread = type(error).__module__ == "aiohttp.http_exceptions"
+        for name in () if unread else ("status", "code"):
             value = getattr(error, name, None)
             if str(value).isdigit():
                 return int(str(value))
