@@ -11,7 +11,6 @@ only on demand (BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us, and checkin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import wait
 from typing import Any
 
 from binidx.errors import ObjectNotFoundError, StorageError
@@ -22,7 +21,7 @@ from binidx.storage.checksums import SUFFIX
 from binidx.storage.look_up import says_no, seems_there
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import RangeReader
-from binidx.storage.segments import CODECS
+from binidx.storage.segments import CODECS, codec_of
 from binidx.storage.settings import ReadSettings
 from binidx.storage.side_reads import submit
 
@@ -61,10 +60,15 @@ def beside(uri: str) -> list[str]:
     Args:
         uri: of a `.bin`, compressed or not, or of an object that follows no rule.
     """
-    suffix = next((suffix for _, suffix in COMPRESSED if uri.endswith(f".bin{suffix}")), "")
-    plain = uri.removesuffix(suffix)
-    names = [plain, *(plain + suffix for _, suffix in COMPRESSED), plain + SUFFIX]
-    return [name for name in names if name != uri] if plain.endswith(".bin") else [plain + SUFFIX]
+    plain = get_bin_path(prefix_of(uri))
+    if prefix_of(uri) == uri:
+        return [uri + SUFFIX]
+    return [name for name in (*(plain + codec.suffix for codec in CODECS.values()), plain + SUFFIX) if name != uri]
+
+
+def prefix_of(uri: str) -> str:
+    """The prefix of a `.bin`, compressed or not; an object that follows no rule is its own."""
+    return uri.removesuffix(CODECS[codec_of(uri)].suffix).removesuffix(".bin")
 
 
 def _find(prefix: str, mmap: bool, options: Options) -> tuple[RangeReader, str, RangeReader | None]:
