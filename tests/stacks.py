@@ -44,7 +44,8 @@ STORES = {
     "s3 fast": Store(lambda request, tmp_path: request.getfixturevalue("s3").fresh(), FAST),
     "gs": Store(lambda request, tmp_path: f"{request.getfixturevalue('gs')}{tmp_path}", SLOW),
     "gs fast": Store(lambda request, tmp_path: f"{request.getfixturevalue('gs')}{tmp_path}", FAST),
-    "http": Store(lambda request, tmp_path: request.getfixturevalue("web").endpoint),
+    "http": Store(lambda request, tmp_path: request.getfixturevalue("web").endpoint, SLOW),
+    "http fast": Store(lambda request, tmp_path: request.getfixturevalue("web").endpoint, FAST),
 }
 
 
