@@ -1,84 +1,68 @@
-"""Samples from a real S3 server, 30 ms to the first byte of every answer; requests and bytes counted by the proxy.
+"""Random-order samples from a real S3 server, 30 ms to the first byte of every answer, against Megatron's S3 reader.
 
-Both read the same samples in the same order, cold, from one process. The limit without look-ahead is one round trip a
-micro-batch: 8 samples / 30 ms = 267 samples/s, and 1.0 bytes moved per byte used, 8,194 a sample.
+Both read the same samples in the same order, cold, no cache kept, one process each: Megatron's by torch's DataLoader,
+ours by `build_pretraining_data_loader` with its defaults. Its reader asks for a block around each miss, one at a time.
+At its default of 256 MiB a sample costs a block for each of its places, where the last block does not happen to hold
+it: four blocks are all of this corpus, in a larger one nothing would be found. Small blocks cost a round trip for each
+place. Its best block is looked for anew in each data.
+
+The limit of ours is requests in flight / 30 ms, over 5 requests a sample where documents are shuffled, 1 where a sample
+is one range; before that the machine's: server, proxy and reader share its cores.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice
+import dataclasses
 from pathlib import Path
-from typing import Any
 
-from binidx.tools.seaweed import s3_server
-from servers.latency_proxy import latency_proxy
+from tests.bench.corpus import SEQUENCE_LENGTH
+from tests.bench.race import BATCH, DELAY_MS, Entrant, Lap, far_away, medians, publish_corpus, run, store
+from tests.bench.table import Row
 
-from binidx.format.convert import convert_dataset
-from tests.bench.corpus import open_ours, open_theirs, write_corpus
-from tests.bench.table import Row, seconds
-
-DELAY_MS = 30
-CORPUS_BYTES = 1 << 30
+DATA = tuple((dtype, long) for dtype in ("uint16", "int32") for long in (False, True))
 DEFAULT_BLOCK = 256 << 20
-SMALL_BLOCK = 16 << 10
-BATCH = 8
-ROUNDS = 3
-
-
-Figures = tuple[float, float, float]
-"""Samples per second, bytes a sample, requests a sample."""
+BLOCKS = tuple(1 << power for power in range(12, 21, 2))
+# Of its slow reader; its rate is what a batch costs, again and again.
+FEW = 4 * BATCH
+LEAST = 2 * BATCH
 
 
 def rows(directory: Path) -> list[Row]:
-    """Against Megatron's reader at its default block, and at a small one, where each range costs it one round trip."""
-    prefix = write_corpus(directory / "en", CORPUS_BYTES)
-    with s3_server(directory / "server") as server, server.in_environment():
-        uri = f"{server.make_bucket('bench')}/en"
-        convert_dataset(prefix, uri, verify="size")
-        with latency_proxy(server.endpoint, delay_ms=DELAY_MS) as proxy, proxy.in_environment():
-            ours = Reader(proxy, batches(open_ours(uri, f"{directory}/ours")), 10 * BATCH)
-            default = Reader(proxy, iter(open_theirs(uri, f"{directory}/default", DEFAULT_BLOCK)), 2)
-            small = Reader(proxy, iter(open_theirs(uri, f"{directory}/small", SMALL_BLOCK)), 24)
-            runs = [(ours.measure(), default.measure(), small.measure()) for _ in range(ROUNDS)]
-    ours_median, *medians = (medians_of(column) for column in zip(*runs, strict=True))
-    names = ("its default block, 256 MiB", "a block of 16 KiB")
-    return [row for name, theirs in zip(names, medians, strict=True) for row in compare(name, ours_median, theirs)]
+    """Samples a second, bytes and requests; for both dtypes, documents shuffled and contiguous."""
+    return [row for dtype, long in DATA for row in rows_of(directory / f"{dtype}{long:d}", dtype, long)]
 
 
-def batches(dataset: Any) -> Iterator[Any]:
-    """Samples one by one, read in micro-batches."""
-    for first in range(0, len(dataset), BATCH):
-        yield from dataset.__getitems__(range(first, first + BATCH))
+def rows_of(directory: Path, dtype: str, long_documents: bool) -> list[Row]:
+    directory.mkdir()
+    with store(directory) as (server, bucket):
+        _, uri = publish_corpus(directory, bucket, dtype, long_documents=long_documents)
+        with far_away(server) as proxy:
+            tries = [megatron(uri, block, FEW) for block in BLOCKS]
+            best = max(tries, key=lambda entrant: run(entrant, proxy, dtype).per_second)
+            default = megatron(uri, DEFAULT_BLOCK, LEAST)
+            best = dataclasses.replace(best, num_samples=2 * FEW)
+            found = medians([Entrant("ours", "read_binidx.py", uri), default, best], proxy, dtype)
+    data = f"{dtype}, {'contiguous' if long_documents else 'documents shuffled'}"
+    notes = {default.name: "its S3 reader at its default", best.name: f"the best of blocks from {size(BLOCKS[0])} up"}
+    return [row for name, note in notes.items() for row in compare(data, dtype, found["ours"], found[name], note, name)]
 
 
-class Reader:
-    """Samples as they are read, and what each stretch of them costs. Opening and the first micro-batch do not count."""
-
-    def __init__(self, proxy: Any, samples: Iterator[Any], num_samples: int) -> None:
-        self.proxy, self.samples, self.num_samples = proxy, samples, num_samples
-        self._take(BATCH)
-
-    def measure(self) -> Figures:
-        before = self.proxy.counts()
-        elapsed = seconds(lambda: self._take(self.num_samples))
-        moved = self.proxy.counts() - before
-        return self.num_samples / elapsed, moved.bytes / self.num_samples, moved.requests / self.num_samples
-
-    def _take(self, count: int) -> None:
-        deque(islice(self.samples, count), maxlen=0)
+def megatron(uri: str, block_bytes: int, num_samples: int) -> Entrant:
+    name = f"Megatron Core 0.16.1, blocks of {size(block_bytes)}"
+    return Entrant(name, "read_megatron.py", uri, {"block_bytes": block_bytes}, num_samples=num_samples)
 
 
-def medians_of(runs: Sequence[Figures]) -> Figures:
-    samples, moved, requests = (statistics.median(column) for column in zip(*runs, strict=True))
-    return samples, moved, requests
+def size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
-def compare(name: str, ours: Figures, theirs: Figures) -> list[Row]:
-    units = (("samples/s", True), ("bytes/sample", False), ("requests/sample", False))
+def compare(data: str, dtype: str, ours: Lap, theirs: Lap, note: str, name: str) -> list[Row]:
+    used = SEQUENCE_LENGTH * (2 if dtype == "uint16" else 4)
+    requests = (
+        f"{ours.requests_per_sample:.2f} requests a sample, its {theirs.requests_per_sample:.2f}; opening included"
+    )
     return [
-        Row(f"from S3, {DELAY_MS} ms away", our, their, unit, better, f"its S3 reader, {name}")
-        for (unit, better), our, their in zip(units, ours, theirs, strict=True)
-    ]
+        Row(f"from S3, {DELAY_MS} ms away, {data}", ours.per_second, theirs.per_second, "samples/s", True, note, name),
+        Row("bytes moved per byte used", ours.bytes_per_sample / used, theirs.bytes_per_sample / used, "B", False,
+            requests, name),
+    ]  # fmt: skip
