@@ -241,6 +241,8 @@ def translated(uri: str, error: Exception) -> BinidxError:
         cause = reason_of(error)
         thing = "bucket" if "bucket does not exist" in str(error) else "object"
         return translated(uri, cause) if cause else ObjectNotFoundError(f"{uri}: no such {thing}")
+    if status_of(error) == 404:
+        return ObjectNotFoundError(f"{uri}: no such object")
     forbidden = status_of(error) in (401, 403) or str(error).startswith("Forbidden: ")  # the latter is gcsfs'
     if isinstance(error, PermissionError) or forbidden:
         return StorageError(f"{uri}: access denied ({text(error)}); check the credentials, {credentials_of(uri)}")
