@@ -32,20 +32,14 @@ DOCS = pa.list_(pa.struct([("doc", pa.int64()), ("start", pa.int32()), ("len", p
 SOURCE = pa.dictionary(pa.int16(), pa.string())
 
 
-def schema(token_dtype: Any = None) -> pa.Schema:
-    """The columns of a table, with tokens of this dtype or without."""
-    columns = [
-        ("step", pa.int32()),
-        ("rank", pa.int16()),
-        ("slot", pa.int16()),
-        ("sample", pa.int64()),
-        ("source", SOURCE),
-        ("epoch", pa.int16()),
-        ("docs", DOCS),
-    ]
-    if token_dtype is not None:
-        columns.append(("input_ids", pa.list_(_token_type(token_dtype))))
-    return pa.schema(columns)
+WHO_AND_WHAT = [
+    ("step", pa.int32()),
+    ("rank", pa.int16()),
+    ("slot", pa.int16()),
+    ("sample", pa.int64()),
+    ("source", SOURCE),
+    ("epoch", pa.int16()),
+]
 
 
 def to_table(
@@ -57,23 +51,38 @@ def to_table(
         sources: the prefix of each source.
         tokens: of each row, shape (n, S + 1); uint16, or anything that uint32 holds.
     """
-    columns = [
-        *(pa.array(column, kind) for column, kind in zip(readings[:3], _kinds(3), strict=True)),
-        pa.array(readings.sample),
-        pa.DictionaryArray.from_arrays(pa.array(contents.source, pa.int16()), pa.array(list(sources), pa.string())),
-        pa.array(contents.epoch, pa.int16()),
-        _docs(contents.spans),
-    ]
-    if tokens is not None:
-        kind = _token_type(tokens.dtype)
-        values = pa.array(tokens.reshape(-1), kind)
-        bounds = pa.array(np.arange(len(tokens) + 1) * tokens.shape[1], pa.int32())
-        columns.append(pa.ListArray.from_arrays(bounds, values))
-    return pa.table(columns, schema=schema(None if tokens is None else tokens.dtype))
+    columns = _who_and_what(readings, contents.source, sources, contents.epoch)
+    columns["docs"] = _docs(contents.spans)
+    return pa.table(columns | _input_ids(tokens))
 
 
-def _kinds(count: int) -> list[Any]:
-    return [field.type for field in schema()][:count]
+def packed_table(
+    readings: Readings, blocks: NDArray[np.int64], names: Sequence[str], tokens: NDArray[Any] | None = None
+) -> pa.Table:
+    """The same for rows (set, file, block, pass) of packed files."""
+    columns = _who_and_what(readings, blocks[:, 0], names, blocks[:, 3])
+    columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
+    return pa.table(columns | _input_ids(tokens))
+
+
+def _who_and_what(
+    readings: Readings, source: NDArray[np.int64], sources: Sequence[str], epoch: NDArray[np.int64]
+) -> dict[str, Any]:
+    names = pa.array(list(sources), pa.string())
+    values = [readings.step, readings.rank, readings.slot, readings.sample, source, epoch]
+    columns = {
+        name: pa.array(value, kind.index_type if kind == SOURCE else kind)
+        for (name, kind), value in zip(WHO_AND_WHAT, values, strict=True)
+    }
+    columns["source"] = pa.DictionaryArray.from_arrays(columns["source"], names)
+    return columns
+
+
+def _input_ids(tokens: NDArray[Any] | None) -> dict[str, Any]:
+    if tokens is None:
+        return {}
+    bounds = pa.array(np.arange(len(tokens) + 1) * tokens.shape[1], pa.int32())
+    return {"input_ids": pa.ListArray.from_arrays(bounds, pa.array(tokens.reshape(-1), _token_type(tokens.dtype)))}
 
 
 def _docs(spans: Spans) -> Any:
@@ -91,4 +100,4 @@ def _token_type(dtype: Any) -> Any:
     return pa.uint16() if np.dtype(dtype) == np.uint16 else pa.uint32()
 
 
-__all__ = ["pa", "parquet", "schema", "to_table"]
+__all__ = ["pa", "packed_table", "parquet", "to_table"]
