@@ -138,6 +138,12 @@ class CachedObject:
                 maps.good_at[chunk] = 1
         return [chunk for chunk in unsure if not maps.good_at[chunk]]
 
+    def absent(self, chunks: Sequence[int]) -> list[int]:
+        """Those of the chunks that were not written down; what was, is not compared."""
+        maps = self.maps
+        unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
+        return [chunk for chunk in unsure if (block := self._block(maps, chunk)) is None or not block.holds(chunk)]
+
     def lacking_afresh(self, chunks: Sequence[int]) -> list[int]:
         """The same for who may now fetch them: another node may have written what this one has older pages of."""
         held = {}

@@ -1,0 +1,77 @@
+"""What `binidx cache warm` is to fetch: readers of a disk cache, and ranges of each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from binidx.errors import ConfigError
+from binidx.format.bin_object import open_bin
+from binidx.format.idx import get_idx_path
+from binidx.storage.backends import open_object
+from binidx.storage.disk_cache import DiskCache
+from binidx.storage.publish import object_exists
+from binidx.storage.ranges import RangeReader
+from binidx.storage.warm import Job
+
+
+def jobs_of_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
+    """All bytes of some objects, and of both files of some datasets.
+
+    Raises:
+        ObjectNotFoundError: there is neither.
+        ConfigError: one is on this machine, or cannot be cached.
+    """
+    return [(reader, [(0, reader.size)]) for uri in uris for reader in _readers(uri, options)]
+
+
+def _readers(uri: str, options: Mapping[str, Any]) -> Iterator[DiskCache]:
+    if object_exists(uri, options):
+        yield cached(open_object(uri, storage_options=options))
+    else:
+        yield cached(open_object(get_idx_path(uri), storage_options=options))
+        yield cached(open_bin(uri, storage_options=options))
+
+
+def cached(reader: RangeReader) -> DiskCache:
+    """The reader, which must be one of a disk cache."""
+    if isinstance(reader, DiskCache):
+        return reader
+    if getattr(reader, "identity", None) is None or "://" not in reader.uri:
+        raise ConfigError(f"{reader.uri}: lies on this machine, needs no cache")
+    raise ConfigError(
+        f"{reader.uri}: cannot be cached, its store gives no mark of its content (ETag, generation, time)"
+    )
+
+
+def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
+    """What the next steps of a run read of its `.bin` files. Its indices are read, and built if they are missing."""
+    from binidx.dataset.plan import ranges_of_samples
+    from binidx.loader.run import Run
+
+    run = Run.load(arguments.run, options)
+    if arguments.consumed is not None:
+        run = replace(run, consumed_samples=arguments.consumed)
+    check_ranks(arguments.rank, run.data_parallel_size)
+    train = run.build()[0]
+    if train is None or isinstance(train, list):
+        raise ConfigError(f"{arguments.run}: has no train split to take samples from")
+    steps = range(arguments.steps)
+    idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
+    jobs: list[Job] = []
+    for stored, ranges in ranges_of_samples(train, idxs):
+        if isinstance(stored.bin_reader, DiskCache):
+            jobs.append((stored.bin_reader, [(start, stop) for start, stop in ranges.tolist()]))
+        else:
+            print(f"binidx cache: {stored.path_prefix}: not remote, or without a mark; left out", file=sys.stderr)
+    return jobs
+
+
+def check_ranks(ranks: Sequence[int] | None, count: int) -> None:
+    """ConfigError unless the run has these ranks."""
+    for rank in ranks or ():
+        if not 0 <= rank < count:
+            raise ConfigError(f"--rank {rank}: the run has ranks 0 to {count - 1}")

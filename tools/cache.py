@@ -1,0 +1,234 @@
+"""Fill, list, check and prune a disk cache: the copy of remote objects on a node's disk or a cluster's file system.
+
+Training uses the cache when BINIDX_CACHE_DIR is set, or storage_options={"binidx": {"cache_dir": ...}}; these commands
+look at the same directory, also while jobs read from it. BINIDX_CACHE_BYTES, or cache_bytes there, is its bound;
+without one it leaves a tenth of its file system free. When it is full what was least recently used makes room, except
+what is in use.
+
+  warm URI ...        whole objects, or both files of dataset prefixes
+  warm --run FILE     what the next --steps steps of a run read, and no more (in whole chunks of 64 KiB); FILE is what
+                      binidx.Run.save wrote. A step is one micro-batch of each rank
+  list                per object: its size, how much of it is there, when it was last used
+  verify              compare everything with its checksums; what is damaged is forgotten, and fetched again when needed
+  prune               remove by size, age or URI, and what killed processes left; never what is in use
+
+warm goes on where it was stopped. With several nodes at one directory each fetches a part.
+
+exit status: 0 done, 1 something is damaged or found no room, 2 the call is wrong
+
+example:
+  binidx cache warm s3://corpus/en --dir /nvme/binidx
+  binidx cache list --dir /nvme/binidx
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tqdm import tqdm
+
+if __name__ == "__main__":  # python tools/cache.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError
+from binidx.storage.cache_contents import Kept, cached_contents, prune, verify
+from binidx.storage.settings import OURS, ReadSettings, parse_bytes
+from binidx.storage.warm import Warmed, wanted_bytes, warm
+
+from ._face import human_bytes, human_seconds, json_object, parser, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    hint = "interrupted; the same command goes on from here"
+    return run("cache", lambda: int(arguments.body(arguments)), after_interrupt=hint)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("cache", __doc__)
+    commands = options.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, body: Callable[[argparse.Namespace], int], purpose: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        found.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
+        found.add_argument("--json", action="store_true", help="print one JSON object")
+        found.set_defaults(body=body)
+        return found
+
+    filled = command("warm", run_warm, "fetch objects, or what a run will read")
+    filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset without .bin and .idx")
+    filled.add_argument("--bytes", metavar="N", type=size, help="bound of the cache, as 500GB (BINIDX_CACHE_BYTES)")
+    filled.add_argument("--run", metavar="FILE", help="path or URI of a saved run")
+    filled.add_argument("--steps", metavar="N", type=int, help="its next N steps")
+    filled.add_argument("--consumed", metavar="C", type=int, help="samples served before (as the run says)")
+    filled.add_argument("--rank", metavar="R", type=int, action="append", help="only for this rank, or these (all)")
+    filled.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
+    command("list", run_list, "what is there")
+    command("verify", run_verify, "compare everything with its checksums")
+    pruned = command("prune", run_prune, "remove what is not in use")
+    pruned.add_argument("--bytes", metavar="N", type=size, help="the least recently used, down to N, as 500GB")
+    pruned.add_argument("--older-than", metavar="AGE", type=age, help="what was not used for so long: 30m, 12h, 7d")
+    pruned.add_argument(
+        "--uri", action="append", metavar="URI", help="what is kept of an object, a dataset prefix or a folder"
+    )
+    return options
+
+
+def size(text: str) -> int:
+    """An argument in bytes."""
+    try:
+        return parse_bytes(text)
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(f"found {text}, needed bytes: 500GB, 64MiB") from None
+
+
+def age(text: str) -> float:
+    """An argument in seconds: `90`, `30m`, `12h`, `7d`."""
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:], 0)
+    try:
+        return float(text[:-1] if unit else text) * (unit or 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text}, needed a time: 90s, 30m, 12h, 7d") from None
+
+
+def directory_of(arguments: argparse.Namespace) -> str:
+    """The cache directory that is meant."""
+    found = arguments.dir or ReadSettings.of(getattr(arguments, "storage_options", None)).cache_dir
+    if not found:
+        raise ConfigError("no cache directory given: needs --dir or BINIDX_CACHE_DIR")
+    return os.path.abspath(found)
+
+
+# warm
+
+
+def run_warm(arguments: argparse.Namespace) -> int:
+    """Fetch, and say what was done."""
+    from ._cache_jobs import jobs_of_run, jobs_of_uris
+
+    directory = directory_of(arguments)
+    given = dict(arguments.storage_options or {})
+    ours = {**given.get(OURS, {}), "cache_dir": directory}
+    if arguments.bytes is not None:
+        ours["cache_bytes"] = arguments.bytes
+    options = {**given, OURS: ours}
+    if bool(arguments.uris) == bool(arguments.run):
+        raise ConfigError("warm: needs URIs, or --run FILE; one of the two")
+    if arguments.run and arguments.steps is None:
+        raise ConfigError("warm --run: needs --steps N")
+    jobs = jobs_of_run(arguments, options) if arguments.run else jobs_of_uris(arguments.uris, options)
+    total, limit = wanted_bytes(jobs), ReadSettings.of(options).cache_bytes
+    if limit is not None and total > limit:
+        raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
+    began = time.monotonic()
+    # disable=None: no bar unless it is a terminal.
+    with tqdm(desc="warm", total=total, unit="B", unit_scale=True, unit_divisor=1024, disable=None) as bar:
+        done = warm(jobs, bar.update)
+    seconds = time.monotonic() - began
+    if arguments.json:
+        print(json.dumps({**asdict(done), "num_objects": len(jobs), "seconds": seconds}))
+    else:
+        print(describe_warm(done, directory, len(jobs), seconds))
+    return 1 if done.lacking_bytes else 0
+
+
+def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float) -> str:
+    """What was done, for people."""
+    rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
+    text = (
+        f"{directory}: {human_bytes(done.num_bytes)} of {num_objects} object{'s' * (num_objects != 1)}\n"
+        f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s), the rest was there"
+    )
+    if done.lacking_bytes:
+        text += f"\n  {human_bytes(done.lacking_bytes)} found no room: raise --bytes, or prune what is not needed"
+    return text
+
+
+# list
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """Print what is there."""
+    contents = cached_contents(directory_of(arguments))
+    rows = [row_of(kept) for kept in contents]
+    if arguments.json:
+        print(json.dumps({"objects": rows, "disk_bytes": sum(kept.disk_bytes for kept in contents)}))
+        return 0
+    now = time.time()
+    for row in rows:
+        used = f"{human_seconds(max(0.0, now - row['used_at']))} ago" if row["used_at"] else "never"
+        share = f"{human_bytes(row['cached_bytes'])} of {human_bytes(row['size'])}"
+        print(f"{row['uri'] or '(nobody knows; prune removes it)'}\n  {share}, used {used}")
+    print(f"{len(rows)} objects, {human_bytes(sum(kept.disk_bytes for kept in contents))} on the disk")
+    return 0
+
+
+def row_of(kept: Kept) -> dict[str, Any]:
+    """One object, in JSON values."""
+    return {
+        "uri": kept.content.uri if kept.content else None,
+        "size": kept.content.size if kept.content else 0,
+        "identity": dict(kept.content.identity) if kept.content else {},
+        "cached_bytes": kept.num_bytes,
+        "disk_bytes": kept.disk_bytes,
+        "used_at": kept.used_at,
+    }
+
+
+# verify and prune
+
+
+def run_verify(arguments: argparse.Namespace) -> int:
+    """Compare everything, and say what was damaged."""
+    contents = cached_contents(directory_of(arguments))
+    total, num_chunks = sum(kept.disk_bytes for kept in contents), 0
+    damaged: dict[str, int] = {}
+    with tqdm(desc="verify", total=total, unit="B", unit_scale=True, unit_divisor=1024, disable=None) as bar:
+        for kept in contents:
+            found = verify(kept, bar.update)
+            num_chunks += found.num_chunks
+            if found.num_bad and kept.content:
+                damaged[kept.content.uri] = damaged.get(kept.content.uri, 0) + found.num_bad
+    if arguments.json:
+        print(json.dumps({"num_chunks": num_chunks, "num_damaged": sum(damaged.values()), "damaged": damaged}))
+    else:
+        for uri, count in damaged.items():
+            print(f"{uri}: {count} chunks were damaged, and are forgotten")
+        print(f"{num_chunks:,} chunks compared, {sum(damaged.values())} were damaged")
+    return 1 if damaged else 0
+
+
+def run_prune(arguments: argparse.Namespace) -> int:
+    """Remove, and say how much."""
+    uris = arguments.uri
+    done = prune(
+        directory_of(arguments),
+        limit=arguments.bytes,
+        older_than=arguments.older_than,
+        chosen=(lambda uri: any(belongs(uri, each) for each in uris)) if uris else None,
+    )
+    if arguments.json:
+        print(json.dumps(asdict(done)))
+        return 0
+    print(f"{human_bytes(done.num_bytes)} removed, {done.num_litter} leftovers of killed processes")
+    if done.in_use_bytes:
+        print(f"{human_bytes(done.in_use_bytes)} stay: they are in use")
+    return 0
+
+
+def belongs(uri: str, chosen: str) -> bool:
+    """Whether an object is the one chosen, a file of that dataset, or in that folder."""
+    return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
