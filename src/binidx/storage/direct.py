@@ -20,12 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from binidx.errors import ShortReadError
 from binidx.storage import filesystem
 from binidx.storage.pinned import Opened
-from binidx.storage.ranges import Range
-from binidx.storage.retries import PASSING
-from binidx.storage.scheduler import Fetch, wrong_length
+from binidx.storage.retries import PASSING, complete, wrong_length, wrong_place
+from binidx.storage.scheduler import Fetch
 
 log = logging.getLogger(__name__)
 
@@ -138,18 +136,13 @@ async def ask(uri: str, address: Address, start: int, stop: int) -> bytes | int:
             if place and not place.startswith(f"bytes {start}-{stop - 1}/"):
                 response.close()
                 raise wrong_place(uri, (start, stop), place)
-            found: bytes = await response.read()
-            return found
+            return complete(uri, (start, stop), await response.read())
         if response.status == 200:
             response.close()
             raise wrong_length(uri, (start, stop), response.content_length or 0)
         if response.status in PASSING:
             raise HTTPStatusError(response.status, _said(await response.text(errors="replace")) or response.reason)
         return int(response.status)
-
-
-def wrong_place(uri: str, where: Range, place: str) -> ShortReadError:
-    return ShortReadError(f"{uri}: found {place} where bytes {where[0]}-{where[1] - 1} were asked")
 
 
 AddressOf = Callable[[Any, Opened], Awaitable[Address]]

@@ -197,6 +197,11 @@ def object_info(fs: Any, path: str, uri: str) -> dict[str, Any]:
     with storage_errors(uri):
         fs.invalidate_cache()
         info: dict[str, Any] = fs.info(path)
+    return checked_info(info, uri)
+
+
+def checked_info(info: dict[str, Any], uri: str) -> dict[str, Any]:
+    """Of an object with a size, or an error: see `object_info`."""
     if info.get("type") == "directory":
         raise ObjectNotFoundError(f"{uri}: found a directory, needed an object")
     if info.get("size") is None:

@@ -2,6 +2,7 @@
 
     429, 408, 5xx, resets, timeouts, bodies cut off     until the deadline of the read
     an answer of the wrong length or place              four times in all: a proxy in a bad moment, or for ever
+    no answer from a store that never gave one          four times in all: it may not exist
     404, 403, 412, 416, certificates, the rest          never
 
 The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from nothing to 0.1 s, 0.2 s, 0.4 s ...
@@ -22,8 +23,8 @@ from binidx.storage.ranges import Range
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 """Seconds: the upper ends of the first pause and of the last ones."""
 
-TRIES_OF_WRONG_ANSWERS = 4
-"""For an answer that no pause makes right; also for a store that cannot be reached when an object is opened."""
+FEW_TRIES = 4
+"""For an answer that no pause makes right."""
 
 PASSING = {408, 429, 500, 502, 503, 504}
 """HTTP statuses that may be another in a moment."""
@@ -35,11 +36,12 @@ LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseErro
 Found = TypeVar("Found")
 
 
-def patience(error: Exception) -> int:
+def patience(error: Exception, *, opening: bool = False) -> int:
     """How often in all a request may fail in this way; 0: as often as the deadline allows."""
-    if isinstance(error, ShortReadError):
-        return TRIES_OF_WRONG_ANSWERS
-    return 0 if passes(error) else 1
+    if not passes(error) and not isinstance(error, ShortReadError):
+        return 1
+    unheard_of = opening and filesystem.status_of(error) is None
+    return FEW_TRIES if unheard_of or isinstance(error, ShortReadError) else 0
 
 
 def passes(error: BaseException) -> bool:
@@ -65,8 +67,8 @@ def pause(failures: int) -> float:
 class History:
     """What was tried for a range, and when it failed of what."""
 
-    def __init__(self, began: float | None = None) -> None:
-        self.began = time.monotonic() if began is None else began
+    def __init__(self, began: float, *, tries: int = 0, opening: bool = False) -> None:
+        self.began, self.tries, self.opening = began, tries, opening
         self.failures: list[tuple[float, Exception]] = []
 
     def note(self, error: Exception) -> None:
@@ -74,8 +76,9 @@ class History:
 
     def hopeless(self) -> bool:
         """Whether the last failure is one too many of its kind."""
-        allowed = patience(self.failures[-1][1])
-        return allowed > 0 and sum(patience(error) == allowed for _, error in self.failures) >= allowed
+        allowed = patience(self.failures[-1][1], opening=self.opening)
+        alike = sum(patience(error, opening=self.opening) == allowed for _, error in self.failures)
+        return 0 < allowed <= alike or len(self.failures) == self.tries
 
     def __str__(self) -> str:
         """`failed 9 times in 60.1 s: 0.0 s 503 SlowDown, ...`, the middle left out of a long one."""
@@ -97,6 +100,23 @@ def given_up(uri: str, history: History, where: Range | None = None) -> Exceptio
     return error
 
 
+def complete(uri: str, where: Range, answer: bytes) -> bytes:
+    if len(answer) != where[1] - where[0]:
+        raise wrong_length(uri, where, len(answer))
+    return answer
+
+
+def wrong_place(uri: str, where: Range, place: str) -> ShortReadError:
+    return ShortReadError(f"{uri}: found {place} where bytes {where[0]}-{where[1] - 1} were asked")
+
+
+def wrong_length(uri: str, where: Range, found: int) -> ShortReadError:
+    return ShortReadError(
+        f"{uri}: {found} bytes for range {where[0]}-{where[1]}, needed {where[1] - where[0]}; "
+        f"the store or a proxy before it does not honour ranges"
+    )
+
+
 def out_of_time(uri: str, where: Range, history: History, seconds: float) -> StorageError:
     """The error of a read whose deadline passed while this range had no answer."""
     told = str(history) if history.failures else "no answer came"
@@ -108,13 +128,13 @@ def out_of_time(uri: str, where: Range, history: History, seconds: float) -> Sto
     return error
 
 
-def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float, tries: int = 0) -> Found:
-    """What `ask` returns, asked again in this thread while its failure passes; at most `tries` times, if any are given.
+def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> Found:
+    """What `ask` returns, asked again in this thread while its failure passes.
 
     Raises:
         BinidxError: `ask` failed for good; with the history if there were more tries.
     """
-    history = History()
+    history = History(time.monotonic())
     while True:
         try:
             return ask()
@@ -122,7 +142,7 @@ def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float, trie
             history.note(error)
             wait = pause(len(history.failures))
             late = time.monotonic() + wait > history.began + deadline_seconds
-            if history.hopeless() or late or len(history.failures) == tries:
+            if history.hopeless() or late:
                 raise given_up(uri, history)  # noqa: B904 (it has its cause)
         time.sleep(wait)
 

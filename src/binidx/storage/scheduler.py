@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import nullcontext, suppress
 from typing import Any
 
-from binidx.errors import ShortReadError
 from binidx.storage.cancel import Scope, current_scope
 from binidx.storage.lateness import Lateness
 from binidx.storage.ranges import Range
 from binidx.storage.retries import History, given_up, out_of_time, pause
 
 Fetch = Callable[[int, int], Coroutine[Any, Any, bytes]]
-"""The bytes from start to stop of one object, asked once."""
+"""The bytes from start to stop of one object, asked once; whoever makes it checks that they are as many."""
 
 SLOWEST = 1_000_000
 """Bytes per second: a link that is slower is taken for one that stands still."""
@@ -42,13 +42,29 @@ class StalledError(TimeoutError):
 
 
 class PendingRead:
-    """One read: its requests, by their place in `ranges`, and what has come of them."""
+    """One read: its requests, by their place in `ranges`, and what has come of them.
 
-    def __init__(self, uri: str, fetch: Fetch, ranges: Sequence[Range], *, deadline_seconds: float, hedge: bool):
+    Args:
+        tries: how often a request may fail, where that is less than `retries` allow.
+        opening: whether it is the first that is heard of a store, which may not exist.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        fetch: Callable[[int, int], Coroutine[Any, Any, Any]],
+        ranges: Sequence[Range],
+        *,
+        deadline_seconds: float,
+        hedge: bool,
+        tries: int = 0,
+        opening: bool = False,
+    ) -> None:
         self.uri = uri
+        self.tries, self.opening = tries, opening
         self.fetch = fetch
         self.ranges = ranges
-        self.answers: list[bytes | None] = [None] * len(ranges)
+        self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # the first place that was not asked yet; how many have no answer
         self.seconds = deadline_seconds + sum(stop - start for start, stop in ranges) / SLOWEST
         self.hedge = hedge
@@ -71,8 +87,9 @@ class PendingRead:
 class Trouble:
     """Of a request that failed or is late: what failed, and how many of it are in flight beside the first."""
 
-    def __init__(self, sent: float) -> None:
-        self.history = History(sent)  # loops tell the time as time.monotonic does
+    def __init__(self, read: PendingRead, sent: float) -> None:
+        # Loops tell the time as time.monotonic does.
+        self.history = History(sent, tries=read.tries, opening=read.opening)
         self.beside = 0
 
 
@@ -89,10 +106,10 @@ class Scheduler:
         self._queue: deque[PendingRead] = deque()
         self._again: deque[tuple[PendingRead, int]] = deque()
         # task -> read, place, time sent; in the order in which they were sent.
-        self._running: dict[asyncio.Task[bytes], tuple[PendingRead, int, float]] = {}
+        self._running: dict[asyncio.Task[Any], tuple[PendingRead, int, float]] = {}
         self._watching = False
 
-    def run(self, read: PendingRead) -> list[bytes]:
+    def run(self, read: PendingRead) -> list[Any]:
         """The answers to a read's requests; the calling thread, any but the loop's, waits for them.
 
         Raises:
@@ -145,25 +162,22 @@ class Scheduler:
             self._watching = True
             self.loop.call_later(WATCH_SECONDS, self._watch)
 
-    def _ended(self, task: asyncio.Task[bytes]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         found = self._running.pop(task, None)
         if found is None:
             return  # cancelled by us
         read, place, sent = found
-        start, stop = read.ranges[place]
         if task.cancelled():
             error = ConnectionAbortedError("the driver cancelled the request")
-        elif error is None and len(task.result()) != stop - start:
-            error = wrong_length(read.uri, (start, stop), len(task.result()))
         if error is not None:
             self._failed(read, place, sent, error)
         else:
             self._answered(read, place, task.result())
-            self.lateness.note(stop - start, self.loop.time() - sent)
+            self.lateness.note(_size(read, place), self.loop.time() - sent)
         self._pump()
 
-    def _answered(self, read: PendingRead, place: int, answer: bytes) -> None:
+    def _answered(self, read: PendingRead, place: int, answer: Any) -> None:
         read.answers[place] = answer
         read.unanswered -= 1
         if place in read.troubles and read.troubles.pop(place).beside:
@@ -175,7 +189,7 @@ class Scheduler:
         if not isinstance(error, Exception):
             self._drop(read, error)
             return
-        trouble = read.troubles.setdefault(place, Trouble(sent))
+        trouble = read.troubles.setdefault(place, Trouble(read, sent))
         trouble.history.note(error)
         if trouble.history.hopeless():
             self._drop(read, given_up(read.uri, trouble.history, read.ranges[place]))
@@ -190,7 +204,7 @@ class Scheduler:
 
     def _expire(self, read: PendingRead) -> None:
         place = next(iter(read.troubles), None) or read.answers.index(None)
-        history = read.troubles[place].history if place in read.troubles else History()
+        history = read.troubles[place].history if place in read.troubles else History(time.monotonic())
         self._drop(read, out_of_time(read.uri, read.ranges[place], history, read.seconds))
 
     def _drop(self, read: PendingRead, error: BaseException) -> None:
@@ -216,7 +230,7 @@ class Scheduler:
                 self._give_up(task, age)
             elif read.hedge and self._is_alone(read, place) and self._may_hedge(read, place, age, in_flight):
                 read.hedges += 1
-                read.troubles.setdefault(place, Trouble(sent)).beside += 1
+                read.troubles.setdefault(place, Trouble(read, sent)).beside += 1
                 self._send(read, place)
         self._watching = bool(self._running)
         if self._watching:
@@ -228,7 +242,7 @@ class Scheduler:
     def _may_hedge(self, read: PendingRead, place: int, age: float, in_flight: int) -> bool:
         return self.lateness.is_late(_size(read, place), age, in_flight / SLOWEST) and self.lateness.take()
 
-    def _give_up(self, task: asyncio.Task[bytes], age: float) -> None:
+    def _give_up(self, task: asyncio.Task[Any], age: float) -> None:
         read, place, sent = self._running.pop(task)
         task.cancel()
         self._failed(read, place, sent, StalledError(f"nothing came for {age:.1f} s"))
@@ -238,13 +252,6 @@ class Scheduler:
 def _size(read: PendingRead, place: int) -> int:
     start, stop = read.ranges[place]
     return stop - start
-
-
-def wrong_length(uri: str, where: Range, found: int) -> ShortReadError:
-    return ShortReadError(
-        f"{uri}: {found} bytes for range {where[0]}-{where[1]}, needed {where[1] - where[0]}; "
-        f"the store or a proxy before it does not honour ranges"
-    )
 
 
 def scheduler(loop: asyncio.AbstractEventLoop, limit: int) -> Scheduler:

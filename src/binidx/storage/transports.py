@@ -11,12 +11,13 @@ for ever), and ours count for all of them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from binidx.storage import filesystem
 from binidx.storage.direct import ADDRESSES, DirectRequests
 from binidx.storage.pinned import Opened
+from binidx.storage.retries import complete
 from binidx.storage.scheduler import Fetch
 
 MakeFetch = Callable[[Any, Opened], Fetch]
@@ -28,12 +29,30 @@ def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch | None:
     Args:
         fast: without the driver where that is possible.
     """
-    if not type(fs).async_impl or len(filesystem.protocols(opened.uri)) > 1:
+    if not has_coroutines(fs, opened.uri):
         return None
     kinds = [each.__name__ for each in type(fs).__mro__]
     driver = next((DRIVERS[each] for each in kinds if each in DRIVERS), _of_any)(fs, opened)
     address = next((ADDRESSES[each] for each in kinds if each in ADDRESSES), None)
-    return DirectRequests(fs, opened, address, driver).fetch if fast and address else driver
+
+    async def by_driver(start: int, stop: int) -> bytes:
+        return complete(opened.uri, (start, stop), await driver(start, stop))
+
+    return DirectRequests(fs, opened, address, by_driver).fetch if fast and address else by_driver
+
+
+def info_of(fs: Any, path: str) -> Callable[[int, int], Coroutine[Any, Any, Any]]:
+    """What asks an asynchronous filesystem about an object, as if for a range."""
+
+    async def fetch(_start: int, _stop: int) -> Any:
+        return await fs._info(path)
+
+    return fetch
+
+
+def has_coroutines(fs: Any, uri: str) -> bool:
+    """Chains say so of what they are made of, and do something else."""
+    return bool(type(fs).async_impl) and len(filesystem.protocols(uri)) == 1
 
 
 def _of_s3(fs: Any, opened: Opened) -> Fetch:
