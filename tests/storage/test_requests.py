@@ -218,7 +218,7 @@ def test_a_cancelled_read_ends_at_once_and_leaves_nothing_behind(distant: tuple[
 
 def test_a_child_is_not_bound_by_what_its_parent_waits_for(distant: tuple[Proxy, Open]) -> None:
     proxy, open_it = distant
-    reader = open_it(concurrency=2)
+    reader = open_it(concurrency=2, hedge=False)
     assert_reads(reader)
     proxy.become(script=["hang"] * 2)
     with cancellable() as scope:
