@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from marked import LoggedObject, MarkedObject, chunks_fetched, fetched
 
+import binidx
 from binidx.errors import CancelledReadError, ConfigError
 from binidx.storage import disk_cache
 from binidx.storage.backends import open_object
@@ -457,7 +458,7 @@ def test_remote_objects_are_kept_where_a_cache_dir_is_set(s3: Bucket, tmp_path: 
     with create_object(uri) as out:
         out.write(DATA)
     options = {"binidx": {"cache_dir": str(tmp_path), "cache_bytes": 10**6, "cache_chunk_bytes": 4096}}
-    for cache in (None, False):
+    for cache in (None, True, "disk"):
         reader = open_object(uri, storage_options=options, cache=cache)
         assert isinstance(reader, DiskCache)
         assert (reader.limit, reader.content.chunk_bytes) == (10**6, 4096)
@@ -467,6 +468,43 @@ def test_remote_objects_are_kept_where_a_cache_dir_is_set(s3: Bucket, tmp_path: 
     with create_object(uri) as out:
         out.write(DATA[::-1])
     assert bytes(open_object(uri, storage_options=options).read([(5_000, 90_000)])[0]) == DATA[::-1][5_000:90_000]
+
+
+def test_the_arrays_of_an_index_are_views_of_the_cache(s3: Bucket, tmp_path: Path, monkeypatch: Any) -> None:
+    """12 bytes a sequence for each process of a node would be its memory."""
+    prefix = f"{s3.fresh()}/en"
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", np.uint16) as builder:
+        builder.add_document(np.zeros(50_000, np.uint16), [1] * 50_000)
+        builder.finalize(f"{prefix}.idx")
+    monkeypatch.setenv("BINIDX_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        dataset = binidx.IndexedDataset(prefix)
+        assert dataset.sequence_lengths.sum() == 50_000
+        assert mapped_file(dataset.sequence_lengths.ctypes.data).endswith("00000000.block")
+        assert mapped_file(dataset.index.sequence_pointers.ctypes.data + 8 * 49_999).endswith("00000000.block")
+    assert pickle.loads(pickle.dumps(dataset))[49_999].tolist() == [0]
+
+
+def mapped_file(address: int) -> str:
+    """What this process has mapped there."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(each, 16) for each in line.split()[0].split("-"))
+        if start <= address < stop:
+            return line.split()[-1]
+    return ""
+
+
+def test_what_must_come_from_the_store_does(s3: Bucket, tmp_path: Path, monkeypatch: Any) -> None:
+    uri = f"{s3.fresh()}/en.bin"
+    with create_object(uri) as out:
+        out.write(DATA)
+    monkeypatch.setenv("BINIDX_CACHE_DIR", str(tmp_path))
+    assert isinstance(open_object(uri, cache=False), FsspecObject)
+    assert isinstance(open_object(uri, cache="disk"), DiskCache)
+    assert isinstance(open_object(uri, cache=True), DiskCache)
+    monkeypatch.delenv("BINIDX_CACHE_DIR")
+    assert isinstance(open_object(uri, cache="disk"), FsspecObject)
+    assert isinstance(open_object(uri, cache=True), ChunkCache)
 
 
 def test_over_s3_it_keeps_the_contract(s3: Bucket, tmp_path: Path) -> None:

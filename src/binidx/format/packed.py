@@ -112,7 +112,7 @@ class PackedFiles:
             raise ConfigError(f"{uris[0]}: has {self.header.chunk_size} tokens, blocks of {block_size} need more")
 
     def _open(self, uri: str) -> tuple[RangeReader, PackedHeader]:
-        reader = open_object(uri, storage_options=self.storage_options, cache=False)
+        reader = open_object(uri, storage_options=self.storage_options, cache="disk")
         header = parse_header(reader.read([(0, min(HEADER.size, reader.size))])[0], uri=uri)
         if reader.size != header.file_bytes:
             raise FormatError(f"{uri}: {reader.size} bytes, its header needs {header.file_bytes}")

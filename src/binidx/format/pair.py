@@ -85,7 +85,7 @@ def open_index(
 ) -> SequenceIndex:
     """The checked index of a prefix alone: mapped when it is local, fetched whole and at once when it is not."""
     uri = get_idx_path(os.fspath(path_prefix))
-    reader = open_object(uri, storage_options=storage_options, mmap=mmap, cache=False)
+    reader = open_object(uri, storage_options=storage_options, mmap=mmap, cache="disk")
     return parse_index(read_whole(reader), uri=uri, multimodal=multimodal)
 
 
@@ -101,7 +101,7 @@ def _open_once(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | Non
     local = filesystem.local_path(uri)
     # The path's own stat, not the reader's: the inode tells files apart whose times are equal.
     before: Any = None if local is None else _stat(local)
-    idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache=False)
+    idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache="disk")
     if local is None:
         before = identity_of(idx_reader)
     try:

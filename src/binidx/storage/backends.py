@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from binidx.storage import filesystem
 from binidx.storage.checked_object import CheckedObject
@@ -25,6 +25,9 @@ from binidx.storage.ranges import RangeReader
 from binidx.storage.segments import CODECS, SegmentedObject, codec_of
 from binidx.storage.settings import ReadSettings
 
+Keep = bool | Literal["disk"] | None
+"""See `open_object`."""
+
 SEGMENTS = ChunkStore(64 << 20)
 """Decoded segments of all large objects. Neighbouring samples find theirs here; shuffled ones hardly ever, and in STORE
 they would push out what small objects have there: 130 samples/s of 8 segments fill its 256 MiB in 4 s."""
@@ -35,7 +38,7 @@ def open_object(
     *,
     storage_options: Mapping[str, Any] | None = None,
     mmap: bool = True,
-    cache: bool | None = None,
+    cache: Keep = None,
     codec: str | None = None,
 ) -> RangeReader:
     """The bytes of the object under a URI or path.
@@ -44,8 +47,10 @@ def open_object(
         uri: a path, file://, or anything fsspec opens.
         storage_options: fsspec's own, for all but local files.
         mmap: map local files; else they are read through fsspec like any other store.
-        cache: put a ChunkCache over what is remote; by default over objects small enough to stay in it. The shuffled
-            samples of a larger one do not meet a chunk again in time, and 64 KiB chunks moved 37 times their bytes.
+        cache: where what is remote is kept. By default in the cache_dir of the settings if there is one, else in a
+            ChunkCache if it is small enough to stay there: the shuffled samples of a larger one do not meet a chunk
+            again in time, and 64 KiB chunks moved 37 times their bytes. True: in a ChunkCache if not in a cache_dir.
+            "disk": there or nowhere, for what is read whole. False: nowhere, for what must come from the store itself.
         codec: how it is stored; by default as its name tells: the plain bytes of a .bin.zst are given. "raw" gives
             those that lie there.
 
@@ -69,7 +74,7 @@ def open_stored(
 
 
 def layered(
-    stored: RangeReader, *, sums: RangeReader | None = None, codec: str = "raw", cache: bool | None = None
+    stored: RangeReader, *, sums: RangeReader | None = None, codec: str = "raw", cache: Keep = None
 ) -> RangeReader:
     """Checked, decoded, kept: what belongs over a stored object.
 
@@ -78,12 +83,13 @@ def layered(
     """
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums))
     local = filesystem.local_path(stored.uri) is not None
-    on_disk = reader if local else with_disk_cache(reader, ReadSettings.of(getattr(stored, "storage_options", None)))
-    if on_disk is not reader:
-        return on_disk
-    if not local and (cache or (cache is None and reader.size <= STORE.largest)):
+    if cache is not False and not local:
+        on_disk = with_disk_cache(reader, ReadSettings.of(getattr(stored, "storage_options", None)))
+        if on_disk is not reader:
+            return on_disk
+    if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
         return ChunkCache(reader)
-    if cache is not False and isinstance(reader, SegmentedObject):
+    if cache in (None, True) and isinstance(reader, SegmentedObject):
         # Whole segments, but no more than the store would keep: frames of other writers may have 1 GiB.
         return ChunkCache(reader, chunk_bytes=max(1, min(reader.segment_bytes, SEGMENTS.largest)), store=SEGMENTS)
     return reader

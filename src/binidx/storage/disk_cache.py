@@ -40,6 +40,9 @@ ROUND_BYTES = 64 << 20
 PATIENCE_SECONDS = 120.0
 """So long another process may take to fetch a chunk, before it is fetched here, too."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
+READ_WHOLE = (".idx", ".npy")
+"""Arrays that are looked at for as long as a run lasts: one block each, so that they are views of one map, shared by
+all processes of the node, and not copied into the memory of each."""
 MARKS = ("etag", "generation", "version", "mtime")
 """Without one of these nobody could tell a new content from an old one of the same size."""
 
@@ -216,9 +219,11 @@ def with_disk_cache(reader: RangeReader, settings: ReadSettings) -> RangeReader:
         return reader
     if "://" in settings.cache_dir:
         raise ConfigError(f"cache_dir: found {settings.cache_dir}, needs a directory of this machine")
+    chunk_bytes = settings.cache_chunk_bytes or CHUNK_BYTES
+    one_block = max(1, -(-reader.size // chunk_bytes)) * chunk_bytes if reader.uri.endswith(READ_WHOLE) else None
     try:
         return DiskCache(
-            reader, settings.cache_dir, settings.cache_bytes, chunk_bytes=settings.cache_chunk_bytes or CHUNK_BYTES
+            reader, settings.cache_dir, settings.cache_bytes, chunk_bytes=chunk_bytes, block_bytes=one_block
         )
     except UncacheableError as error:
         logger.info("%s", error)

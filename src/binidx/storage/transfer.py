@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from binidx.storage.disk_cache import DiskCache
 from binidx.storage.fsspec_object import MAX_REQUEST
 from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import RangeReader, cut
@@ -19,8 +20,8 @@ def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]
 
 
 def read_whole(reader: RangeReader) -> memoryview:
-    """All bytes of an object: a view of the map when it is a local file, else of one buffer filled part by part."""
-    if isinstance(reader, LocalFile):
+    """All bytes of an object: a view of the map when it lies on a disk, else of one buffer filled part by part."""
+    if isinstance(reader, (LocalFile, DiskCache)):
         return reader.read([(0, reader.size)])[0]
     buffer, filled = memoryview(bytearray(reader.size)), 0
     for part in stream(reader):
