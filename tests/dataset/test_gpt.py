@@ -12,6 +12,7 @@ from cases import TOKENIZER, Tokenizer, assert_same_sample, random_lengths, writ
 from oracle import megatron
 
 import binidx
+from binidx.dataset import gpt
 from binidx.dataset.split import split_indices
 from binidx.errors import IndexBuildError
 
@@ -127,7 +128,10 @@ def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> Non
 
 
 @pytest.mark.parametrize("option", ["add_extra_token_to_sequence", "drop_last_partial_validation_sequence"])
-def test_options_that_megatrons_hash_forgets_do_not_share_an_index(prefix: str, option: str) -> None:
+def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
+    prefix: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpt, "SMALL", 0)
     cache = f"memory://forgotten/{option}"
     for value in (True, False, True):
         shared, own = (
@@ -137,7 +141,8 @@ def test_options_that_megatrons_hash_forgets_do_not_share_an_index(prefix: str, 
         np.testing.assert_array_equal(shared.sample_index, own.sample_index)
 
 
-def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str) -> None:
+def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt, "SMALL", 0)
     config = gpt_config(prefix, "memory://other-indices")
     low_level = binidx.IndexedDataset(prefix)
     for half in (range(50), range(50, 100)):
@@ -203,3 +208,18 @@ def test_megatrons_float32_count_is_wrong_where_ours_is_exact() -> None:
     tokens, length = 3 * 10**9, 17
     assert count_samples(tokens, length, add_extra_token=True, drop_last_partial=False) == -(-(tokens - 1) // length)
     assert int(np.ceil(np.float32(tokens - 1) / length)) != -(-(tokens - 1) // length)
+
+
+@pytest.mark.parametrize(("num_documents", "cached"), [(100, False), (gpt.SMALL, True)])
+def test_an_index_that_is_built_sooner_than_fetched_has_no_cache(
+    tmp_path: Path, num_documents: int, cached: bool
+) -> None:
+    with binidx.IndexedDatasetBuilder(f"{tmp_path}/en.bin", dtype=np.uint16) as builder:
+        builder.add_document(np.ones(num_documents, np.uint16), [1] * num_documents)
+        builder.finalize(f"{tmp_path}/en.idx")
+    config = gpt_config(f"{tmp_path}/en", f"{tmp_path}/cache", sequence_length=8)
+    for _ in range(2):
+        dataset = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [None, 0, 0], lambda: True, config).build()[0]
+        assert isinstance(dataset, binidx.GPTDataset)
+        assert len(dataset) == (num_documents - 1) // 8
+    assert (tmp_path / "cache").exists() == cached

@@ -12,6 +12,7 @@ from oracle import megatron
 
 from binidx import native
 from binidx.errors import IndexBuildError
+from binidx.index import document_sample as index_of_both
 from binidx.index.document import build_document_index
 from binidx.index.document_sample import build_document_and_sample_index, empty_indices
 from binidx.index.epochs import EpochPlan, plan_epochs
@@ -51,7 +52,7 @@ def test_equals_the_two_functions_and_megatron(extra: bool, drop: bool) -> None:
     for seed in range(1000):
         lengths, documents, plan, length = random_case(rng, extra, drop)
         ours, apart, theirs = RandomState(seed), RandomState(seed), np.random.RandomState(seed)
-        found = build_document_and_sample_index(lengths, documents, plan, ours, length, **options)
+        found = build_document_and_sample_index(lengths, documents, plan, ours, length, add_extra_token=extra)
         needed = one_by_one(lengths, documents, plan, apart, length, **options)
         for array, needed_array in zip(found, needed, strict=True):
             assert array.dtype == needed_array.dtype
@@ -69,7 +70,7 @@ def test_equals_the_two_functions_and_megatron(extra: bool, drop: bool) -> None:
 def test_no_documents_are_one_row() -> None:
     nothing = np.empty(0, np.int32)
     plan = plan_epochs(0, 4, None, add_extra_token=True, drop_last_partial=False)
-    index, rows = build_document_and_sample_index(nothing, nothing, plan, RandomState(0), 4, drop_last_partial=False)
+    index, rows = build_document_and_sample_index(nothing, nothing, plan, RandomState(0), 4)
     assert index.shape == (0,)
     assert rows.tolist() == [[0, 0]]
 
@@ -99,8 +100,8 @@ def test_wide_rows_are_the_same_numbers() -> None:
         assert (rows[0] == build_sample_index(lengths, samples.documents, 7, 3 * tokens, add_extra_token=False)).all()
 
 
-def test_more_documents_than_32_bits_count_take_the_two_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "MOST_RECORDS", 999)
+def test_too_many_documents_for_records_take_the_two_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_of_both, "MOST_RECORDS", 999)
     lengths, documents = np.arange(1, 501, dtype=np.int32), np.arange(500, dtype=np.int32)
     for epochs, asked in ((2, 2000), (3, 4200)):
         plan = plan_epochs(int(lengths.sum()), 64, asked, add_extra_token=True, drop_last_partial=True)
@@ -123,7 +124,7 @@ def test_out_may_lie_in_npy_files(tmp_path: Path) -> None:
     needed = build_document_and_sample_index(lengths, documents, plan, RandomState(3), 64)
     out = tuple(
         np.lib.format.open_memmap(tmp_path / f"{n}.npy", "w+", array.dtype, array.shape)
-        for n, array in enumerate(empty_indices(300, plan.num_epochs, plan.num_samples))
+        for n, array in enumerate(empty_indices(300, plan))
     )
     found: Any = build_document_and_sample_index(lengths, documents, plan, RandomState(3), 64, out=out)  # type: ignore[arg-type]
     assert all(array is given for array, given in zip(found, out, strict=True))

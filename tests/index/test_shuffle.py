@@ -11,7 +11,8 @@ from oracle import megatron
 
 from binidx.errors import IndexBuildError
 from binidx.index.document import build_document_index
-from binidx.index.shuffle import STRETCH, build_shuffle_index, shuffle_dtype
+from binidx.index.documents import WINDOW
+from binidx.index.shuffle import build_shuffle_index, shuffle_dtype
 from binidx.native import RandomState
 
 
@@ -58,7 +59,7 @@ def test_nothing_larger_than_the_index_is_made() -> None:
     index = build_shuffle_index(900_000, 1_000_000, RandomState(1))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < index.nbytes + 20 * STRETCH
+    assert peak < index.nbytes + 20 * WINDOW
 
 
 def test_refuses_a_place_of_another_dtype() -> None:

@@ -15,6 +15,7 @@ from binidx.dataset.split import normalize
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
+from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
@@ -102,19 +103,25 @@ class BlendedDataset:
 
     def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         if self.config.path_to_cache is None:
-            arrays = self._build()
+            self._build(building := Building())
+            arrays = building.arrays
         else:
             name = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
             cache = IndexCache(self.config.path_to_cache, name, self.config.storage_options)
             arrays = cache.load_or_build(self.unique_description, {}, ARRAYS, self._build)
         return arrays["dataset_index"], arrays["dataset_sample_index"]
 
-    def _build(self) -> dict[str, NDArray[Any]]:
-        if self.size is None:
-            indices = build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64))
-        else:
-            indices = build_blend_index(np.asarray(self.weights, dtype=np.float64), self.size)
-        return dict(zip(ARRAYS, indices, strict=True))
+    def _build(self, building: Building) -> None:
+        size = sum(map(int, self.weights)) if self.size is None else self.size
+        with (
+            building.array("dataset_index", (size,), np.int16) as datasets,
+            building.array("dataset_sample_index", (size,), np.int64) as samples,
+        ):
+            out, threads = (datasets, samples), self.config.num_dataset_builder_threads
+            if self.size is None:
+                build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
+            else:
+                build_blend_index(np.asarray(self.weights, np.float64), size, num_threads=threads, out=out)
 
     def _check_sizes(self) -> None:
         served = np.bincount(self.dataset_index, minlength=len(self.datasets)).tolist()

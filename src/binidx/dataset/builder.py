@@ -13,6 +13,7 @@ from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.errors import ConfigError
+from binidx.index.budget import Budget
 
 Sizes = Sequence[int | None]
 TopLevelDataset = BlendedDataset | MegatronDataset
@@ -101,8 +102,14 @@ class BlendedMegatronDatasetBuilder:
     ) -> list[list[MegatronDataset | None]]:
         """Per prefix, its splits; several prefixes at the same time."""
         asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
+        budget = Budget(self.config.num_dataset_builder_threads)
+
+        def build(prefix: str, sizes: Sizes) -> list[MegatronDataset | None]:
+            with budget.worker():
+                return self._build_prefix(prefix, matrix, sizes)
+
         with ThreadPoolExecutor(self.config.num_dataset_builder_threads, "binidx-build") as threads:
-            return list(threads.map(self._build_prefix, prefixes, [matrix] * len(prefixes), asked))
+            return list(threads.map(build, prefixes, asked))
 
     def _build_prefix(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
         low_level = self.cls.build_low_level_dataset(prefix, self.config)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from binidx import native
 from binidx.errors import IndexBuildError
+from binidx.index.document import out_or_empty
 
 MAX_DATASETS = 2**15 - 2
 """Megatron Core asks for fewer than 32767."""
@@ -16,13 +17,16 @@ MAX_DATASETS = 2**15 - 2
 BlendIndex = tuple[NDArray[np.int16], NDArray[np.int64]]
 
 
-def build_blend_index(weights: Sequence[float] | NDArray[np.float64], size: int, *, num_threads: int = 1) -> BlendIndex:
+def build_blend_index(
+    weights: Sequence[float] | NDArray[np.float64], size: int, *, num_threads: int = 1, out: BlendIndex | None = None
+) -> BlendIndex:
     """`size` samples, each from the dataset that is furthest behind its share; a tie goes to the lowest number.
 
     Args:
         weights: share of each dataset, shape (num_datasets,), used as given: normalise them before.
         size: samples in all.
         num_threads: how many threads draw; the rows are the same for any number.
+        out: where both go, contiguous, of their shapes and dtypes; new arrays by default.
 
     Returns:
         dataset_index and dataset_sample_index, both of shape (size,).
@@ -36,17 +40,20 @@ def build_blend_index(weights: Sequence[float] | NDArray[np.float64], size: int,
     _check_datasets(shares, size)
     if not (np.isfinite(shares) & (shares > 0)).all():
         raise IndexBuildError(f"blend: weights {shares.tolist()}, needs each above 0 and finite")
-    index = _empty_index(size)
+    index = _checked_index(out, size)
     native.blend_weighted(shares, *index, num_threads=num_threads)
     return index
 
 
-def build_exhaustive_blend_index(sizes: Sequence[int] | NDArray[np.int64], *, num_threads: int = 1) -> BlendIndex:
+def build_exhaustive_blend_index(
+    sizes: Sequence[int] | NDArray[np.int64], *, num_threads: int = 1, out: BlendIndex | None = None
+) -> BlendIndex:
     """Every sample of every dataset, spread in proportion: the rule of `build_blend_index` among those not yet spent.
 
     Args:
         sizes: samples of each dataset, shape (num_datasets,); 0 is a dataset that is never drawn from.
         num_threads: how many threads draw; the rows are the same for any number.
+        out: where both go, contiguous, of their shapes and dtypes; new arrays by default.
 
     Returns:
         dataset_index and dataset_sample_index, both of shape (sum of sizes,).
@@ -60,7 +67,7 @@ def build_exhaustive_blend_index(sizes: Sequence[int] | NDArray[np.int64], *, nu
     _check_datasets(counts, total := sum(map(int, sizes)))
     if (counts < 0).any():
         raise IndexBuildError(f"blend: sizes {counts.tolist()}, needs each 0 or more")
-    index = _empty_index(total)
+    index = _checked_index(out, total)
     native.blend_exhaustive(counts, *index, num_threads=num_threads)
     return index
 
@@ -72,5 +79,6 @@ def _check_datasets(datasets: NDArray[np.float64] | NDArray[np.int64], size: int
         raise IndexBuildError(f"blend: {size} samples, needs 0 to {native.MAX_COUNT}")
 
 
-def _empty_index(size: int) -> BlendIndex:
-    return np.empty(size, np.int16), np.empty(size, np.int64)
+def _checked_index(out: BlendIndex | None, size: int) -> BlendIndex:
+    datasets, samples = out or (None, None)
+    return out_or_empty(datasets, size, np.int16), out_or_empty(samples, size, np.int64)

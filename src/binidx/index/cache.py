@@ -2,33 +2,31 @@
 
     {directory}/{hash}-GPTDataset-train-description.txt       what Megatron hashes; for people
     {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
-    {directory}/{hash}-GPTDataset-train-binidx.json           last: our fingerprint, size and CRC-32 of each file
+    {directory}/{hash}-GPTDataset-train-binidx.json           last: our fingerprint, size and XXH3 of each file
 
 Megatron's hash forgets the content of the data and two options; the fingerprint remembers them. An array is served only
-under a marker with the fingerprint asked for and a checksum that its bytes meet, so racing builders, kills and stale
-data cost a rebuild and never a wrong order.
+under a marker with the fingerprint asked for and a checksum that its bytes meet, so racing builders, kills, lost power
+and stale data cost a rebuild and never a wrong order. (So nothing is synced to the disk either.)
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from binidx.storage.backends import open_object
-from binidx.storage.publish import Writer, create_object, join_uri
+from binidx.index.building import Arrays, Build, Building
+from binidx.index.npy import parse_npy
+from binidx.storage.backends import Keep, open_object
+from binidx.storage.publish import create_object, join_uri
 
-ALGORITHM = 1
-"""Grows when the same arguments would give other arrays."""
-
-Arrays = dict[str, NDArray[Any]]
+ALGORITHM = 2
+"""Grows when the same arguments would give other arrays, or the marker another form."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,25 +46,33 @@ class IndexCache:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def load_or_build(
-        self,
-        description: str,
-        fingerprint: Mapping[str, Any],
-        names: Sequence[str],
-        build: Callable[[], Arrays],
+        self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str], build: Build
     ) -> Arrays:
-        """The cached arrays where they are whole and right, else the built ones, which are then published.
+        """The cached arrays where they are whole and right, else the built ones, published while they are built.
 
-        A store that cannot be written to costs a warning in the log: the arrays are right without it.
+        A store that cannot be written to, or is full, costs a warning in the log: the arrays are right without it.
+
+        Memory: what `build` takes; see `index.building` for the arrays themselves. Loaded from a local disk, or built
+        for one, they are page cache; from elsewhere they are anonymous memory.
         """
         wanted = {"algorithm": ALGORITHM, **fingerprint}
-        arrays = self.load(wanted, names)
-        if arrays is None:
-            arrays = build()
+        return self.load(wanted, names) or self.build(description, wanted, build)
+
+    def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> Arrays:
+        """Build the arrays into their files, then write the marker that makes them count."""
+        building = Building(lambda name: self._uri(f"{name}.npy"), self.storage_options)
+        build(building)
+        failure = building.failure
+        if failure is None:
             try:
-                self.publish(description, wanted, arrays)
+                self._write("description.txt", description.encode())
+                marker = {"fingerprint": fingerprint, "arrays": building.marks}
+                self._write("binidx.json", json.dumps(marker, indent=1).encode())
             except (OSError, NotImplementedError) as error:
-                logger.warning("%s: index not cached, every start builds it again: %s", self.directory, error)
-        return arrays
+                failure = error
+        if failure is not None:
+            logger.warning("%s: index not cached, every start builds it again: %s", self.directory, failure)
+        return building.arrays
 
     def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
         """The arrays, or None where there is no marker, another fingerprint, or an array that is not what it marks."""
@@ -83,52 +89,20 @@ class IndexCache:
             logger.warning("%s: unusable, rebuilding: %s", self._uri("binidx.json"), error)
             return None
 
-    def publish(self, description: str, fingerprint: Mapping[str, Any], arrays: Arrays) -> None:
-        """Write the arrays, then the marker that makes them count."""
-        self._write("description.txt", description.encode())
-        marks = {}
-        for name, array in arrays.items():
-            with create_object(self._uri(f"{name}.npy"), self.storage_options) as out:
-                counted = Counted(out)
-                np.lib.format.write_array(counted, array, allow_pickle=False)
-            marks[name] = {"bytes": counted.bytes, "crc32": counted.crc32}
-        self._write("binidx.json", json.dumps({"fingerprint": fingerprint, "arrays": marks}, indent=1).encode())
-
     def _uri(self, suffix: str) -> str:
         return join_uri(self.directory, f"{self.name}-{suffix}")
 
     def _read(self, suffix: str) -> memoryview[int]:
-        reader = open_object(self._uri(suffix), storage_options=self.storage_options, cache=False)
+        cache: Keep = "disk" if suffix.endswith(".npy") else False
+        reader = open_object(self._uri(suffix), storage_options=self.storage_options, cache=cache)
         return reader.read([(0, reader.size)])[0]
 
     def _write(self, suffix: str, data: bytes) -> None:
-        with create_object(self._uri(suffix), self.storage_options) as out:
+        with create_object(self._uri(suffix), self.storage_options, durable=False) as out:
             out.write(data)
 
-    def _load_array(self, name: str, mark: Mapping[str, int]) -> NDArray[Any]:
+    def _load_array(self, name: str, mark: Mapping[str, Any]) -> NDArray[Any]:
         content = self._read(f"{name}.npy")
-        if len(content) != mark["bytes"] or zlib.crc32(content) != mark["crc32"]:
+        if len(content) != mark["bytes"] or xxhash.xxh3_64_hexdigest(content) != mark["xxh3_64"]:
             raise ValueError(f"{name}.npy is not the array that was marked")
         return parse_npy(content)
-
-
-class Counted:
-    """A writer that counts and sums what passes: the header too, since one bit of it turns the array's bytes round."""
-
-    def __init__(self, out: Writer) -> None:
-        self.out, self.bytes, self.crc32 = out, 0, 0
-
-    def write(self, data: bytes) -> int:
-        self.bytes += len(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
-        return self.out.write(data)
-
-
-def parse_npy(buffer: memoryview[int]) -> NDArray[Any]:
-    """The array in the bytes of a `.npy` file, without a copy. Raises ValueError where they are none."""
-    header = io.BytesIO(bytes(buffer[:4096]))
-    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, fortran_order, dtype = read_header[np.lib.format.read_magic(header)](header)
-    if fortran_order:
-        raise ValueError("a .npy in Fortran order, which we never write")
-    return np.frombuffer(buffer, dtype, offset=header.tell()).reshape(shape)

@@ -8,16 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
+from binidx.index.documents import Documents, check_documents, fill
 from binidx.native import RandomState
 
 
 def build_document_index(
-    documents: NDArray[np.int32],
+    documents: Documents,
     num_epochs: int,
     rng: RandomState,
     separate_final_epoch: bool,
     *,
     out: NDArray[np.int32] | None = None,
+    threads: int = 1,
 ) -> NDArray[np.int32]:
     """`documents` once an epoch, all epochs shuffled together; a separate final one is shuffled for itself, behind.
 
@@ -25,11 +27,12 @@ def build_document_index(
     made. NumPy asks for huge pages for a new one; where `out` lies in a mapped file it is page cache.
 
     Args:
-        documents: numbers of the exposed sequences, shape (num_documents,); any integers that int32 holds.
+        documents: numbers of the exposed sequences, shape (num_documents,); any integers that int32 holds, or a range.
         num_epochs: at least 1.
         rng: draws one shuffle, or two when the final epoch is separate and not the only one.
         separate_final_epoch: keep the last epoch behind the others.
         out: where the index goes, contiguous int32 of its shape; a new array by default.
+        threads: so many put the numbers there; one shuffles them.
 
     Returns:
         Shape (num_epochs * num_documents,): sequence numbers.
@@ -41,9 +44,10 @@ def build_document_index(
     """
     if num_epochs < 1:
         raise IndexBuildError(f"document index: {num_epochs} epochs, needs at least 1")
-    _check_int32(documents)
+    check_documents(documents)
     index = out_or_empty(out, num_epochs * len(documents), np.int32)
-    index.reshape(num_epochs, -1)[:] = documents
+    for epoch in index.reshape(num_epochs, -1):
+        fill(epoch, documents, threads)
     last = len(documents) if separate_final_epoch and num_epochs > 1 else 0
     rng.shuffle(index[: len(index) - last])
     rng.shuffle(index[len(index) - last :])
@@ -57,18 +61,3 @@ def out_or_empty(out: NDArray[Any] | None, size: int, dtype: type[np.generic]) -
     if out.shape != (size,) or out.dtype != dtype or not out.flags.c_contiguous:
         raise IndexBuildError(f"out: shape {out.shape} of {out.dtype}, needs contiguous ({size},) of {np.dtype(dtype)}")
     return out
-
-
-def _check_int32(documents: NDArray[Any]) -> None:
-    """Raise unless all are sequence numbers that int32 holds."""
-    if documents.ndim != 1 or documents.dtype.kind not in "iu":
-        raise IndexBuildError(f"documents: {documents.ndim}-D {documents.dtype}, needs 1-D integers")
-    low, high = (int(documents.min()), int(documents.max())) if len(documents) else (0, 0)
-    if low < 0 or high > np.iinfo(np.int32).max:
-        raise IndexBuildError(f"documents: numbers from {low} to {high}, needs 0 to {np.iinfo(np.int32).max}")
-
-
-def _as_int32(documents: NDArray[Any]) -> NDArray[np.int32]:
-    """The same numbers as int32, if they are sequence numbers that it holds."""
-    _check_int32(documents)
-    return documents.astype(np.int32, copy=False)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from binidx import native
 from binidx.errors import IndexBuildError
+from binidx.index.documents import Documents, check_documents, in_threads, window, windows
 
 INT32_MAX = 2**31 - 1
 
@@ -25,13 +26,18 @@ def count_samples(num_tokens: int, sequence_length: int, *, add_extra_token: boo
     return tokens // sequence_length if drop_last_partial else -(-tokens // sequence_length)
 
 
-def count_tokens(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32]) -> int:
+def count_tokens(sequence_lengths: NDArray[np.int32], documents: Documents, *, threads: int = 1) -> int:
     """Tokens of these documents: `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without the copy.
 
     Raises:
         IndexBuildError: documents names a sequence there is not, or one with a length below 0.
     """
-    return native.token_sum(sequence_lengths, np.ascontiguousarray(documents))
+
+    def tokens(first: int) -> int:
+        return native.token_sum(sequence_lengths, window(documents, first), first)
+
+    check_documents(documents, signs=False)
+    return sum(in_threads(tokens, windows(len(documents)), threads))
 
 
 def row_dtype(num_documents: int) -> type[np.int32] | type[np.int64]:

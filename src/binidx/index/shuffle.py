@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
 from binidx.index.document import out_or_empty
+from binidx.index.documents import fill
 from binidx.native import RandomState
-
-STRETCH = 1 << 16
 
 
 def build_shuffle_index(
-    num_samples: int, total_size: int, rng: RandomState, *, out: NDArray[Any] | None = None
+    num_samples: int, total_size: int, rng: RandomState, *, out: NDArray[Any] | None = None, threads: int = 1
 ) -> NDArray[np.uint32] | NDArray[np.int64]:
     """The numbers 0 to total_size, the first `num_samples` and the rest each shuffled among themselves.
 
@@ -27,6 +26,7 @@ def build_shuffle_index(
         total_size: all samples.
         rng: the one that shuffled the document index.
         out: where the index goes, contiguous, of its shape and `shuffle_dtype`; a new array by default.
+        threads: so many put the numbers there; one shuffles them.
 
     Returns:
         Shape (total_size,): uint32, or int64 from 2**32 - 2 samples on.
@@ -39,9 +39,7 @@ def build_shuffle_index(
     if not 0 <= num_samples <= total_size:
         raise IndexBuildError(f"shuffle index: {num_samples} of {total_size} samples, needs 0 to all of them")
     index = out_or_empty(out, total_size, shuffle_dtype(total_size))
-    for first in range(0, total_size, STRETCH):
-        stretch = index[first : first + STRETCH]
-        stretch[:] = np.arange(first, first + len(stretch))
+    fill(index, range(total_size), threads)
     rng.shuffle(index[:num_samples])
     rng.shuffle(index[num_samples:])
     return index

@@ -19,7 +19,10 @@ WINDOW = 2**18
 
 
 class Samples:
-    """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments."""
+    """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments.
+
+    Errors name the documents as `subject`, counted from `first`.
+    """
 
     def __init__(
         self,
@@ -31,10 +34,11 @@ class Samples:
         *,
         add_extra_token: bool = False,
         subject: str = "document_index",
+        first: int = 0,
     ) -> None:
         if document_index.ndim != 1:
             raise TypeError(f"{subject}: {document_index.ndim}-D, needs 1-D")
-        self.lengths, self.documents, self.subject = sequence_lengths, document_index, subject
+        self.lengths, self.documents, self.subject, self.first = sequence_lengths, document_index, subject, first
         self._borrowed = pointer(sequence_lengths, np.int32), items(document_index, np.int32)
         self.c = samples = ffi.new("binidx_samples *")
         samples.sequence_lengths, samples.document_index = self._borrowed
@@ -50,7 +54,8 @@ class Samples:
             raise self.wrong_tokens(found)
         document = self.documents[found]
         if code == lib.BINIDX_BAD_DOCUMENT:
-            raise IndexBuildError(f"{self.subject}[{found}]: {document}, needs 0 <= sequence < {len(self.lengths)}")
+            subject = f"{self.subject}[{self.first + found}]"
+            raise IndexBuildError(f"{subject}: {document}, needs 0 <= sequence < {len(self.lengths)}")
         assert code == lib.BINIDX_BAD_LENGTH
         raise IndexBuildError(f"sequence_lengths[{document}]: {self.lengths[document]}, needs 0 or more tokens")
 
@@ -101,20 +106,23 @@ def sample_index(
         len(rows) - 1,
         add_extra_token=add_extra_token,
     )
-    if count("threads", threads, 1) > 1:
-        _fill_in_parts(samples, rows, threads)
-    else:
-        fill_rows(samples, rows)
+    fill_rows(samples, rows, threads)
 
 
-def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32]) -> int:
-    """`int(np.sum(sequence_lengths[documents], dtype=np.int64))` without the copy; errors as of `sample_index`."""
-    samples = Samples(sequence_lengths, documents, subject="documents")
+def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
+    """`int(np.sum(sequence_lengths[documents], dtype=np.int64))` without the copy; errors as of `sample_index`.
+
+    `first` is the number of documents[0] among all, for the errors.
+    """
+    samples = Samples(sequence_lengths, documents, subject="documents", first=first)
     return _gather(samples, 0, len(documents), ffi.NULL)
 
 
-def fill_rows(samples: Samples, rows: NDArray[Any]) -> None:
+def fill_rows(samples: Samples, rows: NDArray[Any], threads: int = 1) -> None:
     """All rows at once; there are as many as `samples` says."""
+    if count("threads", threads, 1) > 1 and len(samples.documents) > WINDOW:
+        _fill_in_parts(samples, rows, threads)
+        return
     build = lib.binidx_sample_index_4 if rows.itemsize == 4 else lib.binidx_sample_index_8
     found = ffi.new("int64_t *")
     samples.check(build(samples.c, items(rows, rows.dtype, write=True), found), found[0])

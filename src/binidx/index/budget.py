@@ -1,0 +1,61 @@
+"""Threads of a build: one number for all that is built at the same time, so that parts of parts do not multiply it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+_current: ContextVar[Budget | None] = ContextVar("budget", default=None)
+
+
+class Budget:
+    """So many threads to work with. Whoever works has one; whoever can use more takes those that are idle.
+
+    With 1,000 prefixes each is built by one thread; when the last and largest is alone, it gets all.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._idle, self._lock = threads, threading.Lock()
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[None]:
+        """The block is work of one thread, out of this budget."""
+        taken = self._take(1)
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            self._give(taken)
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[int]:
+        """How many threads the block may use: this one and all that are idle now."""
+        taken = self._take(None)
+        try:
+            yield 1 + taken
+        finally:
+            self._give(taken)
+
+    def _take(self, wanted: int | None) -> int:
+        with self._lock:
+            taken = self._idle if wanted is None else min(wanted, self._idle)
+            self._idle -= taken
+            return taken
+
+    def _give(self, taken: int) -> None:
+        with self._lock:
+            self._idle += taken
+
+
+@contextlib.contextmanager
+def threads_here(threads: int) -> Iterator[int]:
+    """How many threads the block may use: those of the budget it is worker of, else `threads`."""
+    budget = _current.get()
+    if budget is None:
+        yield threads
+    else:
+        with budget.rest() as found:
+            yield found
