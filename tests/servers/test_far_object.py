@@ -1,0 +1,29 @@
+"""The server of the sweep: the bytes of a file by ranges, no earlier than asked, many at once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from servers.far_object import far_object
+
+from binidx.storage.backends import open_object
+
+DATA = bytes(range(256)) * 1024
+DELAY_MS = 50
+
+
+def test_ranges_come_from_afar_and_at_once(tmp_path: Path) -> None:
+    (tmp_path / "object").write_bytes(DATA)
+    ranges = [(start, start + 1000) for start in range(0, 200_000, 10_000)]
+    settings = {"max_gap": 0, "concurrency": len(ranges)}
+    with far_object(tmp_path / "object", delay_ms=DELAY_MS) as endpoint:
+        options = {"endpoint_url": endpoint, "key": "any", "secret": "any", "binidx": settings}
+        reader = open_object("s3://any/object", storage_options=options, cache=False)
+        assert reader.size == len(DATA)
+        reader.read(ranges)
+        began = time.perf_counter()
+        views = reader.read(ranges)
+        elapsed = time.perf_counter() - began
+    assert [bytes(view) for view in views] == [DATA[start:stop] for start, stop in ranges]
+    assert DELAY_MS / 1e3 <= elapsed < len(ranges) / 2 * DELAY_MS / 1e3
