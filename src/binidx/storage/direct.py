@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,11 @@ from binidx.storage.scheduler import Fetch
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 240
-"""Drivers renew credentials five minutes and more before they end: what is signed now is good for so long at least."""
+"""Drivers renew credentials five minutes and more before they end: what is signed now is good for so long at least.
+What was left to the driver is tried again as late."""
+
+OF_THE_OBJECT = {404, 412, 416}
+"""Statuses that tell of the object, not of who asks and how."""
 
 
 @dataclass(frozen=True)
@@ -79,41 +84,45 @@ class DirectRequests:
         self._address: Address | None = None
         self._found_at = 0.0
         self._finding = asyncio.Lock()
-        self.given_up = False
+        self._by_driver_until = 0.0
 
     async def fetch(self, start: int, stop: int) -> bytes:
-        if self.given_up or (address := await self._current()) is None:
+        if (address := await self._current()) is None:
             return await self._driver(start, stop)
         answer = await ask(self._opened.uri, address, start, stop)
-        if isinstance(answer, int) and answer in (401, 403):
-            address = await self._renewed(address)
-            answer = await ask(self._opened.uri, address, start, stop) if address else answer
+        if isinstance(answer, int) and answer not in OF_THE_OBJECT and (newer := await self._renewed(address)):
+            answer = await ask(self._opened.uri, newer, start, stop)
         if isinstance(answer, bytes):
             return answer
         found = await self._driver(start, stop)
-        if answer not in (404, 412, 416):
+        if answer not in OF_THE_OBJECT:
             self._leave_it(f"status {answer} where the driver has none")
         return found
 
+    @property
+    def by_driver(self) -> bool:
+        """Whether its requests are left to the driver, for now."""
+        return time.monotonic() < self._by_driver_until
+
     async def _current(self) -> Address | None:
-        if self._address is None or asyncio.get_running_loop().time() > self._found_at + RENEW_SECONDS:
-            return await self._renewed(self._address)
-        return self._address
+        if self._address is not None and time.monotonic() < self._found_at + RENEW_SECONDS:
+            return self._address
+        return await self._renewed(self._address)
 
     async def _renewed(self, old: Address | None) -> Address | None:
         """A new address, unless another request has got one meanwhile."""
         async with self._finding:
-            if self._address is old and not self.given_up:
+            if self._address is old and not self.by_driver:
                 try:
                     self._address = await self._address_of(self._fs, self._opened)
-                    self._found_at = asyncio.get_running_loop().time()
+                    self._found_at = time.monotonic()
                 except Exception as error:
                     # Whatever it is, the driver meets it too if it matters, and tells it in its own words.
                     self._leave_it(filesystem.text(error))
             return self._address
 
     def _leave_it(self, reason: str) -> None:
-        self.given_up, self._address = True, None
+        self._by_driver_until, self._address = time.monotonic() + RENEW_SECONDS, None
         log.debug("%s: left to its driver: %s", self._opened.uri, reason)
 
 

@@ -1,7 +1,7 @@
 """When a request is late: much later than its like. What is late may be asked a second time, within a budget.
 
-A request is late after max(0.5 s, 4 x the median of the last 64 answers of its size). 5 % more requests, at most, are
-the price, so a store that is slow as a whole is not asked twice as much because of it.
+A request is late after max(0.5 s, 4 x the median of the last 64 answers of its store and size). 5 % more requests, at
+most, are the price, so a store that is slow as a whole is not asked twice as much because of it.
 
 Source: Dean and Barroso, The Tail at Scale, 2013.
 """
@@ -24,7 +24,7 @@ class Lateness:
     ENOUGH = 8
     """Answers that a median is taken of, at most and at least."""
 
-    UNKNOWN = 2.0
+    UNKNOWN = 5.0
     """Seconds: late, while there are too few answers to tell."""
 
     STANDING = 10.0
@@ -34,19 +34,19 @@ class Lateness:
     """Second requests for each answer; the most saved up, and what there is to begin with."""
 
     def __init__(self) -> None:
-        self._seconds: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=self.SAMPLES))
+        self._seconds: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=self.SAMPLES))
         self._budget = self.AT_FIRST
 
-    def note(self, size: int, seconds: float) -> None:
-        self._seconds[_like(size)].append(seconds)
+    def note(self, store: str, size: int, seconds: float) -> None:
+        self._seconds[store, _like(size)].append(seconds)
         self._budget = min(self.AT_ONCE, self._budget + self.SHARE)
 
     def patience(self, needed: float) -> float:
         """Seconds after which a request stands still, where all bytes in flight need so many on the slowest link."""
         return self.STANDING + needed
 
-    def is_late(self, size: int, age: float, needed: float) -> bool:
-        known = self._seconds[_like(size)]
+    def is_late(self, store: str, size: int, age: float, needed: float) -> bool:
+        known = self._seconds[store, _like(size)]
         if len(known) < self.ENOUGH:
             return age > self.UNKNOWN + needed
         return age > max(self.FLOOR, self.TIMES * sorted(known)[len(known) // 2])

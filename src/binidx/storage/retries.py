@@ -89,12 +89,12 @@ class History:
         return f"failed {_times(len(self.failures))} in {elapsed:.1f} s: {', '.join(told)}"
 
 
-def given_up(uri: str, history: History, where: Range | None = None) -> Exception:
-    """The error of what is tried no more: the last failure's, with what went before it."""
+def given_up(uri: str, history: History, where: str) -> Exception:
+    """The error of what is tried no more (`where`, in words): the last failure's, with what went before it."""
     failure = history.failures[-1][1]
     error = failure if isinstance(failure, BinidxError) else filesystem.translated(uri, failure)
     if len(history.failures) > 1:
-        error = type(error)(f"{error}; {f'range {where[0]}-{where[1]} ' if where else ''}{history}")
+        error = type(error)(f"{error}; {where} {history}")
     if error is not failure:
         error.__cause__ = failure if not isinstance(failure, BinidxError) else failure.__cause__
     return error
@@ -117,11 +117,11 @@ def wrong_length(uri: str, where: Range, found: int) -> ShortReadError:
     )
 
 
-def out_of_time(uri: str, where: Range, history: History, seconds: float) -> StorageError:
+def out_of_time(uri: str, where: str, history: History, seconds: float) -> StorageError:
     """The error of a read whose deadline passed while this range had no answer."""
     told = str(history) if history.failures else "no answer came"
     error = StorageError(
-        f"{uri}: range {where[0]}-{where[1]} not read within {seconds:.0f} s; {told}; "
+        f"{uri}: {where} not done within {seconds:.0f} s; {told}; "
         f"deadline_seconds of storage_options['binidx'] allows more"
     )
     error.__cause__ = history.failures[-1][1] if history.failures else None
@@ -143,7 +143,7 @@ def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> F
             wait = pause(len(history.failures))
             late = time.monotonic() + wait > history.began + deadline_seconds
             if history.hopeless() or late:
-                raise given_up(uri, history)  # noqa: B904 (it has its cause)
+                raise given_up(uri, history, "this")  # noqa: B904 (it has its cause)
         time.sleep(wait)
 
 

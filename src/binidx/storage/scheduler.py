@@ -61,6 +61,7 @@ class PendingRead:
         opening: bool = False,
     ) -> None:
         self.uri = uri
+        self.store = "/".join(uri.split("/", 3)[:3])  # s3://bucket, https://host
         self.tries, self.opening = tries, opening
         self.fetch = fetch
         self.ranges = ranges
@@ -76,6 +77,10 @@ class PendingRead:
     @property
     def over(self) -> bool:
         return self.outcome.done()
+
+    def where(self, place: int) -> str:
+        """Of a request, for people."""
+        return "opening" if self.opening else "range {}-{}".format(*self.ranges[place])
 
     def end(self, error: BaseException | None = None) -> None:
         with suppress(InvalidStateError):
@@ -174,7 +179,7 @@ class Scheduler:
             self._failed(read, place, sent, error)
         else:
             self._answered(read, place, task.result())
-            self.lateness.note(_size(read, place), self.loop.time() - sent)
+            self.lateness.note(read.store, _size(read, place), self.loop.time() - sent)
         self._pump()
 
     def _answered(self, read: PendingRead, place: int, answer: Any) -> None:
@@ -192,7 +197,7 @@ class Scheduler:
         trouble = read.troubles.setdefault(place, Trouble(read, sent))
         trouble.history.note(error)
         if trouble.history.hopeless():
-            self._drop(read, given_up(read.uri, trouble.history, read.ranges[place]))
+            self._drop(read, given_up(read.uri, trouble.history, read.where(place)))
         elif trouble.beside:
             trouble.beside -= 1  # the other one may still bring it
         else:
@@ -205,7 +210,7 @@ class Scheduler:
     def _expire(self, read: PendingRead) -> None:
         place = next(iter(read.troubles), None) or read.answers.index(None)
         history = read.troubles[place].history if place in read.troubles else History(time.monotonic())
-        self._drop(read, out_of_time(read.uri, read.ranges[place], history, read.seconds))
+        self._drop(read, out_of_time(read.uri, read.where(place), history, read.seconds))
 
     def _drop(self, read: PendingRead, error: BaseException) -> None:
         read.end(error)
@@ -240,7 +245,7 @@ class Scheduler:
         return place not in read.troubles or not read.troubles[place].beside
 
     def _may_hedge(self, read: PendingRead, place: int, age: float, in_flight: int) -> bool:
-        return self.lateness.is_late(_size(read, place), age, in_flight / SLOWEST) and self.lateness.take()
+        return self.lateness.is_late(read.store, _size(read, place), age, in_flight / SLOWEST) and self.lateness.take()
 
     def _give_up(self, task: asyncio.Task[Any], age: float) -> None:
         read, place, sent = self._running.pop(task)
