@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import uuid
@@ -69,7 +70,10 @@ class AtEvent:
             act()
 
 
-def dying(source: str, part_bytes: int, *attempts: Any) -> str:
+def dying(source: str, part_bytes: int, *attempts: Any, codec: str | None = None) -> str:
     """The exit status of each attempt: 9 died, 0 came to its end."""
     command = [sys.executable, HERE / "dying.py", source, part_bytes, *attempts]
-    return subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True).stdout
+    environment = {**os.environ, **({"CODEC": codec} if codec else {})}
+    return subprocess.run(
+        list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, env=environment
+    ).stdout

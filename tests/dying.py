@@ -1,8 +1,8 @@
 """python dying.py SOURCE PART_BYTES TARGET EVENT [TARGET EVENT ...]: converts, and dies at event EVENT; 0 never dies.
 
 Each attempt is a forked child that ends, as by kill -9, when it is told of its n-th event: a part sent or read back, or
-the start of a stage. Prints the exit status of each: 9 died, 0 came to its end. After each the target must be either no
-dataset or the whole one.
+the start of a stage. CODEC in the environment says how the tokens are to be stored. Prints the exit status of each: 9
+died, 0 came to its end. After each the target must be either no dataset or the whole one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
+from binidx.format.bin_object import open_bin
 from binidx.format.convert import Silent, convert_dataset
+from binidx.format.convert_source import Way
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.backends import open_object
 from binidx.storage.resumable import same_content
@@ -37,7 +39,8 @@ class Dying:
 def attempt(source: str, part_bytes: int, target: str, event: int) -> int:
     child = os.fork()
     if child == 0:
-        convert_dataset(source, target, part_bytes=part_bytes, save_seconds=0, watch=Dying(event))
+        way = Way(os.environ.get("CODEC"))
+        convert_dataset(source, target, way=way, part_bytes=part_bytes, save_seconds=0, watch=Dying(event))
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -45,8 +48,8 @@ def attempt(source: str, part_bytes: int, target: str, event: int) -> int:
 def check(source: str, target: str) -> None:
     """AssertionError if the target is a dataset, but not the source."""
     if IndexedDataset.exists(target):
-        for end in (".bin", ".idx"):
-            assert same_content(open_object(source + end), open_object(target + end), Silent())
+        assert same_content(open_object(source + ".idx"), open_object(target + ".idx"), Silent())
+        assert same_content(open_bin(source), open_bin(target), Silent())
 
 
 if __name__ == "__main__":

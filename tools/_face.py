@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from binidx.errors import BinidxError, ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError
+from binidx.format.convert_journal import ENDS
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError)
 """Errors that another call mends; the others are about the data."""
@@ -56,8 +57,11 @@ def json_object(text: str) -> dict[str, Any]:
 
 def prefix(text: str) -> str:
     """An argument that names a dataset, not one of its files."""
-    if text.endswith((".bin", ".idx")):
-        raise argparse.ArgumentTypeError(f"found {text}, needed the prefix of both files: {text[:-4]}")
+    end = next((end for end in ENDS if text.endswith(f".{end}")), None)
+    if end is not None:
+        raise argparse.ArgumentTypeError(
+            f"found {text}, needed the prefix of its files: {text.removesuffix(f'.{end}')}"
+        )
     return text
 
 

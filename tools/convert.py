@@ -9,12 +9,19 @@ A dataset that stands at the target already is compared with the source: if it i
 --overwrite is needed. With --verify size that comparison is of the .idx and of 64 samples of the .bin (4 MiB): enough
 to tell another tokenizer, order or seed, not enough to tell a few changed tokens; the output says which it was.
 
+The tokens are stored at the target as at the source, unless told: --compress makes a .bin.zst of independent zstd
+segments (natural text at level 3: 1.4 times smaller in uint16, 2.5 times in int32; zstd -d restores the exact .bin),
+--plain the .bin of old. Every reader reads both. --checksums writes a .bin.xxh3 beside a plain .bin, 0.05 % of it, and
+remote readers then check what they read; with the same prefix twice it does so for a dataset where it stands. Checksums
+come along when a .bin that has some is copied. A compression that broke off begins again.
+
 Endpoints and credentials are fsspec's own: AWS_* or FSSPEC_S3_* variables, ~/.config/fsspec. Options given here are for
 the case that the two ends differ.
 
 exit status: 0 the dataset stands at the target, 1 the data is bad, 2 the call is
 
 example:
+  binidx convert data/en s3://bucket/packed --compress 9
   binidx convert data/en s3://bucket/en
 """
 
@@ -34,8 +41,10 @@ if __name__ == "__main__":  # python tools/convert.py: a script says itself whic
 
 from binidx.errors import ConfigError
 from binidx.format.convert import Conversion, convert_dataset
+from binidx.format.convert_source import Way
 from binidx.storage.copy_state import PART_BYTES
 from binidx.storage.resumable import SAVE_SECONDS
+from binidx.storage.segment_writer import check_level
 
 from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
 
@@ -52,6 +61,17 @@ def build_parser() -> argparse.ArgumentParser:
     options = parser("convert", __doc__)
     options.add_argument("source", type=prefix, help="prefix: its path or URI without .bin and .idx")
     options.add_argument("target", type=prefix, help="prefix to copy it to")
+    stored = options.add_mutually_exclusive_group()
+    stored.add_argument(
+        "--compress",
+        metavar="LEVEL",
+        type=level,
+        nargs="?",
+        const=0,
+        help="write a .bin.zst, at a level of 1 to 22 (3)",
+    )
+    stored.add_argument("--plain", action="store_true", help="write a .bin, also from a .bin.zst")
+    options.add_argument("--checksums", action="store_true", help="write a .bin.xxh3 beside a plain .bin")
     options.add_argument("--overwrite", action="store_true", help="replace another dataset that stands at the target")
     options.add_argument(
         "--verify",
@@ -71,6 +91,7 @@ def convert(arguments: argparse.Namespace) -> int:
         done = convert_dataset(
             arguments.source,
             arguments.target,
+            way=way_of(arguments),
             overwrite=arguments.overwrite,
             verify=arguments.verify,
             source_options=arguments.source_options,
@@ -81,6 +102,21 @@ def convert(arguments: argparse.Namespace) -> int:
         )
     print(json.dumps(done.to_json()) if arguments.json else describe(done))
     return 0
+
+
+def level(text: str) -> int:
+    """An argument that must be a level, and may be the next argument taken for one."""
+    try:
+        return check_level(int(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text}, needed a level from 1 to 22; or say --compress last") from None
+
+
+def way_of(arguments: argparse.Namespace) -> Way:
+    """How the tokens are to be stored."""
+    compress = arguments.compress is not None
+    codec = "zstd" if compress else "raw" if arguments.plain else None
+    return Way(codec, arguments.compress or None, arguments.checksums)
 
 
 def from_environment(name: str, default: Any) -> Any:
@@ -96,8 +132,10 @@ def describe(done: Conversion) -> str:
     """What was done, for people."""
     counts = (
         f"{done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens, "
-        f"{human_bytes(done.num_bytes)}"
+        f"{human_bytes(done.source_bytes)}"
     )
+    if done.target_bytes != done.source_bytes:
+        counts += f", at the target {human_bytes(done.target_bytes)}"
     if not done.copied:
         if done.verified == "checksum":
             return f"{done.target}: holds this dataset already, compared byte for byte\n  {counts}"

@@ -1,6 +1,7 @@
 """What a dataset holds: its header, counts, lengths, empty items, first tokens.
 
-The .idx is checked in full, so a dataset that inspect prints is sound; of the .bin only the first tokens are read.
+The .idx is checked in full, so a dataset that inspect prints is sound; of the .bin only the first tokens are read, and
+of a .bin.zst its seek table.
 Memory: the .idx, which is mapped when it is local, and 4 bytes a sequence to find the percentiles.
 
 exit status: 0 a sound dataset, 1 a damaged one, 2 there is none
@@ -15,7 +16,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,13 @@ from numpy.typing import NDArray
 if __name__ == "__main__":  # python tools/inspect_dataset.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.format.bin_object import find_bin
 from binidx.format.idx import VERSION, DType, get_idx_path, text_size
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_index
-from binidx.storage.publish import object_identity
+from binidx.storage.checksums import SUFFIX
+from binidx.storage.publish import object_exists, object_identity
+from binidx.storage.segments import SegmentedObject, codec_of
 
 from ._face import human_bytes, json_object, parser, prefix, run
 from ._lengths import bins, draw, percentiles
@@ -84,6 +88,7 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         "empty_sequences": len(index) - int(np.count_nonzero(index.sequence_lengths)),
         "bin_bytes": dataset.bin_reader.size,
         "idx_bytes": idx_bytes,
+        "stored": how_stored(dataset),
         "trailing_bytes": dataset.bin_reader.size - index.num_bytes,
         "sequence_lengths": {
             "mean": index.num_tokens / len(index) if len(index) else None,
@@ -93,6 +98,25 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         "modes": count_modes(dataset) if idx_bytes > text_size(len(index), index.document_count) else None,
         "first_tokens": first_tokens(dataset, num_documents, num_tokens),
     }
+
+
+def how_stored(dataset: IndexedDataset) -> dict[str, Any]:
+    """The object that holds the tokens: its codec and bytes, its segments if it is compressed, its checksums if not."""
+    uri = find_bin(dataset.path_prefix, dataset.storage_options)
+    assert uri is not None
+    segmented = next((each for each in layers(dataset.bin_reader) if isinstance(each, SegmentedObject)), None)
+    if segmented is not None:
+        sizes = {"segments": len(segmented.table), "segment_bytes": segmented.segment_bytes}
+        return {"codec": codec_of(uri), "bytes": segmented.stored_bytes, **sizes}
+    checksums = object_exists(uri + SUFFIX, dataset.storage_options)
+    return {"codec": codec_of(uri), "bytes": dataset.bin_reader.size, "checksums": checksums}
+
+
+def layers(reader: Any) -> Iterator[Any]:
+    """A reader and what lies below it."""
+    while reader is not None:
+        yield reader
+        reader = getattr(reader, "reader", None)
 
 
 def first_tokens(dataset: IndexedDataset, num_documents: int, num_tokens: int) -> list[dict[str, Any]]:
@@ -143,6 +167,7 @@ def rows(report: dict[str, Any]) -> list[str]:
         "sequences": f"{report['num_sequences']:,}{empty['sequences']}",
         "tokens": f"{report['num_tokens']:,}",
         ".bin": exact_bytes(report["bin_bytes"]),
+        **stored_rows(report["stored"], report["bin_bytes"]),
         ".idx": exact_bytes(report["idx_bytes"]),
     }
     if report["trailing_bytes"]:
@@ -150,6 +175,15 @@ def rows(report: dict[str, Any]) -> list[str]:
     if report["modes"]:
         values["modes"] = ", ".join(f"{mode}: {count:,} sequences" for mode, count in report["modes"].items())
     return [f"  {name:<11}{value}" for name, value in values.items()]
+
+
+def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
+    """What there is to say of the object, if it is no plain one without more."""
+    if "segments" not in stored:
+        return {".bin.xxh3": "checksums"} if stored["checksums"] else {}
+    ratio = f"1 / {bin_bytes / stored['bytes']:.2f} of it"
+    segments = f"{stored['segments']:,} segments of {human_bytes(stored['segment_bytes'])}"
+    return {".bin.zst": f"{exact_bytes(stored['bytes'])}, {ratio}, {segments}"}
 
 
 def can_print(text: str) -> bool:

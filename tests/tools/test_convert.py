@@ -20,7 +20,8 @@ from converting import MIB, AtEvent, build, memory, names_beside, pair, unfinish
 from random_datasets import Document, build_ours
 
 from binidx.errors import ObjectExistsError, ObjectNotFoundError
-from binidx.format.convert import convert_dataset, plan_samples
+from binidx.format.convert import convert_dataset
+from binidx.format.convert_target import plan_samples
 from binidx.format.indexed_dataset import IndexedDataset
 
 
@@ -147,7 +148,7 @@ def test_a_source_that_is_no_dataset_is_refused_before_anything_is_written(tmp_p
     [
         (["nowhere", "out"], "nowhere.bin: no such object"),
         (["en", "folder/"], "folder/: a folder, needed a prefix such as folder/en"),
-        (["en.idx", "out"], "argument source: found en.idx, needed the prefix of both files: en"),
+        (["en.idx", "out"], "argument source: found en.idx, needed the prefix of its files: en"),
         (["en"], "the following arguments are required: target"),
         (["en", "out", "--verify", "hope"], "invalid choice: 'hope'"),
         (["en", "out", "--target-options", "[1]"], "found [1], needed a JSON object"),

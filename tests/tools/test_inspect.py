@@ -48,6 +48,7 @@ def test_json_says_all_there_is_to_say(tmp_path: Path, capsys) -> None:
         "empty_sequences": 1,
         "bin_bytes": 19,
         "idx_bytes": 34 + 12 * 3 + 8 * 4,
+        "stored": {"codec": "raw", "bytes": 19, "checksums": False},
         "trailing_bytes": 3,
         "sequence_lengths": {
             "mean": 8 / 3,
@@ -94,6 +95,21 @@ def test_the_same_from_a_bucket(s3: Bucket, capsys) -> None:
     there = json.loads(inspect(capsys, target, "--json"))
     here = json.loads(inspect(capsys, str(GOLDEN / "multimodal"), "--json"))
     assert {**there, "prefix": ""} == {**here, "prefix": ""}
+
+
+def test_a_compressed_one_shows_its_segments_and_a_summed_one_its_sums(tmp_path: Path, capsys) -> None:
+    plain, zst = str(tmp_path / "en"), str(tmp_path / "zst")
+    build_ours(plain, [Document(np.arange(50_000) % 999, [50_000], [])], np.uint16)
+    assert main(["convert", plain, zst, "--compress"]) == 0
+    assert main(["convert", plain, plain, "--checksums"]) == 0
+    capsys.readouterr()
+    stored = json.loads(inspect(capsys, zst, "--json"))["stored"]
+    size = os.path.getsize(f"{zst}.bin.zst")
+    assert stored == {"codec": "zstd", "bytes": size, "segments": 2, "segment_bytes": 65536}
+    assert f".bin       100,000 bytes (97.7 KiB)\n  .bin.zst   {size:,} bytes" in inspect(capsys, zst)
+    assert ".bin.xxh3  checksums\n" in inspect(capsys, plain)
+    here, there = (json.loads(inspect(capsys, each, "--json")) for each in (plain, zst))
+    assert {**here, "prefix": "", "stored": {}} == {**there, "prefix": "", "stored": {}}
 
 
 @given(LENGTHS)

@@ -2,12 +2,13 @@
 
     1  the source is opened as a dataset, so every rule of the format is checked
     2  TARGET.convert.json says what an earlier run of the same copy has done
-    3  .bin: part by part, then read back
-    4  .idx: the same
-    5  the journal goes
+    3  .bin: part by part, then read back; compressed or plain as the source is, or as told: `convert_source`
+    4  .bin.xxh3, where there is one or it is asked for
+    5  .idx, as the .bin
+    6  the journal goes
 
-There is no dataset under the target's name before step 4, because a dataset is a pair, and none at all if step 3 fails.
-The two files are copied byte for byte: modes, and bytes after the last token, come along. Only between publishing and
+There is no dataset under the target's name before step 5, because a dataset is a pair, and none at all if step 3 fails.
+The files are copied byte for byte: modes, and bytes after the last token, come along. Only between publishing and
 verifying the .idx on an object store can a reader see it unverified; there the store's own checksum of each part, which
 its client sends along, is what stands between.
 
@@ -16,27 +17,29 @@ Memory: the parts in flight; in step 1 the .idx, if the source is remote.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.errors import ConfigError, ObjectChangedError, ObjectExistsError
-from binidx.format.convert_journal import ENDS, ConvertJournal
-from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage import filesystem
-from binidx.storage.backends import open_object
+from binidx.errors import ConfigError, ObjectChangedError
+from binidx.format.convert_journal import ConvertJournal
+from binidx.format.convert_source import Source, Way, place_of
+from binidx.format.convert_target import Target
+from binidx.format.idx import get_idx_path
+from binidx.storage.backends import open_stored
+from binidx.storage.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.copy_state import PART_BYTES, plan_copy
+from binidx.storage.encode import encode_object
 from binidx.storage.parts import forget_parts
-from binidx.storage.publish import delete_object, object_exists, object_identity
-from binidx.storage.ranges import Range, RangeReader
-from binidx.storage.resumable import SAVE_SECONDS, CopyCounts, CorruptCopyError, Watch, copy_object, same_content
+from binidx.storage.publish import create_object
+from binidx.storage.ranges import RangeReader
+from binidx.storage.resumable import SAVE_SECONDS, CopyCounts, CorruptCopyError, Watch, copy_object
+from binidx.storage.transfer import stream
 
 Options = Mapping[str, Any] | None
-
-NUM_SAMPLES = 64
-SAMPLE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Conversion:
     """What a convert did. `copied` is False when the target held the dataset already.
 
     `verified` is how that, or what was copied, was compared: "checksum" every byte, "size" sizes only, "sample" the
-    .idx in full and samples of the .bin.
+    .idx in full and samples of the .bin. `source_bytes` and `target_bytes` are those of all their objects.
     """
 
     source: str
@@ -53,7 +56,8 @@ class Conversion:
     num_sequences: int
     num_documents: int
     num_tokens: int
-    num_bytes: int
+    source_bytes: int
+    target_bytes: int
     bytes_sent: int
     parts_sent: int
     parts_kept: int
@@ -79,6 +83,7 @@ def convert_dataset(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
+    way: Way | None = None,
     overwrite: bool = False,
     verify: str = "checksum",
     source_options: Options = None,
@@ -90,6 +95,8 @@ def convert_dataset(
     """Copy the dataset under the prefix `source` to the prefix `target`.
 
     Args:
+        way: how the tokens are to be stored; by default as they are. With a target that is the source, or is its equal
+            already, checksums are all that is written.
         overwrite: replace a dataset that is not this one. The old one stands until the new `.bin` is ready; then its
             `.idx` goes first.
         verify: "checksum" reads all that arrived, "size" only asks how much did. A dataset that stands at the target
@@ -100,154 +107,171 @@ def convert_dataset(
         save_seconds: how much work a break may cost at most.
 
     Raises:
+        ConfigError: the way contradicts itself, or the source is to be stored in another way in its own place.
         FormatError: the source is no sound dataset.
         ObjectExistsError: something else stands at the target, and `overwrite` was not given.
         ObjectChangedError: the source changed during the copy, or another convert to this target overtook this one.
         CorruptCopyError: what arrived is not what was sent; it was removed.
     """
     ends = os.fspath(source), os.fspath(target)
-    return _Convert(*ends, verify, source_options, target_options, watch or Silent()).run(
-        overwrite, part_bytes, save_seconds
-    )
-
-
-def plan_samples(size: int) -> list[Range]:
-    """`NUM_SAMPLES` ranges spread evenly over an object, its first and last bytes among them; all of a small one."""
-    if size <= NUM_SAMPLES * SAMPLE_BYTES:
-        return [(0, size)]
-    starts = (number * (size - SAMPLE_BYTES) // (NUM_SAMPLES - 1) for number in range(NUM_SAMPLES))
-    return [(start, start + SAMPLE_BYTES) for start in starts]
-
-
-def same_samples(left: RangeReader, right: RangeReader, watch: Watch) -> bool:
-    """Whether two objects of one size hold the same bytes in `plan_samples`: one read of each."""
-    samples = plan_samples(left.size)
-    watch.begin(f"compare samples of {right.uri}", sum(stop - start for start, stop in samples), 0)
-    return left.read(samples) == right.read(samples)
+    run = _Convert(*ends, way or Way(), verify, source_options, target_options, watch or Silent())
+    return run.run(overwrite, part_bytes, save_seconds)
 
 
 class _Convert:
     """One run, with what its steps share."""
 
     def __init__(
-        self, source: str, target: str, verify: str, source_options: Options, target_options: Options, watch: Watch
+        self,
+        source: str,
+        target: str,
+        way: Way,
+        verify: str,
+        source_options: Options,
+        target_options: Options,
+        watch: Watch,
     ) -> None:
-        if verify not in ("checksum", "size"):
-            raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
-        if target.endswith("/"):
-            raise ConfigError(
-                f"{target}: a folder, needed a prefix such as {target}{source.rstrip('/').split('/')[-1]}"
-            )
+        check_call(source, target, way, verify)
         self.began = time.monotonic()
-        self.source, self.target, self.verify, self.watch = source, target, verify, watch
-        self.source_options, self.target_options = source_options, target_options
-        self.identity = self._source_identity()
-        index = IndexedDataset(source, storage_options=source_options).index
+        self.way, self.verify, self.watch = way, verify, watch
+        self.in_place = place_of(source) == place_of(target)
+        self.source = Source(source, source_options, distrust_sums=self.in_place and way.checksums)
+        self.codec = way.codec or self.source.codec
+        self.target = Target(target, self.codec, target_options)
+        if self.in_place and (self.codec != self.source.codec or way.level is not None):
+            raise ConfigError(f"{source}: source and target, needed two places to store it in another way")
+        if way.checksums and self.codec != "raw":
+            raise ConfigError(f"{source}: compressed, checksums are for a plain .bin; needed --plain, too")
+        self.identity = self.source.identity()
+        index = self.source.check()
         # Only the counts: the index of a remote source lies in memory.
         self.counts = len(index), len(index.document_indices) - 1, index.num_tokens
-        self.journal = ConvertJournal(target, self.identity, target_options)
+        self.journal = ConvertJournal(target, {**self.identity, "way": asdict(way)}, target_options)
 
     def run(self, overwrite: bool, part_bytes: int, save_seconds: float) -> Conversion:
         earlier = self.journal.adopt()
-        if self._target_is_source():
+        if self.in_place or self.target.holds(self.source, self.verify, self.watch):
             if earlier == "ours":
                 self._clean_up()
+            if self.way.checksums:
+                self._write_sums(open_stored(self.target.bin_uri, storage_options=self.target.options))
             return self._report(copied=False)
-        self._check_target(overwrite, ours=earlier == "ours")
+        if not overwrite:
+            self.target.check_free(self.journal.published, ours=earlier == "ours")
         if earlier == "other":
             self.watch.say(f"{self.journal.uri}: of another source, or the source has changed; beginning again")
             self.journal.forget_other()
         self.journal.save()
-        counts = [self._copy(end, part_bytes, save_seconds) for end in ENDS]
+        counts = self._bring_all(part_bytes, save_seconds)
         self.journal.remove()
         return self._report(copied=True, counts=counts)
 
-    def _copy(self, end: str, part_bytes: int, save_seconds: float) -> CopyCounts:
-        reader = self._open(self.source, end, self.source_options)
-        state = self.journal.states.setdefault(end, plan_copy(reader.size, part_bytes))
-        try:
+    def _bring_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
+        """Tokens, their sums, the index."""
+        source, pace = self.source, (part_bytes, save_seconds)
+        if self.codec != "raw" and (self.codec != source.codec or self.way.level is not None):
+            counts = [self._encode(part_bytes)]
+        else:
+            plain = self.codec != source.codec
+            reader = source.open_plain() if plain else source.open(source.bin_uri)
+            counts = [self._copy(self.target.bin_end, reader, self._make_way, *pace)]
+        if self.codec == "raw" and source.sums_uri is not None:
+            reader = source.open(source.sums_uri)
+            counts.append(self._copy(f"bin{SUFFIX}", reader, self._check_unchanged, *pace))
+        elif self.way.checksums:
+            self._write_sums(source.open_plain())
+        reader = source.open(get_idx_path(source.prefix))
+        return [*counts, self._copy("idx", reader, self._check_unchanged, *pace)]
+
+    def _copy(
+        self, end: str, reader: RangeReader, before_publish: Callable[[], None], part_bytes: int, save_seconds: float
+    ) -> CopyCounts:
+        with self._begun_again(end):
             return copy_object(
                 reader,
-                f"{self.target}.{end}",
-                state,
+                self.target.uri(end),
+                self.journal.states.setdefault(end, plan_copy(reader.size, part_bytes)),
                 save=self.journal.save,
-                before_publish=self._check_unchanged if end == "idx" else self._make_way,
+                before_publish=before_publish,
                 watch=self.watch,
                 checksum=self.verify == "checksum",
                 save_seconds=save_seconds,
-                storage_options=self.target_options,
+                storage_options=self.target.options,
             )
+
+    def _encode(self, part_bytes: int) -> CopyCounts:
+        reader = self.source.open_plain()
+        with self._begun_again(self.target.bin_end):
+            return encode_object(
+                reader,
+                self.target.bin_uri,
+                self.journal.states.setdefault(self.target.bin_end, plan_copy(reader.size, part_bytes)),
+                level=self.way.level,
+                save=self.journal.save,
+                before_publish=self._make_way,
+                watch=self.watch,
+                checksum=self.verify == "checksum",
+                storage_options=self.target.options,
+            )
+
+    @contextlib.contextmanager
+    def _begun_again(self, end: str) -> Iterator[None]:
+        """Where an object arrived wrong it is gone; a .bin that was verified may stay for the next run."""
+        try:
+            yield
         except CorruptCopyError:
-            self._begin_again(end)
+            del self.journal.states[end]
+            if self.journal.states:
+                self.journal.save()
+            else:
+                self.journal.remove()
             raise
+
+    def _write_sums(self, reader: RangeReader) -> None:
+        uri = self.target.bin_uri
+        self.watch.begin(f"sum up {uri}", reader.size, 0)
+        with create_object(uri + SUFFIX, self.target.options, before_publish=self._check_unchanged) as writer:
+            writer.write(format_sums_header(reader.size))
+            sums = BlockSums(lambda found: writer.write(found.astype("<u8").tobytes()))
+            for block in stream(reader):
+                sums.feed(block)
+                self.watch.advance(len(block))
+            sums.finish()
 
     def _make_way(self) -> None:
         self._check_unchanged()
-        delete_object(f"{self.target}.idx", self.target_options)
+        self.target.make_way()
 
     def _check_unchanged(self) -> None:
-        if self._source_identity() != self.identity:
-            raise ObjectChangedError(f"{self.source}: changed while it was copied; run it again")
-
-    def _check_target(self, overwrite: bool, ours: bool) -> None:
-        """Nothing stands at the target, or it may go. A lone .bin that an earlier run published may go, too."""
-        standing = [end for end in ENDS if object_exists(f"{self.target}.{end}", self.target_options)]
-        if standing == ["bin"] and (ours or self._is_published()):
-            return
-        if standing and not overwrite:
-            what = "another dataset" if len(standing) == 2 else f"a .{standing[0]} without its other half"
-            raise ObjectExistsError(f"{self.target}: holds {what}, needed a free name; --overwrite replaces it")
-
-    def _is_published(self) -> bool:
-        return object_identity(f"{self.target}.bin", self.target_options) == self.journal.published
-
-    def _target_is_source(self) -> bool:
-        """Whether the target is this dataset already. The .idx first: it is small and mostly differs first."""
-        ends = ("idx", "bin")
-        if not all(object_exists(f"{self.target}.{end}", self.target_options) for end in ends):
-            return False
-        pairs = [
-            (self._open(self.source, end, self.source_options), self._open(self.target, end, self.target_options))
-            for end in ends
-        ]
-        if any(left.size != right.size for left, right in pairs):
-            return False
-        index, tokens = pairs
-        same_tokens = same_samples if self.verify == "size" else same_content
-        return same_content(*index, self.watch) and same_tokens(*tokens, self.watch)
+        if self.source.identity() != self.identity:
+            raise ObjectChangedError(f"{self.source.prefix}: changed while it was copied; run it again")
 
     def _clean_up(self) -> None:
         """A run of ours was killed after its last step but one."""
         for end, state in self.journal.states.items():
-            forget_parts(f"{self.target}.{end}", state.token, self.target_options)
+            forget_parts(self.target.uri(end), state.token, self.target.options)
         self.journal.remove()
 
-    def _begin_again(self, end: str) -> None:
-        """What was sent of this object is gone; a .bin that was verified may stay for the next run."""
-        del self.journal.states[end]
-        if self.journal.states:
-            self.journal.save()
-        else:
-            self.journal.remove()
-
-    def _open(self, prefix: str, end: str, options: Options) -> RangeReader:
-        return open_object(f"{prefix}.{end}", storage_options=options, cache=False)
-
-    def _source_identity(self) -> dict[str, Any]:
-        objects = {end: object_identity(f"{self.source}.{end}", self.source_options) for end in ENDS}
-        path = filesystem.local_path(self.source)
-        return {"uri": self.source if path is None else os.path.abspath(path), **objects}
-
-    def _report(self, *, copied: bool, counts: list[CopyCounts] | None = None) -> Conversion:
+    def _report(self, *, copied: bool, counts: Sequence[CopyCounts] = ()) -> Conversion:
         return Conversion(
-            self.source,
-            self.target,
+            self.source.prefix,
+            self.target.prefix,
             copied,
             *self.counts,
-            sum(self.identity[end]["size"] for end in ENDS),
-            sum(each.bytes_sent for each in counts or []),
-            sum(each.parts_sent for each in counts or []),
-            sum(each.parts_kept for each in counts or []),
+            sum(self.identity[end]["size"] for end in ("bin", "idx")),
+            self.target.size(),
+            sum(each.bytes_sent for each in counts),
+            sum(each.parts_sent for each in counts),
+            sum(each.parts_kept for each in counts),
             self.verify if copied or self.verify == "checksum" else "sample",
             time.monotonic() - self.began,
         )
+
+
+def check_call(source: str, target: str, way: Way, verify: str) -> None:
+    """ConfigError for what can be told before anything is opened."""
+    way.check()
+    if verify not in ("checksum", "size"):
+        raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
+    if target.endswith("/"):
+        raise ConfigError(f"{target}: a folder, needed a prefix such as {target}{source.rstrip('/').split('/')[-1]}")

@@ -1,9 +1,9 @@
 """What a convert leaves beside its target so that the next one goes on: `TARGET.convert.json`.
 
-    {"binidx_convert": 1,
+    {"binidx_convert": 2,
      "owner": who writes it now,
-     "source": {"uri": ..., "bin": identity, "idx": identity},
-     "bin": CopyState or null, "idx": CopyState or null}
+     "source": {"uri": ..., "bin": identity, "idx": identity, "way": how it is to be stored},
+     "objects": {"bin" or "bin.zst": CopyState, "bin.xxh3": CopyState, "idx": CopyState}}      those that were begun
 
 It is there while a copy is under way or broken off, and gone once the dataset stands. Each run writes its own name as
 the owner before anything else, and looks again before each later save: whoever finds another name there has been
@@ -19,13 +19,16 @@ from typing import Any
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError
 from binidx.storage.backends import open_object
+from binidx.storage.checksums import SUFFIX
 from binidx.storage.copy_state import CopyState
 from binidx.storage.parts import forget_parts, sweep
 from binidx.storage.publish import create_object, delete_object
+from binidx.storage.segments import CODECS
 from binidx.storage.transfer import read_whole
 
-ENDS = ("bin", "idx")
-"""The objects of a pair, in the order in which they are written: data first, index last."""
+BINS = tuple(f"bin{codec.suffix}" for codec in CODECS.values())
+ENDS = (*BINS, f"bin{SUFFIX}", "idx")
+"""The objects of a dataset, in the order in which they are written: data first, index last."""
 
 
 class ConvertJournal:
@@ -33,11 +36,11 @@ class ConvertJournal:
 
     Args:
         target: prefix of the target.
-        source: what identifies the source: its URI, and the identity of both objects.
+        source: what identifies the source: its URI, the identity of both objects, and how they are to be stored.
         storage_options: fsspec's own, of the target.
 
     Attributes:
-        states: how far each object got, by "bin" and "idx".
+        states: how far each object got, by its end, one of `ENDS`.
         published: identity of the .bin that an earlier run, of whatever source, had verified.
     """
 
@@ -62,10 +65,11 @@ class ConvertJournal:
             found = self._read()
             if found is None:
                 return "none"
-            self.published = found["bin"]["done"] if found["bin"] else None
+            objects = found["objects"]
+            self.published = next((objects[end]["done"] for end in BINS if end in objects), None)
             if found["source"] != self.source:
                 return "other"
-            self.states = {end: CopyState.from_json(found[end]) for end in ENDS if found[end] is not None}
+            self.states = {end: CopyState.from_json(objects[end]) for end in ENDS if end in objects}
         except (KeyError, TypeError, ValueError, AttributeError):
             return "other"
         return "ours"
@@ -73,9 +77,9 @@ class ConvertJournal:
     def forget_other(self) -> None:
         """Remove what the earlier run, which is not ours, had sent: its partial files, its uploads."""
         try:
-            found = self._read() or {}
+            found = (self._read() or {}).get("objects", {})
             for end in ENDS:
-                if found.get(end):
+                if end in found:
                     forget_parts(f"{self.target}.{end}", str(found[end]["token"]), self._options)
         except (KeyError, TypeError, ValueError, AttributeError):
             return
@@ -88,8 +92,8 @@ class ConvertJournal:
         """
         if self._claimed:
             self.check_ours()
-        states = {end: self.states[end].to_json() if end in self.states else None for end in ENDS}
-        text = json.dumps({"binidx_convert": 1, "owner": self._owner, "source": self.source, **states})
+        states = {end: state.to_json() for end, state in self.states.items()}
+        text = json.dumps({"binidx_convert": 2, "owner": self._owner, "source": self.source, "objects": states})
         with create_object(self.uri, self._options) as writer:
             writer.write(text.encode())
         self._claimed = True

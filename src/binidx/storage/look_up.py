@@ -11,10 +11,13 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage import filesystem
-from binidx.storage.retries import TRIES_OF_WRONG_ANSWERS, retried
+from binidx.storage.retries import retried
 from binidx.storage.settings import ReadSettings
 
 REFUSALS = {401, 403, 404, 405, 410}
+
+LONGEST_SECONDS = 10.0
+"""Whoever cannot be reached by then will be missed by who opens the object that must be there."""
 
 
 def seems_there(uri: str, storage_options: Mapping[str, Any] | None = None) -> bool:
@@ -23,7 +26,10 @@ def seems_there(uri: str, storage_options: Mapping[str, Any] | None = None) -> b
     Raises:
         StorageError: the store cannot be reached.
     """
-    fs, path = filesystem.open_filesystem(uri, storage_options or {})
+    settings = ReadSettings.of(storage_options)
+    # As it is opened to be read, so that both share their connections.
+    in_flight = filesystem.in_flight(uri, storage_options or {}, settings)
+    fs, path = filesystem.open_filesystem(uri, storage_options or {}, reading=in_flight)
     names = (each.__name__ for each in type(fs).__mro__)
     look = next((LOOKS[name] for name in names if name in LOOKS), _ask)
 
@@ -32,8 +38,7 @@ def seems_there(uri: str, storage_options: Mapping[str, Any] | None = None) -> b
             return look(fs, path)
 
     try:
-        seconds = ReadSettings.of(storage_options).deadline_seconds
-        return retried(uri, ask, deadline_seconds=seconds, tries=TRIES_OF_WRONG_ANSWERS)
+        return retried(uri, ask, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
     except StorageError as error:
         if says_no(error):
             return False

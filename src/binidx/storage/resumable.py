@@ -13,6 +13,7 @@ still there as the state says, and sends the others. Memory: the parts in flight
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from binidx.errors import ObjectNotFoundError, StorageError
-from binidx.storage.backends import open_object
+from binidx.storage.backends import open_stored
 from binidx.storage.copy_state import PART_BYTES, CopyState
 from binidx.storage.parts import Parts, digest_of, open_parts
 from binidx.storage.publish import delete_object, object_identity
@@ -85,14 +86,14 @@ def copy_object(
         StorageError: a store refuses; what can be continued stays.
     """
     counts = CopyCounts(parts_kept=len(state.sent))
-    if _stands_already(target, state, storage_options):
+    if stands_already(target, state, storage_options):
         return counts
     if not _was_published(target, state, watch, storage_options):
         parts = open_parts(target, state.size, state.token, storage_options)
         try:
             counts = _fill(source, target, parts, state, save, save_seconds, watch)
             if parts.staged is not None:
-                _verify(parts.staged, target, state, checksum, watch, {})
+                verify_copy(functools.partial(open_stored, parts.staged), target, state, checksum, watch)
             before_publish()
             parts.publish({part: tag for part, (_, tag) in state.sent.items()})
         except CorruptCopyError:
@@ -144,7 +145,7 @@ def in_flight(function: Callable[[Item], Result], items: Iterable[Item], count: 
         pool.shutdown(cancel_futures=True)
 
 
-def _stands_already(target: str, state: CopyState, storage_options: Mapping[str, Any] | None) -> bool:
+def stands_already(target: str, state: CopyState, storage_options: Mapping[str, Any] | None) -> bool:
     """Whether an earlier process got as far as `done`, and nobody replaced the target since."""
     try:
         return state.done is not None and object_identity(target, storage_options) == state.done
@@ -157,7 +158,7 @@ def _was_published(target: str, state: CopyState, watch: Watch, storage_options:
     if not state.complete or not state.sent:
         return False
     try:
-        _verify(target, target, state, True, watch, storage_options)
+        verify_copy(functools.partial(open_stored, target, storage_options=storage_options), target, state, True, watch)
     except (CorruptCopyError, ObjectNotFoundError):
         return False
     return True
@@ -231,24 +232,21 @@ def _verify_published(
     target: str, state: CopyState, checksum: bool, watch: Watch, storage_options: Mapping[str, Any] | None
 ) -> None:
     try:
-        _verify(target, target, state, checksum, watch, storage_options)
+        verify_copy(
+            functools.partial(open_stored, target, storage_options=storage_options), target, state, checksum, watch
+        )
     except CorruptCopyError:
         delete_object(target, storage_options)
         raise
 
 
-def _verify(
-    where: str,
-    target: str,
-    state: CopyState,
-    checksum: bool,
-    watch: Watch,
-    storage_options: Mapping[str, Any] | None,
+def verify_copy(
+    open_arrived: Callable[[], RangeReader], target: str, state: CopyState, checksum: bool, watch: Watch
 ) -> None:
-    """CorruptCopyError unless the object at `where` holds what was sent to `target`."""
+    """CorruptCopyError unless what arrived is what was sent to `target`."""
     if checksum:
         watch.begin(f"verify {target}", state.size, 0)
-    arrived = open_object(where, storage_options=storage_options, cache=False)
+    arrived = open_arrived()
     if arrived.size != state.size:
         raise CorruptCopyError(f"{target}: {arrived.size} bytes arrived, needed {state.size}; removed, run it again")
     if not checksum:

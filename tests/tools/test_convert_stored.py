@@ -1,0 +1,243 @@
+"""binidx convert between ways of storing tokens: plain, compressed, with checksums; byte for byte whatever breaks."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from binidx.tools import main
+from conftest import Bucket
+from converting import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
+
+from binidx.errors import ConfigError, ObjectChangedError
+from binidx.format.builder import IndexedDatasetBuilder
+from binidx.format.convert import convert_dataset
+from binidx.format.convert_source import Way
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.storage.resumable import CorruptCopyError
+
+COMPRESSED = Way("zstd")
+
+
+def text_like(prefix: Path, num_tokens: int = 200_000) -> str:
+    """Tokens as unevenly spread as those of text."""
+    tokens = np.random.default_rng(0).zipf(1.2, num_tokens).astype(np.uint16)
+    with IndexedDatasetBuilder(f"{prefix}.bin", np.uint16) as builder:
+        builder.add_document(tokens, [num_tokens - 7, 7])
+        builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+@pytest.fixture(params=["disk", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A prefix under which nothing lies."""
+    if request.param == "s3":
+        s3: Bucket = request.getfixturevalue("s3")
+        return f"{s3.fresh()}/en"
+    return memory() if request.param == "memory" else f"{tmp_path}/target/en"
+
+
+def stored(uri: str) -> bytes:
+    with fsspec.open(uri, "rb") as file:
+        return bytes(file.read())
+
+
+def test_there_and_back_is_byte_for_byte(place: str, tmp_path: Path, capsys) -> None:
+    source = text_like(tmp_path / "en")
+    with Path(f"{source}.bin").open("ab") as file:
+        file.write(b"bytes that no sequence covers")
+    assert main(["convert", source, place, "--compress"]) == 0
+    assert names_beside(place) == ["en.bin.zst", "en.idx"]
+    assert "at the target" in capsys.readouterr().out
+    assert len(stored(f"{place}.bin.zst")) < 0.8 * len(stored(f"{source}.bin"))
+    assert main(["convert", place, str(tmp_path / "back"), "--plain"]) == 0
+    assert pair(str(tmp_path / "back")) == pair(source)
+    assert main(["convert", place, str(tmp_path / "as it is")]) == 0
+    assert stored(f"{tmp_path}/as it is.bin.zst") == stored(f"{place}.bin.zst")
+    assert names_beside(str(tmp_path / "as it is")) == ["as it is.bin.zst", "as it is.idx"]
+
+
+def test_compressing_gives_what_the_builder_writes(tmp_path: Path) -> None:
+    source = text_like(tmp_path / "en")
+    with IndexedDatasetBuilder(tmp_path / "built.bin.zst", np.uint16, compression_level=5) as builder:
+        builder.add_index(source)
+        builder.finalize(tmp_path / "built.idx")
+    convert_dataset(source, tmp_path / "copied", way=Way("zstd", 5), part_bytes=1000)
+    assert stored(f"{tmp_path}/copied.bin.zst") == stored(f"{tmp_path}/built.bin.zst")
+
+
+def test_another_level_packs_anew(tmp_path: Path) -> None:
+    source, packed = text_like(tmp_path / "en"), str(tmp_path / "packed")
+    convert_dataset(source, packed, way=COMPRESSED)
+    for level in (1, 9):
+        convert_dataset(packed, tmp_path / f"level{level}", way=Way("zstd", level))
+        convert_dataset(source, tmp_path / f"fresh{level}", way=Way("zstd", level))
+        assert stored(f"{tmp_path}/level{level}.bin.zst") == stored(f"{tmp_path}/fresh{level}.bin.zst")
+        assert stored(f"{tmp_path}/level{level}.bin.zst") != stored(f"{packed}.bin.zst")
+
+
+def test_a_target_that_is_the_dataset_already_is_left_alone_in_either_form(tmp_path: Path, capsys) -> None:
+    source, packed = text_like(tmp_path / "en"), str(tmp_path / "packed")
+    convert_dataset(source, packed, way=COMPRESSED)
+    before = stored(f"{packed}.bin.zst")
+    for verify in ("checksum", "size"):
+        assert not convert_dataset(source, packed, way=COMPRESSED, verify=verify).copied
+        assert not convert_dataset(packed, source, way=Way("raw"), verify=verify).copied
+    assert main(["convert", source, packed]) == 2
+    assert "packed: holds a dataset with a .bin.zst, needed a free name; --overwrite" in capsys.readouterr().err
+    assert stored(f"{packed}.bin.zst") == before
+    convert_dataset(source, packed, overwrite=True)
+    assert names_beside(packed) == ["packed.bin", "packed.idx"]
+    convert_dataset(source, packed, way=COMPRESSED, overwrite=True)
+    assert names_beside(packed) == ["packed.bin.zst", "packed.idx"]
+
+
+def test_checksums_are_written_come_along_and_go(place: str, tmp_path: Path) -> None:
+    source = text_like(tmp_path / "en")
+    convert_dataset(source, place, way=Way(checksums=True))
+    assert names_beside(place) == ["en.bin", "en.bin.xxh3", "en.idx"]
+    onward = str(tmp_path / "onward")
+    convert_dataset(place, onward)
+    assert stored(f"{onward}.bin.xxh3") == stored(f"{place}.bin.xxh3")
+    assert len(stored(f"{onward}.bin.xxh3")) == 32 + 8 * -(-400_000 // 16384)
+    checked = IndexedDataset(onward, storage_options={"binidx": {"verify": True}})
+    assert (checked[0] == IndexedDataset(source)[0]).all()
+    convert_dataset(onward, place, way=COMPRESSED, overwrite=True)
+    assert names_beside(place) == ["en.bin.zst", "en.idx"]
+    convert_dataset(place, onward, way=Way("raw", checksums=True), overwrite=True)
+    assert names_beside(onward) == ["onward.bin", "onward.bin.xxh3", "onward.idx"]
+
+
+def test_checksums_of_a_dataset_where_it_stands(place: str, tmp_path: Path, capsys) -> None:
+    convert_dataset(text_like(tmp_path / "en"), place)
+    before = pair(place)
+    assert main(["convert", place, place, "--checksums"]) == 0
+    assert pair(place) == before
+    whole = stored(f"{place}.bin.xxh3")
+    with fsspec.open(f"{place}.bin.xxh3", "wb") as file:
+        file.write(b"stale" * 9)
+    assert main(["convert", place, place, "--checksums"]) == 0
+    assert stored(f"{place}.bin.xxh3") == whole
+    assert main(["convert", place, place, "--compress"]) == 2
+    assert "source and target, needed two places to store it in another way" in capsys.readouterr().err
+    assert names_beside(place) == ["en.bin", "en.bin.xxh3", "en.idx"]
+
+
+def test_a_source_that_its_checksums_refute_is_not_copied(tmp_path: Path, capsys) -> None:
+    source = text_like(tmp_path / "en")
+    convert_dataset(source, source, way=Way(checksums=True))
+    with Path(f"{source}.bin").open("r+b") as file:
+        file.seek(99_999)
+        file.write(b"\xff")
+    for way in ([], ["--compress"]):
+        assert main(["convert", source, str(tmp_path / "out"), *way]) == 1
+        assert "en.bin: block 6, bytes 98304-114688, is not what" in capsys.readouterr().err
+        assert not IndexedDataset.exists(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--compress", "en", "out"],
+            "argument --compress: found en, needed a level from 1 to 22; or say --compress last",
+        ),
+        (["en", "out", "--compress", "0"], "found 0, needed a level from 1 to 22"),
+        (["en", "out", "--compress", "--plain"], "not allowed with argument"),
+        (["en", "out", "--compress", "--checksums"], "checksums: needed a plain .bin"),
+        (["en.bin.zst", "out"], "found en.bin.zst, needed the prefix of its files: en"),
+    ],
+)
+def test_a_wrong_call_is_exit_2_and_one_line(arguments, message, tmp_path: Path, monkeypatch, capsys) -> None:
+    build(tmp_path / "en", 600)
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(["convert", *arguments])
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.glob("out*")) == []
+
+
+def test_a_level_without_compression_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="compression level 3: needed to compress"):
+        convert_dataset(build(tmp_path / "en", 600), tmp_path / "out", way=Way("raw", 3))
+
+
+def test_killed_at_any_event_while_compressing_it_is_never_half_a_dataset(tmp_path: Path) -> None:
+    source = build(tmp_path / "en", 2_400)
+    # 5 parts and 1, each sent and read back, and 4 stages: 16 events.
+    attempts = [[tmp_path / f"{event}", event, tmp_path / f"{event}", 0] for event in range(1, 17)]
+    assert dying(source, 1000, *chain(*attempts), codec="zstd") == "90" * 16
+    for target, *_ in attempts:
+        back = f"{target}.back"
+        convert_dataset(target, back, way=Way("raw"))
+        assert pair(back) == pair(source)
+    assert len(list(tmp_path.iterdir())) == 2 + 16 * 4
+
+
+def test_killed_while_unpacking_in_a_bucket_it_goes_on(s3: Bucket, tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 16 * MIB // 2), f"{s3.fresh()}/en"
+    convert_dataset(source, tmp_path / "packed", way=COMPRESSED)
+    assert dying(str(tmp_path / "packed"), 5 * MIB, target, 4, codec="raw") == "9"
+    assert len(unfinished_uploads(target)) == 1
+    done = convert_dataset(tmp_path / "packed", target, way=Way("raw"), part_bytes=5 * MIB)
+    assert done.parts_kept == 2
+    assert pair(target) == pair(source)
+    assert unfinished_uploads(target) == []
+
+
+def test_a_run_that_stores_it_otherwise_does_not_go_on_from_another(tmp_path: Path) -> None:
+    source, target = text_like(tmp_path / "en"), str(tmp_path / "out")
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_dataset(source, target, part_bytes=1000, save_seconds=0, watch=AtEvent("verify", stop))
+    watch = AtEvent("", None)
+    assert convert_dataset(source, target, way=COMPRESSED, watch=watch).parts_kept == 0
+    assert "beginning again" in watch.events[0]
+    assert names_beside(target) == ["out.bin.zst", "out.idx"]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:100] + b"\0" * 9 + data[109:]])
+def test_what_arrived_wrong_is_removed(place: str, tmp_path: Path, damage: Any) -> None:
+    source = text_like(tmp_path / "en")
+
+    def act() -> None:
+        data = damage(stored(f"{place}.bin.zst"))
+        with fsspec.open(f"{place}.bin.zst", "wb") as file:
+            file.write(data)
+
+    with pytest.raises(CorruptCopyError, match=r"en.bin.zst: .*removed, run it again"):
+        convert_dataset(source, place, way=COMPRESSED, watch=AtEvent("verify", act))
+    assert names_beside(place) == []
+
+
+def test_a_source_that_changes_while_it_is_compressed_is_an_error(tmp_path: Path) -> None:
+    source, target = text_like(tmp_path / "en"), str(tmp_path / "out")
+
+    def touch() -> None:
+        os.utime(f"{source}.bin", (1, 1))
+
+    with pytest.raises(ObjectChangedError, match="changed"):
+        convert_dataset(source, target, way=COMPRESSED, part_bytes=1000, watch=AtEvent("part", touch))
+    assert not IndexedDataset.exists(target)
+
+
+def test_json_tells_both_sizes(tmp_path: Path, capsys) -> None:
+    source, target = text_like(tmp_path / "en"), str(tmp_path / "out")
+    assert main(["convert", source, target, "--compress", "9", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    idx = os.path.getsize(f"{source}.idx")
+    assert done["source_bytes"] == 400_000 + idx
+    assert done["target_bytes"] == os.path.getsize(f"{target}.bin.zst") + idx
+    assert done["bytes_sent"] == done["target_bytes"]
