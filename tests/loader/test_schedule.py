@@ -60,6 +60,7 @@ def test_a_step_far_on_is_found_at_once() -> None:
         ((16, 1, 1, (16, 4, 100)), "whole increments"),
         ((16, 1, 1, (10, 4, 100)), "whole increments"),
         ((16, 1, 1, (4, 4, 0)), "at least 1 sample"),
+        ((16, 1, 1, (4, 4)), "needs .start, increment, samples."),
         ((32, 8, 1, (8, 4, 1000)), "12 after 166 samples|12 after 168 samples"),
         ((0, 1, 1), "at least 1"),
     ],

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from order_runs import random_run
 
+from binidx.loader.readings import ReadingOrder
 from binidx.loader.schedule import BatchSchedule
 from binidx.order.account import account
-from binidx.order.readings import ReadingOrder
 from binidx.order.run_order import RunOrder
 
 

@@ -13,11 +13,11 @@ from conftest import Bucket
 from order_runs import random_run
 
 from binidx.errors import ObjectExistsError
+from binidx.loader.readings import ReadingOrder
 from binidx.loader.schedule import BatchSchedule
 from binidx.loader.torch import build_pretraining_data_loader
 from binidx.order.arrow import parquet
 from binidx.order.export import export, plan_by_rank, plan_by_steps
-from binidx.order.readings import ReadingOrder
 from binidx.order.run_order import RunOrder
 
 

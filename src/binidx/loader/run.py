@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
-from itertools import chain, islice
 from typing import Any
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, TopLevelDataset
@@ -25,7 +24,9 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.errors import ConfigError
-from binidx.loader.samplers import DataloaderType, PretrainingSampler, build_sampler, check_topology
+from binidx.loader.readings import ReadingOrder
+from binidx.loader.samplers import DataloaderType
+from binidx.loader.schedule import BatchSchedule, Rampup
 from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object
 from binidx.storage.transfer import read_whole
@@ -65,6 +66,8 @@ class Run:
         data_parallel_size: ranks that read different samples.
         dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
         consumed_samples: samples served before, over all ranks.
+        global_batch_size: samples of a step; by default one micro-batch of each rank.
+        rampup_batch_size, decrease_batch_size_if_needed: how the step grows, as in `BatchSchedule`.
 
     Raises:
         ConfigError: a value that cannot be, or a config that is not GPT's own.
@@ -77,6 +80,9 @@ class Run:
     dataloader_type: DataloaderType = "single"
     data_sharding: bool = True
     consumed_samples: int = 0
+    global_batch_size: int | None = None
+    rampup_batch_size: Rampup | None = None
+    decrease_batch_size_if_needed: bool = False
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -88,6 +94,7 @@ class Run:
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
         self._builder()  # checks the sizes
+        self.schedule  # noqa: B018 - checks the steps
 
     @classmethod
     def load(cls, uri: str, storage_options: Mapping[str, Any] | None = None) -> Run:
@@ -116,54 +123,34 @@ class Run:
         return self._built
 
     @property
-    def num_samples_per_step(self) -> int:
-        """Samples that all ranks read together at a step: one micro-batch each."""
-        return self.micro_batch_size * self.data_parallel_size
+    def schedule(self) -> BatchSchedule:
+        """The sizes of its steps."""
+        return BatchSchedule(
+            self.global_batch_size or self.micro_batch_size * self.data_parallel_size,
+            self.micro_batch_size,
+            self.data_parallel_size,
+            self.rampup_batch_size and (*self.rampup_batch_size,),
+            self.decrease_batch_size_if_needed,
+            self.consumed_samples,
+        )
+
+    @cached_property
+    def reading_order(self) -> ReadingOrder:
+        """Who reads which sample of train when; step 0 is the first after `consumed_samples`."""
+        return ReadingOrder(self.schedule, self._num_samples, self.dataloader_type, self.data_sharding)
 
     def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
         """The numbers of the samples of train that a rank, or None: all of them in turn, reads at a step.
 
-        Step 0 is the first after `consumed_samples`; a step is one micro-batch of each rank. Empty after the end.
+        Step 0 is the first after `consumed_samples`. Empty after the end.
         """
         return next(self.samples_of_steps(range(step, step + 1), rank), [])
 
     def samples_of_steps(self, steps: range, rank: int | None = None) -> Iterator[list[int]]:
-        """The same for steps that follow each other, as many as there are; a cyclic run has no end.
-
-        Each step is what a loader resumed there reads first. (Where a "cyclic" dataset does not divide by its step and
-        is not sharded, the first ranks of Megatron's have a batch more an epoch; that one is not a step.)
-        """
-        ranks = range(self.data_parallel_size) if rank is None else [rank]
-        batches = zip(*(self._batches(each, steps.start) for each in ranks), strict=False)
-        for step in islice(batches, len(steps)):
-            yield [*chain.from_iterable(step)]
-
-    def _batches(self, rank: int, step: int) -> Iterator[list[int]]:
-        """The batches of one rank from a step on."""
-        total = self._num_samples
-        consumed = self.consumed_samples + step * self.num_samples_per_step
-        check_topology(total, self.micro_batch_size, rank, self.data_parallel_size)
-        if self.dataloader_type == "single":
-            if consumed < total:
-                yield from self._sampler(consumed, rank)
-            return
-        while True:
-            sampler = self._sampler(consumed, rank)
-            steps_an_epoch = total // self.num_samples_per_step
-            left = steps_an_epoch - consumed // self.num_samples_per_step % steps_an_epoch
-            yield from islice(sampler, left)
-            consumed += left * self.num_samples_per_step
-
-    def _sampler(self, consumed: int, rank: int) -> PretrainingSampler:
-        return build_sampler(
-            self.dataloader_type,
-            range(self._num_samples),
-            consumed,
-            self.micro_batch_size,
-            rank,
-            self.data_parallel_size,
-            self.data_sharding,
-        )
+        """The same for steps that follow each other, as many as there are; a cyclic run has no end."""
+        count = self.reading_order.num_steps()
+        for step in steps if count is None else range(steps.start, min(steps.stop, count)):
+            yield self.reading_order.readings(range(step, step + 1), rank).sample.tolist()
 
     @cached_property
     def _num_samples(self) -> int:

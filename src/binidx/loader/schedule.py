@@ -38,6 +38,7 @@ class BatchSchedule:
         data_parallel_size: ranks that read different samples.
         rampup: how it grows; None: it does not.
         decrease_batch_size_if_needed: a size that micro-batches of all ranks do not divide is rounded down.
+        consumed_samples: before step 0, by whatever topology.
 
     Raises:
         ConfigError: sizes that do not divide, or a ramp that does not lead to the global size.
@@ -48,10 +49,13 @@ class BatchSchedule:
     data_parallel_size: int = 1
     rampup: Rampup | None = None
     decrease_batch_size_if_needed: bool = False
+    consumed_samples: int = 0
 
     def __post_init__(self) -> None:
         if min(self.global_batch_size, self.micro_batch_size, self.data_parallel_size) < 1:
             raise ConfigError(f"batch schedule: found {self}, needs sizes of at least 1")
+        if self.consumed_samples < 0:
+            raise ConfigError(f"consumed_samples: found {self.consumed_samples}, needs 0 or more")
         if self.rampup is not None:
             _check_rampup(self.rampup, self.global_batch_size)
         self.stages  # noqa: B018 - checks every size it meets
@@ -76,7 +80,7 @@ class BatchSchedule:
     @cached_property
     def stages(self) -> list[Stage]:
         """Where the size changes."""
-        stages = [Stage(0, 0, self.batch_size(0))]
+        stages = [Stage(0, self.consumed_samples, self.batch_size(self.consumed_samples))]
         while stages[-1].batch_size != self.batch_size(self._grown):
             stages.append(self._after(stages[-1]))
         return stages
@@ -87,14 +91,14 @@ class BatchSchedule:
         return stage.first_sample + (step - stage.first_step) * stage.batch_size
 
     def step_of(self, sample: int) -> int:
-        """The step that consumes a sample, counted over all of the run."""
+        """The step that consumes a sample, counted in the order they are consumed."""
         stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
         return stage.first_step + (sample - stage.first_sample) // stage.batch_size
 
     @property
     def _grown(self) -> int:
         """Samples after which it grows no more."""
-        return self.rampup[2] + 1 if self.rampup else 0
+        return max(self.rampup[2] + 1 if self.rampup else 0, self.consumed_samples)
 
     def _asked_size(self, consumed_samples: int) -> int:
         if self.rampup is None or consumed_samples > self.rampup[2]:
@@ -119,6 +123,8 @@ class BatchSchedule:
 
 
 def _check_rampup(rampup: Rampup, global_batch_size: int) -> None:
+    if len(rampup) != 3:
+        raise ConfigError(f"rampup_batch_size: found {rampup}, needs (start, increment, samples)")
     start, increment, samples = rampup
     grows = global_batch_size - start
     if start < 1 or increment < 1 or samples < 1 or grows < increment or grows % increment:

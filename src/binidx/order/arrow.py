@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, MissingDriverError
-from binidx.order.readings import Readings
+from binidx.loader.readings import Readings
 from binidx.order.samples import Contents, Spans
 
 try:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError
 from binidx.format.packed import PackedFiles
 from binidx.index.packed_order import PackedRun, PackedSet
-from binidx.order.readings import Readings
+from binidx.loader.readings import Readings
 
 if TYPE_CHECKING:
     from binidx.order.arrow import pa

@@ -1,6 +1,6 @@
 """The order of a GPT run, asked from either end: what was in a step, and who saw a document.
 
-    order = RunOrder(train, ReadingOrder(BatchSchedule(2048, 8, 256), len(train)))
+    order = RunOrder.of(Run.load("run.json"))
     order.table(range(41_200, 41_201), rank=17)      the samples of a step, their documents and spans
     order.where(0, [12_345_678], stop_step=41_200)   every step, rank and slot that saw a document
 
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.gpt import GPTDataset
-from binidx.order.readings import ReadingOrder, Readings
+from binidx.loader.readings import ReadingOrder, Readings
+from binidx.loader.run import Run
 from binidx.order.samples import Contents, contents_of, sources_of
 from binidx.order.where import samples_with
 
@@ -41,6 +42,11 @@ class RunOrder:
 
     dataset: Any
     reading: ReadingOrder
+
+    @classmethod
+    def of(cls, run: Run) -> RunOrder:
+        """The order of a run as it was described."""
+        return cls(run.build()[0], run.reading_order)
 
     @functools.cached_property
     def sources(self) -> list[GPTDataset]:

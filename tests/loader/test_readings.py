@@ -7,23 +7,25 @@ import numpy as np
 import pytest
 
 from binidx.errors import ConfigError
+from binidx.loader.readings import ReadingOrder
 from binidx.loader.samplers import build_sampler
 from binidx.loader.schedule import BatchSchedule
-from binidx.order.readings import ReadingOrder
 
 
 def random_order(choose: random.Random) -> ReadingOrder:
     micro, ranks = choose.randrange(1, 4), choose.randrange(1, 4)
     block = micro * ranks
     rampup = (block, block, choose.randrange(1, 200)) if choose.random() < 0.5 else None
-    schedule = BatchSchedule(block * choose.randrange(2, 5), micro, ranks, rampup)
-    kind = choose.choice(["single", "cyclic"])
-    return ReadingOrder(schedule, choose.randrange(block * 4, 300), kind, choose.random() < 0.5)
+    kind, consumed = choose.choice(["single", "cyclic"]), choose.choice([0, 0, choose.randrange(40)])
+    if kind == "cyclic":
+        consumed -= consumed % block
+    schedule = BatchSchedule(block * choose.randrange(2, 5), micro, ranks, rampup, consumed_samples=consumed)
+    return ReadingOrder(schedule, choose.randrange(block * 5 + consumed, 400), kind, choose.random() < 0.5)
 
 
 def served(order: ReadingOrder, rank: int, num_steps: int) -> list[list[int]]:
     """The samples of a rank's steps, out of samplers that begin anew when an epoch ends."""
-    schedule, consumed, steps = order.schedule, 0, []
+    schedule, consumed, steps = order.schedule, order.schedule.consumed_samples, []
     for step in range(num_steps):
         size = schedule.samples_before(step + 1) - schedule.samples_before(step)
         mine: list[int] = []
@@ -61,7 +63,9 @@ def test_every_rank_reads_what_its_sampler_yields(seed: int) -> None:
     first = choose.randrange(num_steps)
     part = order.readings(range(first, num_steps))
     assert (part.sample == whole.sample[whole.step >= first]).all()
-    assert np.sort(whole.position).tolist() == list(range(order.schedule.samples_before(num_steps)))
+    assert np.sort(whole.position).tolist() == list(
+        range(order.schedule.consumed_samples, order.schedule.samples_before(num_steps))
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -80,13 +84,15 @@ def test_served_at_is_the_inverse(seed: int) -> None:
 
 def test_a_run_ends_with_its_last_whole_step() -> None:
     order = ReadingOrder(BatchSchedule(6, 1, 3), 16)
-    assert (order.samples_served, order.num_steps()) == (15, 2)
+    assert (order.end, order.num_steps()) == (15, 2)
     assert len(order.readings(range(2)).step) == 12
     with pytest.raises(IndexError, match="steps 0 to 3: the run has 2"):
         order.readings(range(3))
     assert len(order.readings(range(0)).step) == 0
     with pytest.raises(ConfigError, match="2 samples, one micro-batch a rank needs 3"):
         ReadingOrder(BatchSchedule(6, 1, 3), 2)
+    with pytest.raises(ConfigError, match="4 is 4 into its epoch"):
+        ReadingOrder(BatchSchedule(6, 1, 3, consumed_samples=4), 16, "cyclic")
 
 
 def test_samplers_and_loaders_agree_on_what_is_left() -> None:

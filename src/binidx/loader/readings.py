@@ -56,21 +56,27 @@ class ReadingOrder:
     def __post_init__(self) -> None:
         if self.num_samples < self.schedule.block:
             raise ConfigError(f"order: {self.num_samples} samples, one micro-batch a rank needs {self.schedule.block}")
+        if self.dataloader_type == "cyclic" and self._consumed % self._active % self.schedule.block:
+            raise ConfigError(
+                f"consumed_samples: {self._consumed} is {self._consumed % self._active} into its epoch, "
+                f"needs a multiple of {self.schedule.block}"
+            )
 
     @property
-    def samples_served(self) -> int | None:
-        """Samples until the loaders end; None: they begin anew."""
-        return (
-            None if self.dataloader_type == "cyclic" else self.num_samples // self.schedule.block * self.schedule.block
-        )
+    def _consumed(self) -> int:
+        return self.schedule.consumed_samples
+
+    @property
+    def end(self) -> int | None:
+        """The position where the loaders end; None: they begin anew."""
+        if self.dataloader_type == "cyclic":
+            return None
+        left = max(self.num_samples - self._consumed, 0)
+        return self._consumed + left // self.schedule.block * self.schedule.block
 
     def num_steps(self) -> int | None:
         """Whole steps until the loaders end; None: they do not."""
-        served = self.samples_served
-        if served is None:
-            return None
-        last = self.schedule.step_of(served)
-        return last if self.schedule.samples_before(last) <= served else last - 1
+        return None if self.end is None else self.schedule.step_of(self.end)
 
     def readings(self, steps: range, rank: int | None = None) -> Readings:
         """The rows of whole steps that follow each other, of one rank or all.
@@ -83,12 +89,12 @@ class ReadingOrder:
         return Readings(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _no_rows()
 
     def served_at(self, samples: Numbers, stop: int) -> Readings:
-        """Where samples are read among the first `stop` consumed; a sample read twice has two rows, in order.
+        """Where samples are read at positions below `stop`; a sample read twice has two rows, in order.
 
         Cost: one pass over an epoch's order for each epoch when cyclic, else none.
         """
-        positions = self._positions_of(np.unique(samples), stop)
-        return self._described(np.sort(positions))
+        positions = self._positions_of(np.unique(samples), stop if self.end is None else min(stop, self.end))
+        return self._described(np.sort(positions[positions >= self._consumed]))
 
     def _runs(self, steps: range) -> Iterator[tuple[int, int, int]]:
         """(first step, steps, batch size) of stretches of one size."""
@@ -122,7 +128,7 @@ class ReadingOrder:
 
     @property
     def _active(self) -> int:
-        """Samples of an epoch that micro-batches of all ranks divide."""
+        """Samples of a cyclic epoch: what micro-batches of all ranks divide."""
         return self.num_samples // self.schedule.block * self.schedule.block
 
     def _of_epoch(self, epoch: int, into: Numbers) -> Numbers:
@@ -141,7 +147,7 @@ class ReadingOrder:
 
     def _positions_of(self, samples: Numbers, stop: int) -> Numbers:
         if self.dataloader_type == "single":
-            return samples[samples < min(stop, self._active)]
+            return samples[samples < stop]
         found = []
         for epoch in range(-(-stop // self._active)):
             into = np.flatnonzero(np.isin(self._of_epoch(epoch, np.arange(self._active)), samples))
