@@ -1,0 +1,101 @@
+"""A process that ends, however it does, does not wait for what it reads ahead."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, threading, time
+sys.path.insert(0, {tests!r})
+from loader.test_look_ahead import Numbers, loader
+
+class Stuck(Numbers):
+    stuck = True
+    def __getitems__(self, idxs):
+        if self.stuck and max(idxs) >= 20:
+            {hang}
+        return super().__getitems__(idxs)
+
+batches = iter(loader(Stuck(1000), 8, num_workers={workers}))
+for _ in range(3):
+    next(batches)
+print("ready", flush=True)
+{then}
+"""
+UNCANCELLABLE = "time.sleep(600)"
+CANCELLABLE = "from loader.test_look_ahead import hang; hang()"
+
+
+def start(hang: str, then: str, workers: int = 0) -> subprocess.Popen[str]:
+    script = SCRIPT.format(tests=str(Path(__file__).parent.parent), hang=hang, then=then, workers=workers)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str], seconds: float) -> str:
+    """What it wrote to stderr; it has ended in time."""
+    with process:
+        try:
+            return process.communicate(timeout=seconds)[1]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("hang", "then"),
+    [(CANCELLABLE, ""), (UNCANCELLABLE, ""), (CANCELLABLE, "del batches"), (CANCELLABLE, "sys.exit(0)")],
+)
+def test_the_end_of_a_script_is_its_end(hang: str, then: str) -> None:
+    process = start(hang, then)
+    assert finish(process, 60) == ""
+    assert process.returncode == 0
+
+
+def test_an_exception_ends_it_too() -> None:
+    process = start(UNCANCELLABLE, "raise ValueError('training failed')")
+    assert "ValueError: training failed" in finish(process, 60)
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("hang", [CANCELLABLE, UNCANCELLABLE])
+def test_ctrl_c_interrupts_a_trainer_that_waits(hang: str) -> None:
+    process = start(hang, "[*batches]")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in finish(process, 60)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_after_ctrl_c_the_batches_go_on() -> None:
+    then = """
+import signal
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    next(batches), next(batches), next(batches)
+    sys.exit("nothing hung")
+except KeyboardInterrupt:
+    Stuck.stuck = False
+# The sampler has gone on: what follows is the batch after the one that was waited for.
+assert next(batches).tolist() == [72, 75, 78, 81], "another batch"
+assert len([*batches]) == 243
+"""
+    process = start(CANCELLABLE, then)
+    assert finish(process, 60) == ""
+    assert process.returncode == 0
+
+
+def test_workers_end_with_their_loader() -> None:
+    process = start(CANCELLABLE, "", workers=2)
+    finish(process, 60)
+    assert process.returncode == 0
