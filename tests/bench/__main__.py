@@ -10,9 +10,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # tests import their helpers by name
 
-BENCHES = ("item_time", "from_s3", "ceiling", "local_cold", "disk_cache", "shuffle", "blend", "document_sample")
+BENCHES = (
+    "item_time",
+    "from_s3",
+    "ceiling",
+    "local_cold",
+    "disk_cache",
+    "shuffle",
+    "blend",
+    "document_sample",
+    "prefixes",
+)
 # What needs more than `make bench` installs, or many minutes: only when named.
-ON_REQUEST = ("peers", "sweep")
+ON_REQUEST = ("peers", "sweep", "billion", "large")
 
 
 def main() -> None:

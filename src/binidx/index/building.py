@@ -39,6 +39,9 @@ SHUFFLED_IN_FILE = 1 << 30
 SENT_FROM_MEMORY = 64 << 20
 BLOCK_BYTES = 16 << 20
 
+MADV_POPULATE_WRITE = 23
+"""All pages at once, 2 us each instead of 4 (Linux 5.14; elsewhere each comes when it is touched)."""
+
 Arrays = dict[str, NDArray[Any]]
 Build = Callable[["Building"], None]
 
@@ -104,6 +107,9 @@ class Building:
                     mapped = stack.enter_context(create_mapped(path, size, durable=False) if path else _nameless(size))
                 except OSError as error:
                     _check_memory(name, size, error)
+            if mapped is not None and size <= SHUFFLED_IN_FILE:
+                with contextlib.suppress(OSError):
+                    mapped.madvise(MADV_POPULATE_WRITE)
             yield mapped
 
     def _finish(self, name: str, buffer: memoryview, in_file: bool) -> None:
