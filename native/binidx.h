@@ -195,6 +195,20 @@ int64_t binidx_locate_spans(const void *sequence_lengths, const void *sequence_p
  * or BINIDX_BAD_LENGTH, and no advice, if one leaves the mapping. No advice either with page_bytes 0. */
 int64_t binidx_read_ahead(int64_t base, int64_t size, const int64_t *ranges, int64_t num_ranges, int64_t page_bytes);
 
+/* place.c ------------------------------------------------------------------------------------------------------- */
+
+/* A file in blocks of whole chunks, of which some are mapped. */
+typedef struct {
+    const uint8_t *good;      /* chunk -> not 0: its bytes are there, and right */
+    const int64_t *addresses; /* block -> where its first byte is; 0: not mapped */
+    int64_t *used;            /* block -> the last tick at which it was read */
+    int64_t size, chunk_bytes, block_bytes, tick;
+} binidx_blocks;
+
+/* The addresses of ranges, (first byte, end), as such; returns how many chunks they are. BINIDX_BAD_LENGTH, and `places`
+ * of no use, unless each range has bytes, lies in one block of the file, and all of its chunks are good. */
+int64_t binidx_place_ranges(const binidx_blocks *b, const int64_t *ranges, int64_t num_ranges, int64_t *places);
+
 /* gather.c ------------------------------------------------------------------------------------------------------ */
 
 /* Pieces of stored tokens, and where their samples go. */

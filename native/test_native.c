@@ -234,6 +234,22 @@ static void test_blends_by_hand(void) {
     exhaustive((int64_t[]){2, 2}, 2, "0101");
 }
 
+static void test_ranges_of_blocks_by_hand(void) {
+    uint8_t good[5] = {1, 1, 0, 1, 1};
+    int64_t addresses[3] = {1000, 0, 5000}, used[3] = {0, 0, 0}, places[4];
+    binidx_blocks b = {good, addresses, used, 45, 10, 20, 7};
+    int64_t here[4] = {3, 20, 40, 45}, crossing[2] = {15, 21}, unmapped[2] = {30, 31}, past[2] = {44, 46}, empty[2] = {5, 5};
+    CHECK(binidx_place_ranges(&b, here, 2, places) == 3);
+    CHECK(places[0] == 1003 && places[1] == 1020 && places[2] == 5000 && places[3] == 5005);
+    CHECK(used[0] == 7 && used[1] == 0 && used[2] == 7);
+    CHECK(binidx_place_ranges(&b, crossing, 1, places) == BINIDX_BAD_LENGTH);
+    CHECK(binidx_place_ranges(&b, unmapped, 1, places) == BINIDX_BAD_LENGTH);
+    CHECK(binidx_place_ranges(&b, past, 1, places) == BINIDX_BAD_LENGTH);
+    CHECK(binidx_place_ranges(&b, empty, 1, places) == BINIDX_BAD_LENGTH);
+    good[1] = 0;
+    CHECK(binidx_place_ranges(&b, here, 2, places) == BINIDX_BAD_LENGTH);
+}
+
 int main(void) {
     test_check_index();
     test_mt19937_is_the_standard_one();
@@ -245,6 +261,7 @@ int main(void) {
     test_a_stream_that_ends_in_an_empty_document();
     test_bad_documents_lengths_and_tokens_are_codes();
     test_blends_by_hand();
+    test_ranges_of_blocks_by_hand();
     if (failures) fprintf(stderr, "%d checks failed\n", failures);
     return failures ? 1 : 0;
 }

@@ -11,42 +11,48 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.native.place import PlacedBlocks
 from binidx.storage.cache_block import Block
 from binidx.storage.cache_layout import Layout
 
 
 class Maps:
-    """Blocks by number, and per chunk whether it was compared; `used` counts reads."""
+    """Blocks by number, and per chunk whether it was compared; `used` has the number of the last read of each.
 
-    def __init__(self, num_blocks: int, num_chunks: int) -> None:
-        self.blocks: list[Block | None] = [None] * num_blocks
-        self.data: list[memoryview | None] = [None] * num_blocks
-        self.addresses: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
-        self.used: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
-        self.good: NDArray[np.uint8] = np.zeros(num_chunks, np.uint8)
-        self._views()
+    Args:
+        layout: of the object.
+        like: has what this is to have, but for the blocks `without`.
+    """
 
-    def _views(self) -> None:
+    def __init__(self, layout: Layout, like: Maps | None = None, without: Sequence[int] = ()) -> None:
+        self._layout = layout
+        if like is None:
+            self.blocks: list[Block | None] = [None] * layout.num_blocks
+            self.data: list[memoryview | None] = [None] * layout.num_blocks
+            self.addresses: NDArray[np.int64] = np.zeros(layout.num_blocks, np.int64)
+            self.used: NDArray[np.int64] = np.zeros(layout.num_blocks, np.int64)
+            self.good: NDArray[np.uint8] = np.zeros(layout.num_chunks, np.uint8)
+        else:
+            self.blocks, self.data = list(like.blocks), list(like.data)
+            self.addresses, self.used, self.good = like.addresses.copy(), like.used.copy(), like.good.copy()
+        for number in without:
+            self.blocks[number] = self.data[number] = None
+            self.addresses[number] = 0
+            chunks = layout.chunks_in(number)
+            self.good[chunks.start : chunks.stop] = 0
         # Python takes one element of a memoryview in half the time that NumPy needs.
         self.good_at, self.used_at = self.good.data, self.used.data
+        sizes = layout.size, layout.chunk_bytes, layout.block_bytes
+        self.placed = PlacedBlocks(self.good, self.addresses, self.used, *sizes)
 
     def add(self, block: Block) -> None:
         self.blocks[block.number] = block
         self.addresses[block.number] = block.address
         self.data[block.number] = block.data
 
-    def without(self, numbers: Sequence[int], layout: Layout) -> Maps:
+    def without(self, numbers: Sequence[int]) -> Maps:
         """The same, but for these blocks."""
-        other = Maps(0, 0)
-        other.blocks, other.data = list(self.blocks), list(self.data)
-        other.addresses, other.used, other.good = self.addresses.copy(), self.used.copy(), self.good.copy()
-        for number in numbers:
-            other.blocks[number] = other.data[number] = None
-            other.addresses[number] = 0
-            chunks = layout.chunks_in(number)
-            other.good[chunks.start : chunks.stop] = 0
-        other._views()
-        return other
+        return Maps(self._layout, self, numbers)
 
     def mapped(self) -> list[int]:
         """Numbers of the blocks that are mapped, least recently used first."""

@@ -46,7 +46,7 @@ class CachedObject:
         self.uri, self.layout = content.uri, Layout.of(content)
         self.path = os.path.join(directory, "objects", content.key)
         self._content = content
-        self.maps = Maps(self.layout.num_blocks, self.layout.num_chunks)
+        self.maps = Maps(self.layout)
         self._tick, self._beat_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
         self.after_fork()
         self.writable = True
@@ -110,19 +110,9 @@ class CachedObject:
         What comes first keeps them there; what comes last is of how many chunks they are.
         """
         self._tick += 1
-        maps, chunk_bytes = self.maps, self.layout.chunk_bytes
-        starts, stops = ranges[:, 0], ranges[:, 1]
-        lasts = stops - 1
-        if not len(ranges) or starts.min() < 0 or stops.max() > self.layout.size or (starts >= stops).any():
-            return None
-        chunk, last, block = starts // chunk_bytes, lasts // chunk_bytes, starts // self.layout.block_bytes
-        if (lasts // self.layout.block_bytes != block).any() or (last - chunk > 1).any():
-            return None
-        if not (maps.good[chunk].all() and maps.good[last].all()):
-            return None
-        maps.used[block] = self._tick
-        places = ranges + (maps.addresses[block] - block * self.layout.block_bytes)[:, None]
-        return maps, places, len(ranges) + int((last - chunk).sum())
+        maps = self.maps
+        found = maps.placed.place(ranges, self._tick)
+        return found and (maps, *found)
 
     def lacking(self, chunks: Sequence[int]) -> list[int]:
         """Those of the sorted chunks that are not here, or not as they should be."""
@@ -248,7 +238,7 @@ class CachedObject:
     def _let_go(self, numbers: Sequence[int]) -> None:
         if numbers:
             with self._lock:
-                self.maps = self.maps.without(numbers, self.layout)
+                self.maps = self.maps.without(numbers)
 
 
 def cached_object(directory: str, content: CachedContent, limit: int | None) -> CachedObject:

@@ -1,0 +1,55 @@
+"""Ranges of blocks that are mapped here and there, against the same rule in Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from binidx.native.place import PlacedBlocks
+
+SIZE, CHUNK, BLOCK = 95, 5, 20
+
+ranges = st.lists(st.tuples(st.integers(-3, 100), st.integers(-3, 30)), max_size=5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), min_size=19, max_size=19), st.lists(st.integers(0, 3), min_size=5, max_size=5), ranges)
+def test_a_range_is_placed_if_all_of_it_is_here(
+    good: list[bool], mapped: list[int], asked: list[tuple[int, int]]
+) -> None:
+    addresses = np.array([1000 * number if here else 0 for number, here in enumerate(mapped, 1)], np.int64)
+    used = np.zeros(5, np.int64)
+    blocks = PlacedBlocks(np.array(good, np.uint8), addresses, used, SIZE, CHUNK, BLOCK)
+    wanted = [(start, start + count) for start, count in asked]
+    found = blocks.place(np.array(wanted, np.int64).reshape(-1, 2), tick=9)
+
+    def is_here(start: int, stop: int) -> bool:
+        return 0 <= start < stop <= SIZE and all(
+            good[byte // CHUNK] and addresses[byte // BLOCK] and byte // BLOCK == start // BLOCK
+            for byte in range(start, stop)
+        )
+
+    assert (found is not None) == all(is_here(*each) for each in wanted)
+    if found is not None:
+        places, count = found
+        assert places.tolist() == [
+            [addresses[start // BLOCK] + start % BLOCK, addresses[start // BLOCK] + start % BLOCK + stop - start]
+            for start, stop in wanted
+        ]
+        assert count == sum(len({byte // CHUNK for byte in range(*each)}) for each in wanted)
+        assert set(np.flatnonzero(used == 9)) == {start // BLOCK for start, _ in wanted}
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    good, blocks = np.ones(19, np.uint8), np.ones(5, np.int64)
+    for arrays in ((good[:18], blocks, blocks), (good, blocks[:4], blocks), (good, blocks, blocks[:4])):
+        with pytest.raises(ValueError, match="for 95 bytes"):
+            PlacedBlocks(*arrays, SIZE, CHUNK, BLOCK)
+    placed = PlacedBlocks(good, blocks, blocks, SIZE, CHUNK, BLOCK)
+    for ranges in (np.zeros(4, np.int64), np.zeros((2, 3), np.int64)):
+        with pytest.raises(ValueError, match="need \\(n, 2\\)"):
+            placed.place(ranges, 1)
+    with pytest.raises(TypeError):
+        placed.place(np.zeros((2, 2), np.int32), 1)
