@@ -164,6 +164,7 @@ async def _address_on_s3(fs: Any, opened: Opened) -> Address:
     wanted = fs._get_s3_method_kwargs(
         client.get_object, Bucket=bucket, Key=key, **({"VersionId": version} if version else {})
     )
+    client.meta.events.register_first(f"{RESOLVES}.s3", _in_its_region, unique_id="binidx-region")
     url = await client.generate_presigned_url("get_object", Params=wanted, ExpiresIn=3600)
     http = client._endpoint.http_session
     if http._proxy_config.proxy_url_for(url):
@@ -173,6 +174,16 @@ async def _address_on_s3(fs: Any, opened: Opened) -> Address:
     if unknown := set(signed) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
     return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer, **_condition(opened)}, stay())
+
+
+def _in_its_region(context: dict[str, Any], **_: Any) -> None:
+    """Botocore would send signed URLs, and only these, to s3.amazonaws.com, for the sake of clients of 2006."""
+    if context.get("is_presign_request"):
+        context["use_global_endpoint"] = False
+
+
+RESOLVES = "before-endpoint-resolution"
+"""The event of a client of botocore that comes before it decides where a request goes."""
 
 
 async def _address_on_gcs(fs: Any, opened: Opened) -> Address:
