@@ -1,0 +1,55 @@
+"""A trainer that takes micro-batches from binidx, at its own pace or as fast as they come: how long it waits for them.
+
+Told: look_ahead, num_steps, step_seconds (0: as fast as they come), rest_seconds (at the end, with all read ahead).
+"""
+
+import json
+import resource
+import time
+
+from gpt import run_config
+from stopwatch import arguments, leave
+
+import binidx
+
+given = arguments()
+# Of each step Python holds the interpreter so long, as a training loop does between kernels.
+PYTHON_SECONDS = 0.01
+
+
+def step(began: float, seconds: float) -> None:
+    """Python for a moment, then what a GPU would take."""
+    while time.perf_counter() < began + min(PYTHON_SECONDS, seconds):
+        pass
+    time.sleep(max(0.0, began + seconds - time.perf_counter()))
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+began = time.perf_counter()
+config = binidx.GPTDatasetConfig(**run_config(given))
+train = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [None, 0, 0], lambda: True, config).build()[0]
+opened = time.perf_counter()
+batches = iter(binidx.build_pretraining_data_loader(train, 0, given["batch"], look_ahead=given["look_ahead"]))
+waits = []
+for _ in range(given["num_steps"]):
+    asked = time.perf_counter()
+    next(batches)
+    waits.append(time.perf_counter() - asked)
+    if len(waits) == 1:
+        first, before = time.perf_counter(), peak_bytes()
+    step(time.perf_counter(), given["step_seconds"])
+last = time.perf_counter()
+time.sleep(given["rest_seconds"])
+found = {
+    "open": opened - began,
+    "first": waits[0],
+    "waits": waits[1:],
+    "seconds": last - first,
+    "grown": peak_bytes() - before,
+    "report": binidx.report(),
+}
+print(json.dumps(found), flush=True)
+leave()

@@ -1,0 +1,89 @@
+"""What a trainer waits for its batches, 30 ms away, with look-ahead and without it.
+
+The trainer takes 200,000 tokens a second: a micro-batch of 8 samples of 4,096 tokens every 164 ms. The same asked for
+as fast as it comes: the limit is what the link carries, requests in flight / 30 ms, over 5 requests a sample.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from binidx.loader.look_ahead import BUDGET_BYTES
+from binidx.storage.settings import ReadSettings
+from tests.bench.corpus import SEQUENCE_LENGTH
+from tests.bench.race import BATCH, DELAY_MS, Entrant, call, far_away, publish_corpus, store
+from tests.bench.table import Row
+
+TOKENS_PER_SECOND = 200_000
+STEP_SECONDS = BATCH * SEQUENCE_LENGTH / TOKENS_PER_SECOND
+PACED_STEPS = 120
+FAST_STEPS = 150
+RANGES_PER_SAMPLE = 5
+ROUNDS = 3
+
+PACED = {"num_steps": PACED_STEPS, "step_seconds": STEP_SECONDS, "rest_seconds": 0}
+FAST = {"num_steps": FAST_STEPS, "step_seconds": 0, "rest_seconds": 0}
+RESTING = {"num_steps": 6 * FAST_STEPS, "step_seconds": 0, "rest_seconds": 4}
+"""The window opens as far as it may, and then all of it is read."""
+
+
+def rows(directory: Path) -> list[Row]:
+    """Share of the time, seconds, samples a second, bytes."""
+    with store(directory) as (server, bucket):
+        _, uri = publish_corpus(directory, bucket, "uint16")
+        with far_away(server):
+            return [*paced_rows(directory, uri), *fast_rows(directory, uri), memory_row(directory, uri)]
+
+
+def paced_rows(directory: Path, uri: str) -> list[Row]:
+    ahead, plain = (train(directory, uri, look_ahead, PACED) for look_ahead in (None, 0))
+    worst = f"longest {1e3 * max(ahead['waits']):.0f} ms, median {1e6 * statistics.median(ahead['waits']):.0f} µs"
+    name = f"of {TOKENS_PER_SECOND:,} tokens/s, waiting for a batch from S3, {DELAY_MS} ms away"
+    return [
+        Row(name, share(ahead), 0.01, "of the time", False, worst, "the goal"),
+        Row(name, share(ahead), share(plain), "of the time", False, "", "without look-ahead"),
+        Row("opened dataset to the first batch", ahead["first"], plain["first"], "s", False, "", "without look-ahead"),
+    ]
+
+
+def fast_rows(directory: Path, uri: str) -> list[Row]:
+    runs = [[train(directory, uri, look_ahead, FAST) for look_ahead in (None, 0)] for _ in range(ROUNDS)]
+    ahead, plain = (statistics.median(map(per_second, column)) for column in zip(*runs, strict=True))
+    limit = (ReadSettings().concurrency or 128) / (DELAY_MS / 1e3) / RANGES_PER_SAMPLE
+    name = f"from S3, {DELAY_MS} ms away, as fast as it comes"
+    return [
+        Row(name, ahead, plain, "samples/s", True, "", "without look-ahead"),
+        Row(
+            name,
+            ahead,
+            limit,
+            "samples/s",
+            True,
+            "of one machine: it has 2 cores for all",
+            "requests in flight / 30 ms",
+        ),
+    ]
+
+
+def memory_row(directory: Path, uri: str) -> Row:
+    rested = train(directory, uri, None, RESTING)
+    note = "growth of the resident peak after the first batch, everything read ahead that may be"
+    return Row("memory of look-ahead", rested["grown"] / 2**20, BUDGET_BYTES / 2**20, "MiB", False, note, "its budget")
+
+
+def train(directory: Path, uri: str, look_ahead: int | None, pace: dict[str, Any]) -> dict[str, Any]:
+    trainer = Entrant("trainer", "train_binidx.py", uri, {"look_ahead": look_ahead, **pace})
+    return call(trainer, {"uri": uri, "directory": str(directory)})
+
+
+def share(found: dict[str, Any]) -> float:
+    """Of the time after the first batch, spent waiting."""
+    return float(sum(found["waits"]) / found["seconds"])
+
+
+def per_second(found: dict[str, Any]) -> float:
+    waits: Sequence[float] = found["waits"]
+    return BATCH * len(waits) / float(found["seconds"])
