@@ -90,12 +90,13 @@ class PendingRead:
 
 
 class Trouble:
-    """Of a request that failed or is late: what failed, and how many of it are in flight beside the first."""
+    """Of a request that failed or is late: what failed, how many are in flight beside it, whether it was hedged."""
 
     def __init__(self, read: PendingRead, sent: float) -> None:
         # Loops tell the time as time.monotonic does.
         self.history = History(sent, tries=read.tries, opening=read.opening)
         self.beside = 0
+        self.hedged = False
 
 
 class Scheduler:
@@ -164,8 +165,7 @@ class Scheduler:
         if read.timer is None:
             read.timer = self.loop.call_later(read.seconds, self._expire, read)
         if not self._watching:
-            self._watching = True
-            self.loop.call_later(WATCH_SECONDS, self._watch)
+            self._watch_again()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -204,6 +204,7 @@ class Scheduler:
             self.loop.call_later(pause(len(trouble.history.failures)), self._ask_again, read, place)
 
     def _ask_again(self, read: PendingRead, place: int) -> None:
+        read.troubles[place].hedged = False
         self._again.append((read, place))
         self._pump()
 
@@ -222,9 +223,19 @@ class Scheduler:
             del self._running[task]
             task.cancel()
 
-    def _watch(self) -> None:
+    def _watch_again(self) -> None:
+        self._watching = bool(self._running)
+        if self._watching:
+            self.loop.call_later(WATCH_SECONDS, self._watch, self.loop.time() + WATCH_SECONDS)
+
+    def _watch(self, due: float) -> None:
         """Ask again for what is late, give up what stands still."""
-        now = self.loop.time()
+        # Where this thread got no core for a while, the answers may have come and were not looked at yet.
+        if self.loop.time() < due + WATCH_SECONDS:
+            self._judge(self.loop.time())
+        self._watch_again()
+
+    def _judge(self, now: float) -> None:
         oldest = list(self._running.items())
         in_flight = sum(_size(read, place) for read, place, _ in self._running.values())
         for task, (read, place, sent) in oldest:
@@ -233,19 +244,20 @@ class Scheduler:
                 break  # and all that follow are younger
             if age > self.lateness.patience(in_flight / SLOWEST):
                 self._give_up(task, age)
-            elif read.hedge and self._is_alone(read, place) and self._may_hedge(read, place, age, in_flight):
-                read.hedges += 1
-                read.troubles.setdefault(place, Trouble(read, sent)).beside += 1
-                self._send(read, place)
-        self._watching = bool(self._running)
-        if self._watching:
-            self.loop.call_later(WATCH_SECONDS, self._watch)
-
-    def _is_alone(self, read: PendingRead, place: int) -> bool:
-        return place not in read.troubles or not read.troubles[place].beside
+            elif read.hedge and self._may_hedge(read, place, age, in_flight):
+                self._hedge(read, place, sent)
 
     def _may_hedge(self, read: PendingRead, place: int, age: float, in_flight: int) -> bool:
+        if place in read.troubles and read.troubles[place].hedged:
+            return False
         return self.lateness.is_late(read.store, _size(read, place), age, in_flight / SLOWEST) and self.lateness.take()
+
+    def _hedge(self, read: PendingRead, place: int, sent: float) -> None:
+        trouble = read.troubles.setdefault(place, Trouble(read, sent))
+        trouble.hedged = True
+        trouble.beside += 1
+        read.hedges += 1
+        self._send(read, place)
 
     def _give_up(self, task: asyncio.Task[Any], age: float) -> None:
         read, place, sent = self._running.pop(task)

@@ -1,0 +1,204 @@
+"""Requests under one bound: what is sent when, with fetches that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError
+from binidx.storage.cancel import cancellable
+from binidx.storage.lateness import Lateness
+from binidx.storage.scheduler import PendingRead, Scheduler
+
+
+class Impatient(Lateness):
+    FLOOR, UNKNOWN, STANDING, ENOUGH = 0.1, 0.2, 0.4, 4
+
+
+class Store:
+    """Answers a range by its bounds, after some seconds; `script` says what befalls the requests as they come."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.script: list[Any] = []
+        self.asked: list[int] = []
+        self.now = self.most = self.dropped = 0
+
+    async def fetch(self, start: int, stop: int) -> bytes:
+        fate = self.script.pop(0) if self.script else None
+        self.asked.append(start)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await asyncio.sleep(fate if isinstance(fate, float) else self.seconds)
+        except asyncio.CancelledError:
+            self.dropped += 1
+            raise
+        finally:
+            self.now -= 1
+        if isinstance(fate, Exception):
+            raise fate
+        return answer(start, stop)
+
+    def read(self, *starts: int, **settings: Any) -> PendingRead:
+        ranges = [(start, start + 10) for start in starts]
+        return PendingRead("x://b/k", self.fetch, ranges, **{"deadline_seconds": 5.0, "hedge": True, **settings})
+
+
+def answer(start: int, stop: int) -> bytes:
+    return f"{start:>10}"[: stop - start].encode()
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def impatient(loop: asyncio.AbstractEventLoop) -> Scheduler:
+    scheduler = Scheduler(loop, 4)
+    scheduler.lateness = Impatient()
+    return scheduler
+
+
+def test_answers_stand_where_they_were_asked(impatient: Scheduler) -> None:
+    store = Store()
+    assert impatient.run(store.read(*range(100))) == [answer(start, start + 10) for start in range(100)]
+    assert store.asked == list(range(100))
+
+
+def test_no_more_than_the_limit_is_in_flight_over_all_threads(impatient: Scheduler) -> None:
+    store = Store(0.01)
+    threads = [threading.Thread(target=impatient.run, args=(store.read(*range(20)),)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(store.asked), store.most) == (120, 4)
+
+
+def test_reads_are_served_in_the_order_in_which_they_came(impatient: Scheduler) -> None:
+    store = Store(0.01)
+    first = threading.Thread(target=impatient.run, args=(store.read(*range(20)),))
+    first.start()
+    while not store.asked:
+        time.sleep(0.001)
+    impatient.run(store.read(*range(100, 110)))
+    first.join()
+    assert store.asked == [*range(20), *range(100, 110)]
+
+
+def test_what_fails_is_asked_again_before_what_was_never_asked(impatient: Scheduler) -> None:
+    store = Store()
+    store.script = [ConnectionResetError("gone"), TimeoutError()]
+    read = store.read(1, 2, 3)
+    assert impatient.run(read) == [answer(start, start + 10) for start in (1, 2, 3)]
+    assert (read.sent, read.retries, read.hedges) == (5, 2, 0)
+
+
+def test_the_first_of_two_answers_wins_and_the_other_is_dropped(impatient: Scheduler) -> None:
+    store = Store()
+    store.script = [9.0]
+    read = store.read(1)
+    began = time.monotonic()
+    assert impatient.run(read) == [answer(1, 11)]
+    assert 0.2 < time.monotonic() - began < 2
+    assert (read.sent, read.hedges) == (2, 1)
+    assert eventually(lambda: store.dropped == 1)
+
+
+def test_a_hedge_that_fails_leaves_the_first_alone(impatient: Scheduler) -> None:
+    store = Store()
+    store.script = [0.35, ConnectionResetError("gone")]
+    read = store.read(1)
+    assert impatient.run(read) == [answer(1, 11)]
+    assert (read.sent, read.retries, read.hedges) == (2, 0, 1)
+
+
+def test_a_first_that_fails_leaves_its_hedge_alone(impatient: Scheduler) -> None:
+    store = Store()
+
+    async def fetch(start: int, stop: int) -> bytes:
+        store.asked.append(start)
+        await asyncio.sleep(0.3)
+        if len(store.asked) == 1 or store.asked.count(start) == 1:
+            raise ConnectionResetError("gone")
+        return answer(start, stop)
+
+    read = PendingRead("x://b/k", fetch, [(1, 11)], deadline_seconds=5.0, hedge=True)
+    assert impatient.run(read) == [answer(1, 11)]
+    assert (read.retries + read.hedges, read.hedges) in ((1, 1), (2, 1))
+
+
+def test_what_stands_still_is_given_up_and_asked_again(impatient: Scheduler) -> None:
+    store = Store()
+    store.script = [9.0]
+    read = store.read(1, hedge=False)
+    assert impatient.run(read) == [answer(1, 11)]
+    assert (read.sent, read.retries, read.hedges) == (2, 1, 0)
+
+
+def test_a_slow_store_is_not_asked_twice_as_much(impatient: Scheduler) -> None:
+    store = Store()
+    impatient.run(store.read(*range(40)))
+    store.seconds = 0.25
+    read = store.read(*range(40))
+    impatient.run(read)
+    assert 1 <= read.hedges <= Lateness.AT_FIRST + 80 * Lateness.SHARE
+
+
+def test_the_first_error_for_good_ends_the_read_and_drops_the_rest(impatient: Scheduler) -> None:
+    store = Store(9.0)
+    store.script = [9.0, 9.0, 9.0, FileNotFoundError("no such key")]
+    store.seconds = 0.0
+    with pytest.raises(ObjectNotFoundError, match=r"^x://b/k: no such object"):
+        impatient.run(store.read(*range(20), hedge=False))
+    assert eventually(lambda: store.now == 0)
+
+
+def test_a_deadline_ends_the_read_and_frees_its_places(impatient: Scheduler) -> None:
+    store = Store(9.0)
+    with pytest.raises(
+        StorageError, match=r"^x://b/k: range 0-10 not done within 0 s; no answer came; deadline_seconds"
+    ):
+        impatient.run(store.read(*range(8), deadline_seconds=0.2, hedge=False))
+    assert eventually(lambda: store.now == 0)
+    assert impatient.run(Store().read(1)) == [answer(1, 11)]
+
+
+def test_a_cancelled_scope_ends_the_read_and_frees_its_places(impatient: Scheduler) -> None:
+    store = Store(9.0)
+    with cancellable() as scope:
+        threading.Timer(0.1, scope.cancel).start()
+        with pytest.raises(CancelledReadError):
+            impatient.run(store.read(*range(8), hedge=False))
+        with pytest.raises(CancelledReadError):
+            impatient.run(store.read(1))
+    assert eventually(lambda: store.now == 0)
+    assert impatient.run(Store().read(1)) == [answer(1, 11)]
+
+
+def test_opening_gives_up_soon_on_a_store_that_never_answered(impatient: Scheduler) -> None:
+    store = Store()
+    store.script = [ConnectionRefusedError("nobody there")] * 9
+    with pytest.raises(StorageError, match=r"nobody there; opening failed 4 times in \d\.\d s: 0\.0 s Conn"):
+        impatient.run(store.read(1, opening=True))
+    assert len(store.asked) == 4
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 5
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    return holds()
