@@ -190,7 +190,7 @@ def test_verify_removes_a_file_that_was_cut(tmp_path: Path) -> None:
 
 
 def test_a_usage_file_that_is_garbage_does_not_break_the_bound(tmp_path: Path) -> None:
-    for garbage in (b"", b"x", b"\xff" * 16, bytes(16), b"\x7f" * 16):
+    for garbage in (b"", b"x", b"\xff" * 24, bytes(24), b"\x7f" * 24):
         (tmp_path / "usage").write_bytes(garbage)
         reader = small(MarkedObject(DATA), tmp_path, 45_000)
         for start in range(0, 50_000, 500):

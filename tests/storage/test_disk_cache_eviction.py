@@ -221,6 +221,26 @@ def test_the_count_of_bytes_is_mended_by_a_sweep(tmp_path: Path) -> None:
     assert blocks(tmp_path) in ([0, 1], [1])
 
 
+def test_when_one_process_finds_all_in_use_the_others_do_not_look_again(tmp_path: Path) -> None:
+    limit = 2 * (BLOCK + TABLE)
+    reader = small(MarkedObject(DATA), tmp_path, limit)
+    held = [reader.read([(number * BLOCK, (number + 1) * BLOCK)]) for number in range(2)]
+    read_blocks(reader, 5)
+    assert blocks(tmp_path) == [0, 1]
+
+    def child() -> None:
+        cache_room.block_files = None  # type: ignore[assignment]  # whoever looks fails
+        cached_object._objects.clear()
+        cached_object._rooms.clear()
+        read_blocks(small(MarkedObject(DATA), tmp_path, limit), 6)
+
+    assert ended_well(forked(child))
+    assert [bytes(view) for views in held for view in views] == [DATA[:BLOCK], DATA[BLOCK : 2 * BLOCK]]
+    del held
+    prune(str(tmp_path))  # counts anew: there may be room
+    read_blocks(small(MarkedObject(DATA), tmp_path, limit), 7)
+
+
 def test_an_old_count_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 10**9)
     read_blocks(reader, 0)

@@ -10,6 +10,7 @@ locked at all blocks are mapped without, and none can be evicted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap as mapping
@@ -100,8 +101,8 @@ def _mapped(descriptor: int, layout: Layout, number: int, create: bool) -> Block
         if not create:
             return None
         # Touching a hole of a mapped file on a full tmpfs kills the process: no table is a hole.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, max(layout.table_bytes(number), 1))
+        with contextlib.suppress(AttributeError):  # macOS
+            os.posix_fallocate(descriptor, 0, layout.table_bytes(number))
         # Two at once set the same length, and nobody ever makes it shorter.
         os.ftruncate(descriptor, needed)
     mapped = mapping.mmap(descriptor, needed, access=mapping.ACCESS_READ)

@@ -1,8 +1,12 @@
 """How much may lie in a cache directory, and who has to leave: whole blocks, the least recently used first.
 
-DIR/usage: int64 bytes in all objects, float64 time when they were counted. Every process adds what it is about to
-write, under a lock on that file; counting the files anew, which a sweep does, mends what a kill left wrong. So the
-bound holds over all processes without one of them looking at 10,000 files for each chunk.
+    DIR/usage     int64      bytes in all objects
+                  float64    when they were counted
+                  float64    when a sweep last found too much in use
+
+Every process adds what it is about to write, under a lock on that file; counting the files anew, which a sweep does,
+mends what a kill left wrong. So the bound holds over all processes without one of them looking at 10,000 files for each
+chunk.
 
 A sweep frees a sixteenth of the bound more than it must, so that the next one is some time away. What is mapped
 anywhere is in use and stays. If everything is, or the disk has no room for other reasons, reads go on without being
@@ -30,10 +34,11 @@ logger = logging.getLogger(__name__)
 FREE_PART = 10
 """Without a bound of its own a cache leaves this part of its file system free."""
 SWEEP_PART = 16
-USAGE = struct.Struct("<qd")
+USAGE = struct.Struct("<qdd")
 COUNT_AGAIN_SECONDS = 3600.0
 FULL_SECONDS = 10.0
 SWEEP_WAIT_SECONDS = 5.0
+"""A sweep looks at 10,000 files in 100 ms."""
 COUNTER, SWEEPER = 0, 1
 """Bytes of `usage` that are locked: to change the number, and to sweep."""
 
@@ -104,7 +109,7 @@ class Room:
             return False
         try:
             self._add(count)
-            if self.excess(count) <= 0 or self.make_room(count) <= 0:
+            if self.excess(count) <= 0 or (not self._is_stuck() and self.make_room(count) <= 0):
                 return True
             self._add(-count)
         except OSError as error:
@@ -126,12 +131,16 @@ class Room:
             logger.warning("%s: %s (bound: %s); what it has not is read without being kept", self.directory, why, bound)
 
     def make_room(self, coming: int = 0) -> int:
-        """Sweep unless another process does; bytes that are too many afterwards."""
+        """Sweep, or wait until another process has; bytes that are too many afterwards."""
         with self._locked(SWEEPER, self._sweeping, SWEEP_WAIT_SECONDS) as ours:
-            if ours and self.excess(coming) > 0:
+            if ours and self.excess(coming) > 0 and not self._is_stuck():
                 self.release()
                 self._sweep(coming)
         return self.excess(coming)
+
+    def _is_stuck(self) -> bool:
+        """Whether somebody swept in the last ten seconds, and found too much in use: 64 processes need not all look."""
+        return 0 <= time.time() - self._usage()[2] < FULL_SECONDS
 
     def _sweep(self, coming: int) -> None:
         blocks = self.recount(coming)
@@ -144,6 +153,9 @@ class Room:
             if evict_block(block.path):
                 needed -= block.num_bytes
                 self._add(-block.num_bytes)
+        if self.excess(coming) > 0:
+            with self._locked(COUNTER, self._lock, None):
+                self._write(*self._usage()[:2], time.time())
 
     def recount(self, coming: int = 0) -> list[BlockFile]:
         """Count what lies there, and what others should know is coming; all blocks."""
@@ -170,18 +182,18 @@ class Room:
     def _add(self, count: int) -> None:
         """So many bytes more; they are counted anew once an hour."""
         with self._locked(COUNTER, self._lock, None):
-            used, counted_at = self._usage()
+            used, counted_at, stuck_at = self._usage()
             if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
                 used, counted_at = sum(block.num_bytes for block in block_files(self.directory)), time.time()
-            self._write(max(0, used + count), counted_at)
+            self._write(max(0, used + count), counted_at, stuck_at)
 
-    def _usage(self) -> tuple[int, float]:
+    def _usage(self) -> tuple[int, float, float]:
         found = os.pread(self._descriptor, USAGE.size, 0)
-        used, counted_at = USAGE.unpack(found) if len(found) == USAGE.size else (0, 0.0)
-        return int(used), float(counted_at)
+        used, counted_at, stuck_at = USAGE.unpack(found) if len(found) == USAGE.size else (0, 0.0, 0.0)
+        return int(used), float(counted_at), float(stuck_at)
 
-    def _write(self, used: int, counted_at: float) -> None:
-        os.pwrite(self._descriptor, USAGE.pack(used, counted_at), 0)
+    def _write(self, used: int, counted_at: float, stuck_at: float = 0.0) -> None:
+        os.pwrite(self._descriptor, USAGE.pack(used, counted_at, stuck_at), 0)
 
     @contextlib.contextmanager
     def _locked(self, byte: int, threads: threading.Lock, seconds: float | None) -> Iterator[bool]:

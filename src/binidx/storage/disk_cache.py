@@ -44,7 +44,8 @@ READ_WHOLE = (".idx", ".npy")
 """Arrays that are looked at for as long as a run lasts: one block each, so that they are views of one map, shared by
 all processes of the node, and not copied into the memory of each."""
 MARKS = ("etag", "generation", "version", "mtime")
-"""Without one of these nobody could tell a new content from an old one of the same size."""
+"""Without one of these nobody could tell a new content from an old one of the same size. A time is the weakest: who
+replaces an object within one tick of its store's clock, by one of equal size, is not seen."""
 
 
 class DiskCache:
@@ -171,7 +172,11 @@ class DiskCache:
         if not self.cached.room.reserve(count):
             return False
         runs = runs_of(chunks)
-        answers = self._fetch([layout.range_of(*run) for run in runs])
+        try:
+            answers = self._fetch([layout.range_of(*run) for run in runs])
+        except BaseException:
+            self.cached.room.give_back(count)
+            raise
         for (first, stop), answer in zip(runs, answers, strict=True):
             if not self.cached.keep(first, answer):
                 self.cached.room.give_back(min(count, len(answer)))
