@@ -22,8 +22,12 @@ ARRAY = np.arange(300_000, dtype=np.int32)
 
 
 def build(building: Building) -> None:
-    with building.array("a", ARRAY.shape, ARRAY.dtype, in_order=False) as out:
+    with (
+        building.array("a", ARRAY.shape, ARRAY.dtype, in_order=False) as out,
+        building.array("b", ARRAY.shape, ARRAY.dtype) as other,
+    ):
         out[:] = ARRAY
+        other[:] = ARRAY + 1
 
 
 def cached(directory: Any) -> np.ndarray:
@@ -148,7 +152,9 @@ def test_neither_disk_nor_memory_is_an_error(
     building = Building(lambda name: f"{little_disk}/{name}.npy")
     with (
         caplog.at_level(logging.ERROR),
-        pytest.raises(IndexBuildError, match=r"a: \d+ bytes of memory, needs 4000000000000128, or a disk: .*No space"),
+        pytest.raises(
+            IndexBuildError, match=r"a.npy: \d+ bytes of memory, needs 4000000000000128, or a disk: .*No space"
+        ),
         building.array("a", (10**15,), np.int32),
     ):
         pass

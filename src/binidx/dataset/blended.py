@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
-from binidx.dataset.megatron_dataset import MegatronDataset, Request, describe, digest
+from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request
 from binidx.dataset.split import normalize
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
@@ -22,7 +22,7 @@ ARRAYS = ("dataset_index", "dataset_sample_index")
 MAX_DATASETS = 32767
 
 
-class BlendedDataset:
+class BlendedDataset(Identified):
     """Samples of several datasets, each step taken from the one that is furthest behind its weight.
 
     Args:
@@ -58,8 +58,6 @@ class BlendedDataset:
         self.size = size
         self.config = config
         self.unique_identifiers = self._identifiers()
-        self.unique_description = describe(self.unique_identifiers)
-        self.unique_description_hash = digest(self.unique_description)
         self.dataset_index, self.dataset_sample_index = self._load_or_build()
         self._check_sizes()
 

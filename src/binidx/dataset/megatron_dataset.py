@@ -8,6 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -48,7 +49,21 @@ def digest(description: str) -> str:
     return hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
-class MegatronDataset(ABC):
+class Identified:
+    """What is known by its `unique_identifiers`: their text and its digest, made when a cache's name needs them."""
+
+    unique_identifiers: OrderedDict[str, Any]
+
+    @cached_property
+    def unique_description(self) -> str:
+        return describe(self.unique_identifiers)
+
+    @cached_property
+    def unique_description_hash(self) -> str:
+        return digest(self.unique_description)
+
+
+class MegatronDataset(Identified, ABC):
     """Samples of one split of one low-level dataset.
 
     A subclass says which spans of tokens a sample needs (`spans`, pure) and makes the sample of them (`assemble`); the
@@ -81,8 +96,6 @@ class MegatronDataset(ABC):
         self.index_split = index_split
         self.config = config
         self.unique_identifiers = self._identifiers()
-        self.unique_description = describe(self.unique_identifiers)
-        self.unique_description_hash = digest(self.unique_description)
         self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

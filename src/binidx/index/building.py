@@ -79,48 +79,38 @@ class Building:
         Raises:
             IndexBuildError: it fits neither the disk nor memory.
         """
+        if self.uri_of is None or self.failure:
+            array = np.empty(shape, dtype)
+            yield array
+            self._keep(name, array)
+            return
         npy, filled = npy_of(shape, dtype), False
         try:
-            with self._file(name, npy.size, in_order) as mapped:
+            with _file(self.uri_of(name), npy.size, in_order) as mapped:
                 # NumPy asks for huge pages where the memory is large.
                 buffer = np.empty(npy.size, np.uint8).data if mapped is None else memoryview(mapped)
                 array = npy.begin(buffer)
                 yield array
                 filled = True
-                array.flags.writeable = False
-                self.arrays[name] = array
-                del array
-                self._finish(name, buffer, mapped is not None)
+                self._keep(name, array)
+                if not self.failure:
+                    self._finish(self.uri_of(name), name, buffer, mapped is not None)
         except (OSError, NotImplementedError) as error:
             if not filled:
                 raise
-            self.failure, self.uri_of = error, None
+            self.failure = error
 
-    @contextlib.contextmanager
-    def _file(self, name: str, size: int, in_order: bool) -> Iterator[mmap.mmap | None]:
-        """The mapped file that it will be, or leaves from; None where memory is the place, or the disk has no room."""
-        path = self._local_path(name)
-        with contextlib.ExitStack() as stack:
-            mapped = None
-            if self.uri_of is not None and _belongs_in_file(path, size, in_order):
-                try:
-                    mapped = stack.enter_context(create_mapped(path, size, durable=False) if path else _nameless(size))
-                except OSError as error:
-                    _check_memory(name, size, error)
-            if mapped is not None and size <= SHUFFLED_IN_FILE:
-                with contextlib.suppress(OSError):
-                    mapped.madvise(MADV_POPULATE_WRITE)
-            yield mapped
+    def _keep(self, name: str, array: NDArray[Any]) -> None:
+        array.flags.writeable = False
+        self.arrays[name] = array
 
-    def _finish(self, name: str, buffer: memoryview, in_file: bool) -> None:
+    def _finish(self, uri: str, name: str, buffer: memoryview, in_file: bool) -> None:
         """Sum the bytes, and send them where they are not in place."""
-        if self.uri_of is None:
-            return
-        path, digest = self._local_path(name), xxhash.xxh3_64()
+        path, digest = filesystem.local_path(uri), xxhash.xxh3_64()
         if path and in_file:
             digest.update(buffer)
         else:
-            with create_object(self.uri_of(name), self.storage_options, size=len(buffer), durable=False) as out:
+            with create_object(uri, self.storage_options, size=len(buffer), durable=False) as out:
                 for first in range(0, len(buffer), BLOCK_BYTES):
                     block = buffer[first : first + BLOCK_BYTES]
                     digest.update(block)
@@ -129,8 +119,22 @@ class Building:
         if path and not in_file and len(buffer) > READ_AT_ONCE:
             self.arrays[name] = _mapped(path, len(buffer))
 
-    def _local_path(self, name: str) -> str | None:
-        return filesystem.local_path(self.uri_of(name)) if self.uri_of else None
+
+@contextlib.contextmanager
+def _file(uri: str, size: int, in_order: bool) -> Iterator[mmap.mmap | None]:
+    """The mapped file that it will be, or leaves from; None where memory is the place, or the disk has no room."""
+    path = filesystem.local_path(uri)
+    with contextlib.ExitStack() as stack:
+        mapped = None
+        if _belongs_in_file(path, size, in_order):
+            try:
+                mapped = stack.enter_context(create_mapped(path, size, durable=False) if path else _nameless(size))
+            except OSError as error:
+                _check_memory(uri, size, error)
+        if mapped is not None and size <= SHUFFLED_IN_FILE:
+            with contextlib.suppress(OSError):
+                mapped.madvise(MADV_POPULATE_WRITE)
+        yield mapped
 
 
 def _belongs_in_file(path: str | None, size: int, in_order: bool) -> bool:
@@ -151,10 +155,10 @@ def _mapped(path: str, size: int) -> NDArray[Any]:
     return parse_npy(LocalFile(path).read([(0, size)])[0])
 
 
-def _check_memory(name: str, size: int, error: OSError) -> None:
+def _check_memory(uri: str, size: int, error: OSError) -> None:
     """Memory is the other place for an array that found none on the disk; the kernel would kill who takes too much."""
     with contextlib.suppress(OSError):
         found = re.search(r"^MemAvailable: *(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
         if found and int(found[1]) * 1024 < size:
             available = int(found[1]) * 1024
-            raise IndexBuildError(f"{name}: {available} bytes of memory, needs {size}, or a disk: {error}") from error
+            raise IndexBuildError(f"{uri}: {available} bytes of memory, needs {size}, or a disk: {error}") from error
