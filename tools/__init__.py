@@ -10,10 +10,15 @@ from importlib import import_module
 # command -> (its module here, what it is for). No module is called `inspect`: `python tools/x.py` puts this folder
 # before the standard library, which has one of that name.
 COMMANDS = {
+    "account": ("account", "tokens and epochs of each source of a run"),
     "cache": ("cache", "fill, list, check and prune the copy of remote data on a disk"),
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),
     "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
+    "order": ("order", "who reads what: the order of a run as parquet files"),
+    "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
+    "trace": ("trace", "what was in a step: samples, documents, text"),
+    "where": ("where", "who saw a document: every step, rank and slot"),
 }
 
 

@@ -95,6 +95,10 @@ class PackedRunOrder:
             None if None in lengths else min(length for length in lengths if length is not None) // self.blocks_per_step
         )
 
+    def num_rows(self, steps: range) -> int:
+        """Blocks of these steps, over all ranks."""
+        return len(steps) * self.blocks_per_step * self.num_ranks
+
     def rows(self, steps: range, rank: int | None = None) -> tuple[Readings, Numbers]:
         """Who reads what: readings, and rows (set, file, block, pass) of shape (n, 4); by step, rank, slot.
 

@@ -65,6 +65,10 @@ class RunOrder:
         """Whole steps until the loaders end; None: they do not."""
         return self.reading.num_steps()
 
+    def num_rows(self, steps: range) -> int:
+        """Samples of these steps, over all ranks."""
+        return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
+
     def trace(self, steps: range, rank: int | None = None) -> tuple[Readings, Contents]:
         """The samples of some steps, of one rank or all, and what is in them.
 

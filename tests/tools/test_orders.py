@@ -1,0 +1,180 @@
+"""binidx trace, where, account, order and pack, as a person calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from binidx.tools import main
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import binidx
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.packed import PackedDatasetBuilder
+from binidx.order.arrow import parquet
+
+WORDS = [f"w{number}" for number in range(500)]
+
+
+@dataclass
+class Words:
+    eod: int = 0
+    pad: int = 600
+    unique_identifiers: OrderedDict[str, Any] = field(default_factory=lambda: OrderedDict(kind="words"))
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved run over two sources, and the tokenizer of their text, in one directory."""
+    directory = tmp_path_factory.mktemp("orders")
+    rng = np.random.default_rng(0)
+    for name in ("en", "code"):
+        with binidx.IndexedDatasetBuilder(f"{directory}/{name}.bin", np.uint16) as builder:
+            for _ in range(60):
+                tokens = [*rng.integers(1, 500, 30), 0]
+                builder.add_document(tokens, [len(tokens)])
+            builder.finalize(f"{directory}/{name}.idx")
+    config = binidx.GPTDatasetConfig(
+        random_seed=1, sequence_length=24, blend=([f"{directory}/en", f"{directory}/code"], [0.7, 0.3]),
+        split="1,0,0", tokenizer=Words(), reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+        path_to_cache=f"{directory}/cache",
+    )  # fmt: skip
+    binidx.Run(config, [120, 0, 0], 2, 2, global_batch_size=8).save(f"{directory}/run.json")
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(f"{directory}/tokenizer.json")
+    return directory / "run.json"
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_trace_shows_what_the_loader_served(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = str(run_file.parent / "tokenizer.json")
+    found = rows(capsys, "trace", str(run_file), "--step", "3", "--rank", "1", "--tokenizer", tokenizer)
+    train = binidx.Run.load(str(run_file)).build()[0]
+    loader = binidx.build_pretraining_data_loader(train, 3 * 8, 2, 1, 2)
+    served = [row for batch, _ in zip(loader, range(2), strict=False) for row in batch["tokens"].tolist()]
+    assert [row["slot"] for row in found] == [0, 1, 2, 3]
+    for row, tokens in zip(found, served, strict=True):
+        text = " ".join(doc["text"] for doc in row["docs"]).split()
+        assert text[:24] == [WORDS[token] for token in tokens]
+
+
+def test_trace_reads_well(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(run_file), "--step", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 0  rank 0  slot 0  sample 0  ")
+    assert "  document " in lines[1]
+    assert sum(line.startswith("step 0") for line in lines) == 8
+
+
+def test_where_is_the_way_back(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traced = [row for step in range(15) for row in rows(capsys, "trace", str(run_file), "--step", str(step))]
+    source = str(run_file.parent / "code")
+    needed = [row for row in traced if row["source"] == source and any(doc["doc"] == 7 for doc in row["docs"])]
+    found = rows(capsys, "where", str(run_file), "--document", "7", "--source", source)
+    assert found == sorted(needed, key=lambda row: row["position"])
+    assert needed
+    early = rows(capsys, "where", str(run_file), "--document", "7", "--source", source, "--before-step", "5")
+    assert early == [row for row in found if row["step"] < 5]
+
+
+def test_account_adds_up(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = [
+        "account",
+        str(run_file),
+        "--repeats",
+        "--to",
+        f"{tmp_path}/a.parquet",
+        "--picture",
+        f"{tmp_path}/a.png",
+    ]
+    assert main(arguments) == 0
+    table = capsys.readouterr().out.splitlines()
+    names = [line.split()[0] for line in table if "seen" not in line]
+    assert [name.rpartition("/")[2] for name in names] == ["source", "en", "code", "all"]
+    found = parquet.read_table(f"{tmp_path}/a.parquet").to_pylist()
+    assert sum(row["samples_read"] for row in found) == 120
+    assert all(sum(row["seen"]) == row["documents"] == 60 for row in found)
+    assert Path(f"{tmp_path}/a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["order", str(run_file), "--to", str(tmp_path), "--tokens"]) == 0
+    assert "2 files, 2 written now, 120 rows" in capsys.readouterr().out
+    assert main(["order", str(run_file), "--to", str(tmp_path), "--tokens"]) == 0
+    assert "2 files, 0 written now, 120 rows" in capsys.readouterr().out
+    found = parquet.read_table(f"{tmp_path}/worker_1-of-2_ordered_dataset.parquet").to_pylist()
+    traced = rows(capsys, "trace", str(run_file), "--step", "14", "--rank", "1")
+    assert [row["sample"] for row in found[-4:]] == [row["sample"] for row in traced]
+    assert main(["order", str(run_file), "--to", f"{tmp_path}/s", "--steps", "2:9", "--steps-per-file", "4"]) == 0
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [
+        f"steps-{a:09d}-{b:09d}.parquet" for a, b in ((2, 4), (4, 8), (8, 9))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trace", "{run}", "--step", "15"], "steps 15 to 16: the run has 15"),
+        (["trace", "{run}", "--step", "0", "--rank", "2"], "rank 2: the run has 2"),
+        (["where", "{run}", "--document", "0"], "source: found None, needs one of"),
+        (["where", "{run}", "--document", "60", "--source", "{en}"], "documents 60 to 60, it has 60"),
+        (["order", "{run}"], "needs --to URI"),
+        (["order", "{run}", "--to", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
+        (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),
+        (["order", "{tokenizer}", "--to", "x"], "run: found unknown version"),
+    ],
+)
+def test_a_wrong_call_says_what_it_needs(
+    run_file: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"run": run_file, "en": run_file.parent / "en", "tokenizer": run_file.parent / "tokenizer.json"}
+    assert main([each.format(**names) for each in arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = PackedDatasetBuilder(f"{tmp_path}/packed", "web", 40, 0, np.uint16)
+    builder.add_array(np.random.default_rng(0).integers(1, 999, 37 * 40))
+    builder.write_reminder()
+    (tmp_path / "files.txt").write_text("\n".join(builder.filenames))
+    described = {
+        "fork": "umd", "block_size": 9, "n_chunks": 2, "seed": 3, "num_ranks": 2, "micro_batch_size": 2,
+        "sets": [{"name": "web", "files": f"{tmp_path}/files.txt"}],
+    }  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(described))
+    assert main(["order", f"{tmp_path}/run.json", "--check-nesting", "2,4"]) == 0
+    out = capsys.readouterr().out
+    assert "2, 4 ranks read the same set of blocks every 288 tokens (8 files)" in out
+    assert "proved for 4 sync points in a pass, the last after 1,152 tokens" in out
+    assert "2 ranks: 4 files after it are not in step, 1 are never read" in out
+    assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out", "--steps", ":50", "--tokens"]) == 0
+    found = parquet.read_table(f"{tmp_path}/out/worker_0-of-2_ordered_dataset.parquet")
+    assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
+    assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
+    (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
+    assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
+    assert "fork: found 'mine', needs one of lit-gpt" in capsys.readouterr().err
+
+
+def test_the_example_of_pack_runs_there_and_back(run_file: Path, tmp_path: Path) -> None:
+    command = [Path(sys.executable).parent / "binidx", "pack"]
+    prefix = str(run_file.parent / "en")
+    subprocess.run([*command, prefix, f"{tmp_path}/packed", "--chunk-size", "100", "--sep", "0"], check=True)
+    files = sorted(map(str, (tmp_path / "packed").iterdir()))
+    assert len(files) == 19
+    subprocess.run([*command, "--back", f"{tmp_path}/en2", *files, "--sep", "0"], check=True)
+    assert Path(f"{tmp_path}/en2.bin").read_bytes() == Path(f"{prefix}.bin").read_bytes()
+    assert Path(f"{tmp_path}/en2.idx").read_bytes() == Path(f"{prefix}.idx").read_bytes()
+    assert len(IndexedDataset(f"{tmp_path}/en2")) == 60

@@ -1,0 +1,109 @@
+"""What the commands about a run's order share: the run, steps, text, and rows for people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from binidx.errors import ConfigError, MissingDriverError
+from binidx.loader.readings import Readings
+from binidx.order.run_order import RunOrder
+from binidx.order.samples import Contents
+from binidx.storage.backends import open_object
+from binidx.storage.transfer import read_whole
+
+from ._face import json_object
+
+Decode = Callable[[list[int]], str]
+
+
+def add_run(options: argparse.ArgumentParser) -> None:
+    """The run, and how to reach its data."""
+    options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
+    options.add_argument(
+        "--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for RUN and its data"
+    )
+
+
+def open_run(arguments: argparse.Namespace) -> RunOrder:
+    """The order of the run that is meant."""
+    from binidx.loader.run import Run
+
+    run = Run.load(arguments.run, arguments.storage_options)
+    if run.build()[0] is None:
+        raise ConfigError(f"{arguments.run}: has no train split")
+    return RunOrder.of(run)
+
+
+def steps_of(order: RunOrder, text: str | None) -> range:
+    """`A:B`, `A:`, `:B` or nothing, as in a slice: steps that the run has."""
+    count = order.num_steps()
+    first, _, stop = (text or ":").partition(":")
+    if not stop and count is None:
+        raise ConfigError("steps: a cyclic run has no end, needs --steps A:B")
+    try:
+        return range(int(first or 0), int(stop) if stop else count or 0)
+    except ValueError:
+        raise ConfigError(f"steps: found {text}, needs A:B") from None
+
+
+def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None:
+    """What makes text of tokens, out of a tokenizer.json."""
+    if uri is None:
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise MissingDriverError(f"{uri}: needs tokenizers; pip install tokenizers") from error
+    content = bytes(read_whole(open_object(uri, storage_options=options, cache=False)))
+    decode: Decode = Tokenizer.from_buffer(content).decode
+    return decode
+
+
+def rows_of(
+    order: RunOrder, readings: Readings, contents: Contents, decode: Decode | None = None
+) -> Iterator[dict[str, Any]]:
+    """One row a sample, in JSON values; with the text of each document's piece where there is a decoder."""
+    tokens = order.read(readings.sample) if decode else None
+    spans = contents.spans
+    for place in range(len(readings.step)):
+        pieces = range(*spans.bounds[place : place + 2].tolist())
+        row: dict[str, Any] = {
+            name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
+        }
+        row |= {"source": order.prefixes[contents.source[place]], "epoch": int(contents.epoch[place])}
+        row["docs"] = [
+            {
+                "doc": int(spans.document[piece]),
+                "start": int(spans.start[piece]),
+                "len": int(spans.length[piece]),
+                "dst": int(spans.target[piece]),
+            }
+            for piece in pieces
+        ]
+        if decode and tokens is not None:
+            for doc in row["docs"]:
+                doc["text"] = decode(tokens[place, doc["dst"] : doc["dst"] + doc["len"]].tolist())
+        yield row
+
+
+def print_rows(rows: Iterator[dict[str, Any]], as_json: bool, text_width: int = 100) -> int:
+    """One JSON object a line, or a block a sample for people; how many."""
+    count = 0
+    for row in rows:
+        print(json.dumps(row) if as_json else _block(row, text_width))
+        count += 1
+    return count
+
+
+def _block(row: Mapping[str, Any], text_width: int) -> str:
+    where = f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}"
+    lines = [f"{where}  sample {row['sample']:,}  {row['source']}, epoch {row['epoch']}"]
+    for doc in row["docs"]:
+        lines.append(f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}")
+        if "text" in doc:
+            text = " ".join(doc["text"].split())
+            lines.append(f"    {text[:text_width]}{'…' * (len(text) > text_width)}")
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""Tokens and epochs of each source: what there is, what the run takes, what was read up to a step.
+
+A sample counts S tokens, those that are fed. `epochs` is tokens read over tokens there are. --repeats counts for every
+document how many samples had tokens of it, which costs a microsecond a sample.
+
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
+
+example:
+  binidx account run.json --before-step 41200 --picture sources.png
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+
+if __name__ == "__main__":  # python tools/account.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError, MissingDriverError
+from binidx.order.account import SourceAccount, account
+from binidx.storage.publish import create_object
+
+from ._face import parser, run
+from ._orders import add_run, open_run
+
+COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = parser("account", __doc__)
+    add_run(options)
+    options.add_argument("--before-step", type=int, metavar="N", help="what was read before step N; by default all")
+    options.add_argument("--repeats", action="store_true", help="how many documents were seen 0, 1, 2, ... times")
+    options.add_argument("--to", metavar="URI", help="write the rows as parquet")
+    options.add_argument("--picture", metavar="PNG", help="draw the epochs and tokens of each source")
+    options.add_argument("--json", action="store_true", help="print one JSON list")
+    arguments = options.parse_args(argv)
+
+    def body() -> int:
+        order = open_run(arguments)
+        stop = order.num_steps() if arguments.before_step is None else arguments.before_step
+        if stop is None:
+            raise ConfigError("account: a cyclic run has no end, needs --before-step N")
+        accounts = account(order, stop, repeats=arguments.repeats)
+        if arguments.to:
+            write_parquet(accounts, arguments.to, arguments.storage_options)
+        if arguments.picture:
+            draw(accounts, arguments.picture, stop)
+        print(json.dumps([asdict(each) for each in accounts]) if arguments.json else table(accounts))
+        return 0
+
+    return run("account", body)
+
+
+def table(accounts: Sequence[SourceAccount]) -> str:
+    """The rows for people, and their sum."""
+    width = max([len("source"), *(len(each.source) for each in accounts)])
+    width = min(width, max(20, shutil.get_terminal_size().columns - 16 * len(COLUMNS)))
+    lines = [f"{'source':<{width}}" + "".join(f"{name:>16}" for name in COLUMNS)]
+    for each in accounts:
+        values = (each.documents, each.tokens, each.samples_in_run, each.samples_read, each.tokens_read)
+        name = each.source if len(each.source) <= width else "…" + each.source[1 - width :]
+        lines.append(f"{name:<{width}}" + "".join(f"{value:>16,}" for value in values) + f"{each.epochs_read:>16.3f}")
+        if each.seen:
+            lines.append(
+                "  seen " + ", ".join(f"{times}x: {count:,}" for times, count in enumerate(each.seen) if count)
+            )
+    total = [sum(getattr(each, name) for each in accounts) for name in ("samples_read", "tokens_read")]
+    lines.append(f"{'all':<{width}}" + " " * 48 + "".join(f"{value:>16,}" for value in total))
+    return "\n".join(lines)
+
+
+def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
+    """One row a source."""
+    from binidx.order.arrow import pa, parquet
+
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.Table.from_pylist([asdict(each) for each in accounts]), sink)
+    with create_object(uri, options) as out:
+        out.write(memoryview(sink.getvalue()))
+
+
+def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
+    """Two bars a source: its tokens, and how often they were read."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDriverError(f"{path}: needs matplotlib; pip install matplotlib") from error
+    names = [each.source.rstrip("/").rpartition("/")[2] or each.source for each in accounts]
+    figure = Figure(figsize=(9, 1.6 + 0.34 * len(names)), layout="constrained")
+    tokens, epochs = figure.subplots(1, 2, sharey=True)
+    places = range(len(names))
+    tokens.barh(places, [each.tokens / 1e9 for each in accounts], color="#c9d4e5", label="there are")
+    tokens.barh(places, [each.tokens_read / 1e9 for each in accounts], height=0.4, color="#2b5c9e", label="read")
+    tokens.set(yticks=list(places), yticklabels=names, xlabel="tokens, billions")
+    tokens.invert_yaxis()
+    tokens.legend(frameon=False)
+    epochs.barh(places, [each.epochs_read for each in accounts], height=0.4, color="#2b5c9e")
+    epochs.axvline(1, color="#999999", linewidth=0.8)
+    epochs.set(xlabel="epochs")
+    for axes in (tokens, epochs):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"sources before step {stop_step:,}")
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,123 @@
+"""Write down who reads what: the order of a run as parquet files, by rank or by steps, without any GPU.
+
+RUN describes a GPT run (what binidx.Run.save wrote) or a run over packed files (binidx.order.packed_description).
+One row is one sequence: step, rank, slot, sample, source, epoch, and its documents and spans; packed files know no
+documents, their rows have file and block. --tokens adds the tokens, which are read from the data. Files that are there
+already are kept, so an export that broke off goes on.
+
+  worker_{rank}-of-{ranks}_ordered_dataset.parquet     one a rank (default), as the Gemstones are published
+  steps-{first}-{stop}.parquet                         with --steps-per-file
+
+--check-nesting 64,256,512 proves for packed files where runs of so many ranks have read the same set of blocks.
+
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
+
+example:
+  binidx order run.json --to s3://corpus/order --threads 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+if __name__ == "__main__":  # python tools/order.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError
+from binidx.order.nesting import Nesting
+from binidx.order.packed_description import load_packed_run
+from binidx.order.packed_run import PackedRunOrder
+from binidx.storage.backends import open_object
+from binidx.storage.transfer import read_whole
+
+from ._face import parser, run
+from ._orders import add_run, open_run, steps_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = parser("order", __doc__)
+    add_run(options)
+    options.add_argument("--to", metavar="URI", help="directory of the files")
+    options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
+    options.add_argument("--steps-per-file", type=int, metavar="N", help="a file for N steps of all ranks")
+    options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
+    options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")
+    options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
+    arguments = options.parse_args(argv)
+    hint = "interrupted; the same command goes on from here"
+    return run("order", lambda: body(arguments), after_interrupt=hint)
+
+
+def body(arguments: argparse.Namespace) -> int:
+    """Export, or compare topologies."""
+    order: Any = open_order(arguments)
+    if arguments.check_nesting:
+        return check_nesting(order, arguments.check_nesting)
+    if not arguments.to:
+        raise ConfigError("order: needs --to URI, or --check-nesting")
+    from binidx.order.export import export, plan_by_rank, plan_by_steps
+
+    steps = steps_of(order, arguments.steps)
+    count = order.num_steps()
+    if steps.start < 0 or steps.stop < steps.start or (count is not None and steps.stop > count):
+        raise ConfigError(f"steps {steps.start} to {steps.stop}: the run has {count}, counted from 0")
+    per_file = arguments.steps_per_file
+    parts = plan_by_steps(steps, per_file) if per_file else plan_by_rank(order.num_ranks, steps)
+    with tqdm(desc="order", total=order.num_rows(steps), unit=" rows", unit_scale=True, disable=None) as bar:
+        written = export(
+            order,
+            arguments.to,
+            parts,
+            tokens=arguments.tokens,
+            threads=arguments.threads,
+            storage_options=arguments.storage_options,
+            watch=bar.update,
+        )
+    print(f"{arguments.to}: {len(parts):,} files, {written:,} written now, {order.num_rows(steps):,} rows")
+    return 0
+
+
+def open_order(arguments: argparse.Namespace) -> Any:
+    """The order of either kind of run, told apart by their fields."""
+    text = bytes(read_whole(open_object(arguments.run, storage_options=arguments.storage_options, cache=False)))
+    try:
+        packed = "fork" in json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{arguments.run}: no JSON: {error}") from error
+    return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
+
+
+def check_nesting(order: Any, text: str) -> int:
+    """Print the sync points of each set, after the proof."""
+    if not isinstance(order, PackedRunOrder) or order.files is None:
+        raise ConfigError(
+            "--check-nesting: the order of a GPT run is the same for any number of ranks; needs packed files"
+        )
+    try:
+        ranks = [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--check-nesting: found {text}, needs numbers of ranks such as 64,256,512") from None
+    for name, of, files in zip(order.names, order.sets, order.files, strict=True):
+        nesting = Nesting(of, files.block_size, [each * max(1, order.num_workers) for each in ranks])
+        nesting.check()
+        last = nesting.num_syncs
+        print(
+            f"{name}: {', '.join(map(str, ranks))} ranks read the same set of blocks every "
+            f"{nesting.sync_tokens:,} tokens ({nesting.sync_files:,} files)\n"
+            f"  proved for {last} sync points in a pass, the last after {last * nesting.sync_tokens:,} tokens"
+        )
+        for count, shards in zip(ranks, nesting.shards, strict=True):
+            behind = nesting.files_read(shards) - last * nesting.sync_files
+            dropped = of.num_files - nesting.files_read(shards)
+            print(f"  {count} ranks: {behind:,} files after it are not in step, {dropped:,} are never read")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,79 @@
+"""Turn a dataset into packed files (LITPKDS, of lit-gpt, TinyLlama, the Gemstones), or packed files into a dataset.
+
+  pack PREFIX OUTDIR     documents one after the other, cut into files of --chunk-size tokens; --sep fills the last
+  pack --back PREFIX FILE ...    each document is what ends with the token --sep; what fills the end is left out
+
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
+
+example:
+  binidx pack data/en packed/ --chunk-size 4196352 --sep 0
+  binidx pack --back data/en2 packed/train_*.bin --sep 0
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+if __name__ == "__main__":  # python tools/pack.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.packed import PackedFiles
+from binidx.format.packed_convert import indexed_to_packed, packed_to_indexed
+
+from ._face import json_object, parser, prefix, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = parser("pack", __doc__)
+    options.add_argument("prefix", type=prefix, help="of the dataset, path or URI without .bin and .idx")
+    options.add_argument("others", nargs="+", metavar="OUTDIR | FILE", help="where to, or with --back where from")
+    options.add_argument("--back", action="store_true", help="write the dataset, from packed files in this order")
+    options.add_argument("--sep", type=int, required=True, metavar="ID", help="token that separates documents")
+    options.add_argument("--chunk-size", type=int, default=2048 * 2049, metavar="N", help="tokens a file (4,196,352)")
+    options.add_argument("--name", default="train", help="first part of the file names (train)")
+    options.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
+    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
+    arguments = options.parse_args(argv)
+    return run("pack", lambda: unpack(arguments) if arguments.back else pack(arguments))
+
+
+def pack(arguments: argparse.Namespace) -> int:
+    """Dataset to files."""
+    if len(arguments.others) != 1:
+        raise ConfigError(f"pack: found {len(arguments.others)} directories, needs one")
+    dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
+    with tqdm(desc="pack", total=dataset.index.num_tokens, unit=" tokens", unit_scale=True, disable=None) as bar:
+        names = indexed_to_packed(
+            dataset,
+            arguments.others[0],
+            arguments.name,
+            arguments.chunk_size,
+            arguments.sep,
+            add_separator=arguments.add_separator,
+            storage_options=arguments.storage_options,
+            watch=bar.update,
+        )
+    print(f"{names[0]}: first of {len(names):,} files, {dataset.index.num_tokens:,} tokens")
+    return 0
+
+
+def unpack(arguments: argparse.Namespace) -> int:
+    """Files to dataset."""
+    files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
+    total = len(files.uris) * files.header.chunk_size
+    with tqdm(desc="unpack", total=total, unit=" tokens", unit_scale=True, disable=None) as bar:
+        count = packed_to_indexed(
+            files, arguments.prefix, arguments.sep, storage_options=arguments.storage_options, watch=bar.update
+        )
+    print(f"{arguments.prefix}: {count:,} documents of {len(files.uris):,} files")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,51 @@
+"""What was in a step: its samples, their sources, documents and spans, from the description of the run alone.
+
+No token is read unless --tokenizer asks for text; the indices are those of the run's cache, and built where there is
+none. A document counts from 0 in its source; its span is what this sample has of it, S tokens and the last label.
+
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
+
+example:
+  binidx trace run.json --step 41200 --rank 17 --tokenizer tokenizer.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+if __name__ == "__main__":  # python tools/trace.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError
+
+from ._face import parser, run
+from ._orders import add_run, decoder, open_run, print_rows, rows_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = parser("trace", __doc__)
+    add_run(options)
+    options.add_argument("--step", type=int, required=True, metavar="N", help="counted from 0")
+    options.add_argument("--rank", type=int, metavar="R", help="of data parallel ranks; by default all")
+    options.add_argument("--tokenizer", metavar="URI", help="a tokenizer.json, to show the text")
+    options.add_argument("--json", action="store_true", help="print one JSON object a sample")
+    arguments = options.parse_args(argv)
+
+    def body() -> int:
+        order = open_run(arguments)
+        if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
+            raise ConfigError(f"rank {arguments.rank}: the run has {order.num_ranks}, counted from 0")
+        try:
+            readings, contents = order.trace(range(arguments.step, arguments.step + 1), arguments.rank)
+        except IndexError as error:
+            raise ConfigError(str(error)) from error
+        decode = decoder(arguments.tokenizer, arguments.storage_options)
+        print_rows(rows_of(order, readings, contents, decode), arguments.json)
+        return 0
+
+    return run("trace", body)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
