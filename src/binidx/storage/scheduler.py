@@ -242,6 +242,8 @@ class Scheduler:
             age = now - sent
             if age < self.lateness.FLOOR:
                 break  # and all that follow are younger
+            if task not in self._running:
+                continue  # dropped just now, with its read
             if age > self.lateness.patience(in_flight / SLOWEST):
                 self._give_up(task, age)
             elif read.hedge and self._may_hedge(read, place, age, in_flight):
