@@ -168,16 +168,25 @@ int64_t binidx_blend_replay(const binidx_blend *blend, int level, int64_t first,
 
 /* locate.c ------------------------------------------------------------------------------------------------------ */
 
-/* The order of a GPT dataset and the lengths of its sequences. */
+/* Where the sequences of a .bin lie. */
 typedef struct {
-    const void *sample_index; /* (num_samples + 1, 2) int32_t, or int64_t when wide */
-    int64_t num_samples;
+    const void *lengths, *pointers; /* (num_sequences,) int32_t and int64_t, as mapped */
+    int64_t num_sequences, item_bytes;
+    int32_t dtype; /* of the tokens, the code of an .idx */
+} binidx_sequences;
+
+/* The orders of a GPT dataset over its sequences. */
+typedef struct {
+    binidx_sequences sequences;
+    const void *shuffle_index; /* (num_served,) uint32_t, or int64_t when wide_shuffle */
+    const void *sample_index;  /* (num_samples + 1, 2) int32_t, or int64_t when wide_rows */
     const int32_t *document_index;
-    int64_t num_documents;
-    const void *sequence_lengths; /* int32_t, as mapped */
-    int64_t num_sequences;
-    int32_t wide, extra;
+    int64_t num_served, num_samples, num_documents;
+    int32_t wide_shuffle, wide_rows, extra;
 } binidx_orders;
+
+/* The row of sample_index of each sample served, -1 being the last one; returns the first that there is not, or count. */
+int64_t binidx_served_rows(const binidx_orders *orders, const int64_t *served, int64_t count, int64_t *rows);
 
 /* bounds[s] .. bounds[s+1] are the spans of the sample at rows[s]; returns how many there are in all. */
 int64_t binidx_count_spans(const binidx_orders *orders, const int64_t *rows, int64_t num_samples, int64_t *bounds);
@@ -185,15 +194,18 @@ int64_t binidx_count_spans(const binidx_orders *orders, const int64_t *rows, int
 /* (sequence, first token, tokens) of each span, for rows that binidx_count_spans has counted; returns how many. */
 int64_t binidx_sample_spans(const binidx_orders *orders, const int64_t *rows, int64_t num_samples, int64_t *spans);
 
-/* (first byte, end) of each span in the .bin; returns the first span that leaves its sequence, or num_spans. */
-int64_t binidx_locate_spans(const void *sequence_lengths, const void *sequence_pointers, int64_t num_sequences,
-                            int64_t item_bytes, const int64_t *spans, int64_t num_spans, int64_t *ranges);
+/* (first byte, end) of each span in the .bin, sequence -1 being the last one; returns the first span that leaves its
+ * sequence, or num_spans. */
+int64_t binidx_locate_spans(const binidx_sequences *sequences, const int64_t *spans, int64_t num_spans, int64_t *ranges);
 
 /* read_ahead.c -------------------------------------------------------------------------------------------------- */
 
 /* Advise that the ranges, (first byte, end) in a mapping of `size` bytes at `base`, will be read soon; their bytes in all,
  * or BINIDX_BAD_LENGTH, and no advice, if one leaves the mapping. No advice either with page_bytes 0. */
 int64_t binidx_read_ahead(int64_t base, int64_t size, const int64_t *ranges, int64_t num_ranges, int64_t page_bytes);
+
+/* What this thread has had of the disk, in no unit; it rises with each page. -1 where the system does not tell. */
+int64_t binidx_disk_reads(void);
 
 /* place.c ------------------------------------------------------------------------------------------------------- */
 
@@ -211,21 +223,51 @@ int64_t binidx_place_ranges(const binidx_blocks *b, const int64_t *ranges, int64
 
 /* gather.c ------------------------------------------------------------------------------------------------------ */
 
-/* Pieces of stored tokens, and where their samples go. */
+/* Where positions start again from 0. */
+enum {
+    BINIDX_EACH_SAMPLE = 0,
+    BINIDX_AFTER_EOD = 1,
+    BINIDX_EACH_PIECE = 2, /* and at the bounds in cu_seqlens */
+};
+
+/* Pieces of stored tokens, and where their samples go. Of the outputs there is either `text` or all others but
+ * cu_seqlens and max_seqlen, which come where positions are BINIDX_EACH_PIECE. */
 typedef struct {
     int64_t base;          /* address that the ranges count from; 0 when they are addresses */
     const int64_t *ranges; /* piece -> (first byte, end) */
     const int64_t *bounds; /* sample -> its first piece; num_samples + 1 of them */
     const int64_t *rows;   /* sample -> row of the outputs */
     int64_t num_samples, num_pieces, num_rows, sequence_length, item_bytes, pad, eod;
-    int32_t dtype;         /* code of an .idx */
-    int32_t mask_eod;      /* no loss on an EOD */
-    int64_t *tokens, *labels, *positions; /* (rows, sequence_length); positions may be NULL */
+    int32_t dtype;    /* code of an .idx */
+    int32_t extra;    /* 1 when a whole sample has a token more than the row */
+    int32_t mask_eod; /* no loss on an EOD */
+    int32_t starts;   /* of positions: BINIDX_EACH_SAMPLE ... */
+    int64_t *tokens, *labels, *positions; /* (rows, sequence_length) */
     float *loss_mask;
+    int32_t *cu_seqlens; /* (rows, sequence_length + 1) where each piece starts, then sequence_length */
+    int32_t *max_seqlen; /* (rows,) tokens of the longest */
+    int32_t *text;       /* (rows, sequence_length + 1) tokens and the one after, pads as they are */
 } binidx_gather;
 
 /* Fill the rows of the outputs; returns num_samples. A code, and nothing written: BINIDX_BAD_TOKENS if a sample is longer
- * than a row and a token, BINIDX_BAD_LENGTH if a range is not whole tokens, BINIDX_BAD_DOCUMENT if bounds or rows lead outside. */
+ * than a row and its extra token, BINIDX_BAD_LENGTH if a range is not whole tokens, BINIDX_BAD_DOCUMENT if bounds or rows lead outside. */
 int64_t binidx_gather_samples(const binidx_gather *gather, int level);
+
+/* read_samples.c ------------------------------------------------------------------------------------------------ */
+
+/* A mapped .bin. */
+typedef struct {
+    int64_t base, size;
+    int64_t page_bytes;         /* 0: no disk stands behind it */
+    int32_t ask_ahead;          /* whether the disk is asked for all the ranges first */
+    int32_t disk_moved;         /* out: whether it was read for this, or there is no telling */
+    int64_t num_bytes;          /* out: bytes of tokens */
+} binidx_mapping;
+
+/* All of the above for the samples served under these numbers: the pieces that `gather` has no need to name. Returns the
+ * pieces that they have; when those are more than `room`, nothing was written and it wants scratch for so many:
+ * 2 * num_samples + 1 + 5 * room items. A code: something is out of bounds. */
+int64_t binidx_read_samples(const binidx_orders *orders, const int64_t *served, binidx_mapping *mapping,
+                            binidx_gather *gather, int64_t *scratch, int64_t room, int level);
 
 #endif

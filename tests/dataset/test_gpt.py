@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,41 @@ def test_a_batch_is_its_samples(prefix: str) -> None:
     dataset = build(gpt_config(prefix))[0]
     for one, batched in zip(map(dataset.__getitem__, range(9)), dataset.__getitems__(range(9)), strict=True):
         assert_same_sample(batched, one)
+
+
+def test_a_dataset_that_was_read_pickles(prefix: str) -> None:
+    dataset = build(gpt_config(prefix))[0]
+    before = dataset[3]
+    assert_same_sample(pickle.loads(pickle.dumps(dataset))[3], before)
+
+
+def test_samples_count_from_the_end_too_and_there_are_no_others(prefix: str) -> None:
+    dataset = build(gpt_config(prefix))[0]
+    assert_same_sample(dataset[-1], dataset[len(dataset) - 1])
+    assert_same_sample(dataset[np.int64(2)], dataset[2])
+    for idx in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError, match=rf"sample {idx}, there are {len(dataset)}"):
+            dataset[idx]
+
+
+def test_indices_that_were_replaced_are_the_ones_read(prefix: str) -> None:
+    dataset = build(gpt_config(prefix))[0]
+    before = dataset[0], dataset[1]
+    dataset.shuffle_index = dataset.shuffle_index[::-1].copy()
+    dataset.shuffle_index[:2] = dataset.shuffle_index[-1:-3:-1]
+    for idx in (0, 1):
+        assert_same_sample(dataset[idx], before[idx])
+    assert not (dataset[2]["tokens"] == build(gpt_config(prefix))[0][2]["tokens"]).all()
+
+
+def test_indices_that_do_not_belong_together_are_an_error(prefix: str) -> None:
+    dataset = build(gpt_config(prefix))[0]
+    dataset.document_index = dataset.document_index + 50
+    with pytest.raises(IndexBuildError, match=r"lead outside sample_index, document_index or the sequences$"):
+        dataset.__getitems__(range(20))
+    dataset.document_index = dataset.document_index * 0 + int(np.argmin(dataset.dataset.sequence_lengths))
+    with pytest.raises(ValueError, match=rf"{prefix}: .* tokens from .* of sequence \d+, which has \d+$"):
+        dataset.__getitems__(range(20))
 
 
 def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> None:

@@ -122,6 +122,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
             since attention kernels make the mask themselves and S x S bytes per sample are the loader's largest output.
         drop_last_partial_validation_sequence: drop the incomplete sample at the end of the valid split.
         add_extra_token_to_sequence: read S + 1 tokens, so that the last label is a real token.
+        inter_document_masking: give `cu_seqlens` and `max_seqlen`, by which attention kernels stay within documents, in
+            the place of an attention mask; positions start again with each document. As in Megatron Core after 0.16.1.
     """
 
     reset_position_ids: bool | None = None
@@ -130,6 +132,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     create_attention_mask: bool = False
     drop_last_partial_validation_sequence: bool = True
     add_extra_token_to_sequence: bool = True
+    inter_document_masking: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt_batch import assemble_gpt_sample, read_gpt_batch, sample_spans
+from binidx.dataset.gpt_batch import (
+    assemble_gpt_sample,
+    gpt_recipe,
+    read_gpt_batch,
+    read_gpt_sample,
+    read_gpt_text,
+)
 from binidx.dataset.masks import build_attention_mask
 from binidx.dataset.megatron_dataset import MegatronDataset, Request
 from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
-from binidx.errors import IndexBuildError
+from binidx.errors import ConfigError, IndexBuildError
+from binidx.format.idx import DType
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.budget import threads_here
 from binidx.index.building import Arrays, Building
@@ -24,9 +32,11 @@ from binidx.index.cache import IndexCache
 from binidx.index.epochs import EpochPlan, plan_epochs
 from binidx.index.gpt import ARRAYS, build_gpt_index
 from binidx.index.sample import count_tokens
-from binidx.native import RandomState
+from binidx.native import Orders, RandomState
+from binidx.native.gather import Recipe
 from binidx.storage.publish import join_uri
 
+FIT_INT32 = {DType.code_from_dtype(dtype) for dtype in (np.uint8, np.int8, np.int16, np.int32, np.uint16)}
 SMALL = 2**15
 """Documents of all epochs and samples: 0.2 ms of building, about what four small files take to open on a disk."""
 
@@ -38,7 +48,11 @@ class GPTDataset(MegatronDataset):
                   ─ document_index ─►  spans of sequences  ─ .bin ─►  tokens
 
     A sample is a dict of tensors, each of shape (S,): `tokens`, `labels`, `position_ids` int64, `loss_mask` float32,
-    and `attention_mask` bool (1, S, S) on request, True where attention is forbidden.
+    and `attention_mask` bool (1, S, S) on request, True where attention is forbidden. With `inter_document_masking`
+    instead of the mask, both int32: `cu_seqlens` (S + 1,), where each document starts and then S to the end, and
+    `max_seqlen` (), tokens of the longest; and positions start again with each document.
+
+    The tensors of a batch share one block of memory, which lives as long as one of them does.
 
     Raises:
         IndexBuildError: the split has no tokens, and samples were asked of it (Megatron loops for ever).
@@ -65,6 +79,10 @@ class GPTDataset(MegatronDataset):
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
         arrays = self._load_or_build()
         self.document_index, self.sample_index, self.shuffle_index = (arrays[name] for name in ARRAYS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is bound for C holds addresses of this process.
+        return {name: value for name, value in vars(self).items() if name not in ("_orders", "recipe")}
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -143,31 +161,64 @@ class GPTDataset(MegatronDataset):
 
     def spans(self, idx: int | None) -> list[Span]:
         """(sequence, first token, tokens) of each piece; `idx` counts in shuffled order, None is sample 0."""
-        return [(sequence, first, count) for sequence, first, count in sample_spans(self, [idx])[0].tolist()]
+        return [(sequence, first, count) for sequence, first, count in self.orders.spans([idx or 0])[0].tolist()]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
         """Tokens and labels, padded to S, with masks and positions."""
         return assemble_gpt_sample(self, idx, sequences)
 
+    def read_one(self, idx: int | None) -> Sample:
+        return super().read_one(idx) if self._has_own_ways() else read_gpt_sample(self, idx)
+
     @classmethod
     def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """The samples of a batch, gathered by C.
+        """The samples of a batch, filled by C.
 
         By `spans` and `assemble` where a subclass has its own, or where the datasets do not share a config.
         """
-        own_ways = (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble)
-        if own_ways or len({id(dataset.config) for dataset, *_ in requests}) != 1:
+        if cls._has_own_ways() or len({id(dataset.config) for dataset, *_ in requests}) != 1:
             return super().read_together(requests, num_rows)
         return read_gpt_batch(requests, num_rows)
 
-    # One tensor for all samples, as in Megatron: S x S bytes are too many to make each time.
+    @classmethod
+    def _has_own_ways(cls) -> bool:
+        return (cls.spans, cls.assemble) != (GPTDataset.spans, GPTDataset.assemble)
+
+    def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
+        """Samples as their tokens alone: int32, shape (B, S + 1), for trainers that shift by themselves.
+
+        `text[:, :-1]` are the tokens and `text[:, 1:]` the labels, both views. A pad is the tokenizer's pad id, or -1
+        where it has none, as a label or a token: mask these labels, and map these tokens to one that the embedding has.
+        There are pads in a partial last validation sample, and in the last column without the extra token.
+
+        Raises:
+            ConfigError: the tokens are stored as float or int64.
+
+        Source: ours; a seventh of the bytes of `__getitems__`.
+        """
+        if self.dataset.sequences.dtype_code not in FIT_INT32:
+            raise ConfigError(
+                f"{self.dataset_path}: tokens are {self.dataset.index.dtype.__name__}, int32 needs integers of up to "
+                "32 bits; take the samples, whose tokens are int64"
+            )
+        return read_gpt_text(self, idxs)
+
+    @property
+    def orders(self) -> Orders:
+        """The three indices and the sequences, bound for C; anew when one of them was replaced."""
+        arrays = self.shuffle_index, self.sample_index, self.document_index
+        bound = self.__dict__.get("_orders")
+        if bound is None or any(map(operator.is_not, bound.arrays, arrays)):
+            extra = self.config.add_extra_token_to_sequence
+            bound = self._orders = Orders(*arrays, self.dataset.sequences, add_extra_token=extra)
+        return cast(Orders, bound)
 
     @cached_property
-    def shared_positions(self) -> Tensor:
-        """0, 1, 2, …, shape (S,)."""
-        return as_tensor(np.arange(self.config.sequence_length))
+    def recipe(self) -> Recipe:
+        """What C makes of the stored tokens."""
+        return gpt_recipe(self.config, self._pad_token_id)
 
     @cached_property
     def shared_attention_mask(self) -> Tensor:
-        """Forbids the future, shape (1, S, S)."""
+        """Forbids the future, shape (1, S, S). One for all samples, as Megatron's: it is too large to make anew."""
         return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))

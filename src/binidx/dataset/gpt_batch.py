@@ -1,127 +1,160 @@
-"""Micro-batches of GPT samples, gathered by C in one call a dataset, the tokens of all datasets read at the same time.
+"""Micro-batches of GPT samples, filled by C in one call a dataset; what is remote is read at the same time.
 
-samples ─ locate.c ─►  spans of sequences ─►  ranges of bytes ─ storage ─►  pieces ─ gather.c ─►  rows of the batch
+in a local map   samples ───────────────────── read_samples.c ──────────────────────► rows
+elsewhere        samples ─ locate.c ─► spans ─► ranges ─ storage ─► views ─ gather.c ─► rows
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx import native
+from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.masks import build_attention_mask
 from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
-from binidx.format.idx import DType
+from binidx.errors import IndexBuildError
 from binidx.format.pieces import read_pieces
-from binidx.native.gather import GPTOutputs, Pieces, gather_samples, scattered_pieces
+from binidx.native.gather import GPTRows, Recipe, Rows, Starts, TextRows
+from binidx.native.pieces import Pieces, scattered_pieces
+from binidx.storage.local_file import LocalFile
 
 if TYPE_CHECKING:
     from binidx.dataset.gpt import GPTDataset
 
-
-@functools.cache
-def code_of(dtype: Hashable) -> int:
-    """The code of a stored dtype; remembered, since numpy takes 6 us to spell one."""
-    return DType.code_from_dtype(dtype)  # type: ignore[arg-type]
+Request = tuple["GPTDataset", Sequence[int | None], Sequence[int]]
+"""A dataset, samples of it (None is sample 0 without loss), and the rows of the batch that they go to."""
 
 
-def read_gpt_batch(
-    requests: Sequence[tuple[GPTDataset, Sequence[int | None], Sequence[int]]], num_rows: int
-) -> Samples:
-    """One batch out of (dataset, samples, their rows in the batch) of one config."""
-    spans = [sample_spans(dataset, idxs) for dataset, idxs, _ in requests]
-    pieces = read_pieces([(request[0].dataset, found) for request, (found, _) in zip(requests, spans, strict=True)])
-    batch = GPTBatch(requests[0][0], num_rows)
-    for (dataset, idxs, rows), (_, bounds), tokens in zip(requests, spans, pieces, strict=True):
-        batch.fill(dataset, tokens, bounds, idxs, rows)
-    return batch.samples()
+def gpt_recipe(config: GPTDatasetConfig, pad: int) -> Recipe:
+    """What a config asks of C."""
+    starts = starts_of(config)
+    needs_eod = config.eod_mask_loss or starts is Starts.AFTER_EOD
+    return Recipe(
+        config.sequence_length,
+        pad=pad,
+        eod=config.tokenizer.eod if needs_eod else 0,
+        mask_eod=bool(config.eod_mask_loss),
+        starts=starts,
+        add_extra_token=config.add_extra_token_to_sequence,
+    )
+
+
+def starts_of(config: GPTDatasetConfig) -> Starts:
+    if config.inter_document_masking:
+        return Starts.EACH_PIECE
+    masked = config.create_attention_mask and config.reset_attention_mask
+    return Starts.AFTER_EOD if config.reset_position_ids or masked else Starts.EACH_SAMPLE
+
+
+def read_gpt_batch(requests: Sequence[Request], num_rows: int) -> Samples:
+    """One batch out of datasets of one config."""
+    like = requests[0][0]
+    rows = GPTRows(like.recipe, num_rows)
+    fill_rows(rows, requests)
+    shared = () if like.config.reset_attention_mask else ("attention_mask",)
+    return Samples(num_rows, dict(columns(like, rows)), shared)
+
+
+def read_gpt_sample(dataset: GPTDataset, idx: int | None) -> Sample:
+    """One sample, laid out as one: taking it out of a batch costs a quarter of all."""
+    rows = GPTRows(dataset.recipe, None)
+    fill_rows(rows, [(dataset, [idx], [0])])
+    return dict(columns(dataset, rows))
 
 
 def assemble_gpt_sample(dataset: GPTDataset, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
     """One sample of tokens that are here already."""
     stored = [np.ascontiguousarray(sequence, dataset.dataset.index.dtype) for sequence in sequences]
-    batch = GPTBatch(dataset, 1)
     pieces = scattered_pieces([memoryview(sequence.view(np.uint8).data) for sequence in stored])
-    batch.fill(dataset, pieces, np.array([0, len(stored)], np.int64), [idx], [0])
-    return batch.samples()[0]
+    rows = GPTRows(dataset.recipe, None)
+    fill_from_pieces(rows, dataset, pieces, np.array([0, len(stored)], np.int64), [0])
+    drop_losses(rows, [idx], [0])
+    return dict(columns(dataset, rows))
 
 
-def sample_spans(dataset: GPTDataset, idxs: Sequence[int | None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Spans (n, 3) and bounds (B + 1,) of samples in shuffled order; None is sample 0."""
-    rows = dataset.shuffle_index[[0 if idx is None else idx for idx in idxs]].astype(np.int64)
-    return native.sample_spans(
-        dataset.sample_index,
-        dataset.document_index,
-        dataset.dataset.sequence_lengths,
-        rows,
-        add_extra_token=dataset.config.add_extra_token_to_sequence,
-    )
+def read_gpt_text(dataset: GPTDataset, idxs: Sequence[int]) -> NDArray[np.int32]:
+    """Tokens alone, (B, S + 1)."""
+    rows = TextRows(dataset.recipe, len(idxs))
+    fill_rows(rows, [(dataset, idxs, range(len(idxs)))])
+    return rows.text
 
 
-class GPTBatch:
-    """The outputs of a micro-batch of datasets that share a config."""
+def fill_rows(rows: Rows, requests: Sequence[Request]) -> None:
+    """Every request's samples in their rows; what is remote is read all at once."""
+    remote = []
+    for dataset, idxs, places in requests:
+        reader = dataset.dataset.bin_reader
+        if isinstance(reader, LocalFile):
+            fill_from_map(rows, dataset, reader, numbers(idxs), places)
+        else:
+            remote.append((dataset, numbers(idxs), places))
+    if remote:
+        fill_from_reads(rows, remote)
+    for _, idxs, places in requests:
+        drop_losses(rows, idxs, places)
 
-    def __init__(self, like: GPTDataset, num_rows: int) -> None:
-        self.like, self.config = like, like.config
-        shape = (num_rows, self.config.sequence_length)
-        resets = self.config.reset_position_ids or self.config.reset_attention_mask
-        self.out = GPTOutputs(
-            np.empty(shape, np.int64),
-            np.empty(shape, np.int64),
-            np.empty(shape, np.float32),
-            np.empty(shape, np.int64) if resets else None,
-        )
 
-    def fill(
-        self,
-        dataset: GPTDataset,
-        pieces: Pieces,
-        bounds: NDArray[np.int64],
-        idxs: Sequence[int | None],
-        rows: Sequence[int],
-    ) -> None:
-        """Put the samples `idxs`, whose tokens `pieces` are, into `rows`; None has no loss."""
-        index = dataset.dataset.index
-        needs_eod = self.config.eod_mask_loss or self.out.positions is not None
-        gather_samples(
-            pieces,
-            bounds,
-            np.array(rows, np.int64),
-            self.out,
-            dtype_code=code_of(cast(Hashable, index.dtype)),
-            item_bytes=index.dtype_size,
-            pad=dataset._pad_token_id,
-            eod=self.config.tokenizer.eod if needs_eod else 0,
-            mask_eod=bool(self.config.eod_mask_loss),
-        )
-        for idx, row in zip(idxs, rows, strict=True):
-            if idx is None:
-                self.out.loss_mask[row] = 0.0
+def fill_from_map(
+    rows: Rows, dataset: GPTDataset, reader: LocalFile, served: Sequence[int], places: Sequence[int]
+) -> None:
+    """One call of C."""
+    orders = dataset.orders
+    try:
+        reader.read_into(lambda about: rows.read(orders, about, served, places))
+    except IndexBuildError:
+        fill_from_reads(rows, [(dataset, served, places)])  # step by step, it says which sample or span is wrong
+        raise
 
-    def samples(self) -> Samples:
-        """The rows as samples, keys in Megatron's order."""
-        columns = {"tokens": as_tensor(self.out.tokens), "labels": as_tensor(self.out.labels)}
-        if self.config.create_attention_mask:
-            columns["attention_mask"] = self._attention_mask()
-        columns["loss_mask"] = as_tensor(self.out.loss_mask)
-        columns["position_ids"] = self._positions()
-        resets = {
-            "attention_mask": self.config.reset_attention_mask,
-            "position_ids": self.config.reset_position_ids,
-        }
-        shared = [name for name, has_own in resets.items() if not has_own]
-        return Samples(len(self.out.tokens), columns, shared)
 
-    def _positions(self) -> Tensor:
-        if self.config.reset_position_ids and self.out.positions is not None:
-            return as_tensor(self.out.positions)
-        return self.like.shared_positions
+def fill_from_reads(rows: Rows, requests: Sequence[tuple[GPTDataset, Sequence[int], Sequence[int]]]) -> None:
+    """The same in three steps, since the tokens have to be read between."""
+    spans = [dataset.orders.spans(served) for dataset, served, _ in requests]
+    pieces = read_pieces([(request[0].dataset, found) for request, (found, _) in zip(requests, spans, strict=True)])
+    for (dataset, _, places), (_, bounds), tokens in zip(requests, spans, pieces, strict=True):
+        fill_from_pieces(rows, dataset, tokens, bounds, places)
 
-    def _attention_mask(self) -> Tensor:
-        if self.config.reset_attention_mask and self.out.positions is not None:
-            return as_tensor(np.stack([build_attention_mask(positions) for positions in self.out.positions]))
-        return self.like.shared_attention_mask
+
+def fill_from_pieces(
+    rows: Rows, dataset: GPTDataset, pieces: Pieces, bounds: NDArray[np.int64], places: Sequence[int]
+) -> None:
+    stored = dataset.dataset.sequences
+    rows.fill(pieces, bounds, places, dtype_code=stored.dtype_code, item_bytes=stored.item_bytes)
+
+
+def numbers(idxs: Sequence[int | None]) -> list[int]:
+    """As C takes them; the padding sample is made of sample 0."""
+    return [0 if idx is None else idx for idx in idxs]
+
+
+def drop_losses(rows: Rows, idxs: Sequence[int | None], places: Sequence[int]) -> None:
+    """The padding sample has none."""
+    if isinstance(rows, GPTRows) and None in idxs:
+        lost = [place for idx, place in zip(idxs, places, strict=True) if idx is None]
+        rows.loss_mask.reshape(rows.num_rows, -1)[lost] = 0.0
+
+
+def columns(like: GPTDataset, rows: GPTRows) -> Iterator[tuple[str, Tensor]]:
+    """The outputs by name, in Megatron's order."""
+    pieces = rows.recipe.starts is Starts.EACH_PIECE
+    yield "tokens", as_tensor(rows.tokens)
+    yield "labels", as_tensor(rows.labels)
+    if like.config.create_attention_mask and not pieces:
+        yield "attention_mask", attention_mask(like, rows)
+    yield "loss_mask", as_tensor(rows.loss_mask)
+    yield "position_ids", as_tensor(rows.positions)
+    if pieces:
+        yield "cu_seqlens", as_tensor(rows.cu_seqlens)
+        yield "max_seqlen", as_tensor(rows.max_seqlen)
+
+
+def attention_mask(like: GPTDataset, rows: GPTRows) -> Tensor:
+    """That of all samples, or one for each, by their positions; these are then made what the config wants."""
+    if not like.config.reset_attention_mask:
+        return like.shared_attention_mask
+    masks = build_attention_mask(rows.positions)
+    if not like.config.reset_position_ids:
+        rows.positions[:] = np.arange(rows.positions.shape[-1])
+    return as_tensor(masks)

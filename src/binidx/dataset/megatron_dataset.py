@@ -142,14 +142,15 @@ class MegatronDataset(Identified, ABC):
         """The sample made of the tokens of its spans."""
 
     def __getitem__(self, idx: int | None) -> Sample:
-        return self._read([idx])[0]
+        return self.read_one(idx)
 
     def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
         """The samples of a batch, their tokens read in one go."""
-        return self._read(idxs)
-
-    def _read(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
         return self.read_together([(self, idxs, range(len(idxs)))], len(idxs))
+
+    def read_one(self, idx: int | None) -> Sample:
+        """One sample: a batch of one, where a subclass knows no quicker way."""
+        return self.read_together([(self, [idx], [0])], 1)[0]
 
     @classmethod
     def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.gpt_batch import sample_spans
 from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pieces import locate
 
 AT_ONCE = 4096
 """Samples whose spans are in memory together: 1 MB."""
@@ -40,7 +38,7 @@ def ranges_of_samples(
     for each, numbers in _by_dataset(dataset, np.asarray(idxs, np.int64)):
         stored, parts = found.setdefault(id(each.dataset), (each.dataset, []))
         parts += [
-            union(locate(stored, _spans(each, numbers[at : at + AT_ONCE].tolist())))
+            union(stored.locate_all(_spans(each, numbers[at : at + AT_ONCE].tolist())))
             for at in range(0, len(numbers), AT_ONCE)
         ]
     return [(stored, union(np.concatenate(parts))) for stored, parts in found.values() if parts]
@@ -68,6 +66,6 @@ def _by_dataset(
 def _spans(dataset: MegatronDataset, idxs: Sequence[int]) -> NDArray[np.int64]:
     """Spans, shape (n, 3); one by one for a kind of dataset that has its own."""
     if isinstance(dataset, GPTDataset) and type(dataset).spans is GPTDataset.spans:
-        return sample_spans(dataset, idxs)[0]
+        return dataset.orders.spans(idxs)[0]
     spans: list[Any] = [*chain.from_iterable(map(dataset.spans, idxs))]
     return np.array(spans, np.int64).reshape(-1, 3)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.bin_object import find_bin
-from binidx.format.idx import get_idx_path, stored
+from binidx.format.idx import DType, get_idx_path, stored
 from binidx.format.pair import open_pair
+from binidx.native import Sequences
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import Range
 from binidx.storage.vectored import read_many
@@ -115,16 +116,28 @@ class IndexedDataset:
         modes = self.index.sequence_modes
         return tokens if modes is None else (tokens, modes[sequence])
 
+    @functools.cached_property
+    def sequences(self) -> Sequences:
+        """Where the sequences lie, as C wants it."""
+        index = self.index
+        return Sequences(
+            index.sequence_lengths,
+            index.sequence_pointers,
+            dtype_code=DType.code_from_dtype(index.dtype),
+            item_bytes=index.dtype_size,
+        )
+
     def locate(self, spans: Iterable[Span]) -> list[Range]:
         """Where spans lie in the `.bin`, in bytes. Pure; spans that leave their sequence are errors, as in `get`."""
-        lengths, pointers, item_bytes = self.index.sequence_lengths, self.index.sequence_pointers, self._stored.itemsize
-        ranges = []
-        for sequence, first, count in spans:
-            number, first, count = self._number(int(sequence)), int(first), int(count)
-            if first < 0 or count < 0 or first + count > lengths.item(number):
-                raise self._outside(number, first, count)
-            start = pointers.item(number) + first * item_bytes
-            ranges.append((start, start + count * item_bytes))
+        wanted = np.array(list(spans), np.int64).reshape(-1, 3)
+        return [(start, stop) for start, stop in self.locate_all(wanted).tolist()]
+
+    def locate_all(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for arrays: (sequence, first, count), shape (n, 3), to (start, stop), shape (n, 2)."""
+        ranges, right = self.sequences.locate(spans)
+        if right < len(spans):
+            sequence, first, count = spans[right].tolist()
+            raise self._outside(self._number(sequence), first, count)
         return ranges
 
     def read(self, spans: Iterable[Span]) -> list[NDArray[Any]]:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx import native
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.native.gather import Pieces, scattered_pieces
+from binidx.native.pieces import Pieces, scattered_pieces
 from binidx.storage.vectored import read_many
 
 
@@ -22,7 +21,7 @@ def read_pieces(requests: Sequence[tuple[IndexedDataset, NDArray[np.int64]]]) ->
     Raises:
         ValueError: a span leaves its sequence.
     """
-    located = [(dataset.bin_reader, locate(dataset, spans)) for dataset, spans in requests]
+    located = [(dataset.bin_reader, dataset.locate_all(spans)) for dataset, spans in requests]
     mapped: list[Pieces | None] = [
         reader.pieces(ranges) if hasattr(reader, "pieces") else None for reader, ranges in located
     ]
@@ -33,13 +32,3 @@ def read_pieces(requests: Sequence[tuple[IndexedDataset, NDArray[np.int64]]]) ->
     ]
     views = iter(read_many(missing) if missing else [])
     return [scattered_pieces(next(views)) if here is None else here for here in mapped]
-
-
-def locate(dataset: IndexedDataset, spans: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ranges in bytes, shape (n, 2): `dataset.locate` for arrays."""
-    index = dataset.index
-    ranges, right = native.locate_spans(index.sequence_lengths, index.sequence_pointers, spans, index.dtype_size)
-    if right < len(spans):
-        sequence, first, count = spans[right].tolist()
-        raise ValueError(f"{dataset.path_prefix}: {count} tokens from {first} of sequence {sequence}, which has fewer")
-    return ranges

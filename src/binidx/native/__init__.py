@@ -10,7 +10,7 @@ from binidx.native.arguments import MAX_COUNT
 from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from binidx.native.check_index import check_documents, check_sequences
 from binidx.native.document_sample import MOST_RECORDS, fill_records, shuffle_records
-from binidx.native.locate import locate_spans, sample_spans
+from binidx.native.locate import Orders, Sequences
 from binidx.native.random_state import RandomState
 from binidx.native.randperm import torch_randperm
 from binidx.native.sample_index import Samples, fill_rows, put_end, sample_index, token_sum
@@ -18,18 +18,18 @@ from binidx.native.sample_index import Samples, fill_rows, put_end, sample_index
 __all__ = [
     "MAX_COUNT",
     "MOST_RECORDS",
+    "Orders",
     "RandomState",
     "Samples",
+    "Sequences",
     "blend_exhaustive",
     "blend_weighted",
     "check_documents",
     "check_sequences",
     "fill_records",
     "fill_rows",
-    "locate_spans",
     "put_end",
     "sample_index",
-    "sample_spans",
     "shuffle_records",
     "token_sum",
     "torch_randperm",

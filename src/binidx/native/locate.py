@@ -1,7 +1,8 @@
-"""From samples to spans, and from spans to bytes: `native/locate.c`."""
+"""From samples to spans, and from spans to bytes: `native/locate.c`. What C reads is bound once, and asked often."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,63 +12,101 @@ from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
 from binidx.native.arguments import items, pointer
 
+NUMBERS = ffi.typeof("int64_t[]")
+SHUFFLED = (np.dtype(np.uint32), np.dtype(np.int64))
 
-def sample_spans(
-    sample_index: NDArray[Any],
-    document_index: NDArray[np.int32],
-    sequence_lengths: NDArray[np.int32],
-    rows: NDArray[np.int64],
-    *,
-    add_extra_token: bool,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The spans of tokens that samples are made of.
+
+class Sequences:
+    """Where the sequences of a `.bin` lie.
 
     Args:
+        lengths: tokens of each, shape (num_sequences,) int32; may be unaligned.
+        pointers: first byte of each, int64; may be unaligned.
+        dtype_code, item_bytes: of the tokens, as in an `.idx`.
+    """
+
+    def __init__(
+        self, lengths: NDArray[np.int32], pointers: NDArray[np.int64], *, dtype_code: int, item_bytes: int
+    ) -> None:
+        if len(lengths) != len(pointers):
+            raise ValueError(f"{len(lengths)} lengths of sequences with {len(pointers)} pointers")
+        self.dtype_code, self.item_bytes = dtype_code, item_bytes
+        self.bound = ffi.new("binidx_sequences *")
+        self.keep = pointer(lengths, np.int32), pointer(pointers, np.int64)  # the struct only borrows them
+        self.bound.lengths, self.bound.pointers = self.keep
+        self.bound.num_sequences, self.bound.item_bytes, self.bound.dtype = len(lengths), item_bytes, dtype_code
+
+    def locate(self, spans: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+        """Ranges (start, stop) in bytes, shape (n, 2), and the first span that leaves its sequence, or n.
+
+        Args:
+            spans: (sequence, first token, tokens), shape (n, 3); sequence -1 is the last one.
+        """
+        ranges = np.empty((len(spans), 2), np.int64)
+        where = items(spans, np.int64)
+        right = lib.binidx_locate_spans(self.bound, where, len(spans), items(ranges, np.int64, write=True))
+        return ranges, int(right)
+
+
+class Orders:
+    """The orders of a GPT dataset over its sequences.
+
+    Args:
+        shuffle_index: rows of sample_index in the order they are served, shape (num_served,), uint32 or int64.
         sample_index: shape (num_samples + 1, 2), int32 or int64.
         document_index: shape (num_documents,).
-        sequence_lengths: shape (num_sequences,); may be unaligned.
-        rows: rows of sample_index, one a sample, shape (B,).
-
-    Returns:
-        Spans (sequence, first token, tokens), shape (n, 3); bounds, shape (B + 1,): sample b has spans bounds[b] on.
-
-    Raises:
-        IndexBuildError: the indices do not belong together.
+        sequences: that document_index names.
+        add_extra_token: whether a sample holds the first token of the next one.
     """
-    lengths, documents = pointer(sequence_lengths, np.int32), items(document_index, np.int32)
-    samples = items(sample_index, sample_index.dtype)
-    orders = ffi.new("binidx_orders *")  # borrows the three pointers, which live until the return
-    orders.sample_index, orders.num_samples, orders.wide = samples, len(sample_index) - 1, sample_index.itemsize == 8
-    orders.document_index, orders.num_documents = documents, len(document_index)
-    orders.sequence_lengths, orders.num_sequences = lengths, len(sequence_lengths)
-    orders.extra = add_extra_token
-    wanted, bounds = items(rows, np.int64), np.empty(len(rows) + 1, np.int64)
-    num_spans = lib.binidx_count_spans(orders, wanted, len(rows), items(bounds, np.int64, write=True))
-    spans = np.empty((max(num_spans, 0), 3), np.int64)
-    if num_spans < 0 or lib.binidx_sample_spans(orders, wanted, len(rows), items(spans, np.int64, write=True)) < 0:
-        raise IndexBuildError(f"rows {rows.tolist()}: lead outside sample_index, document_index or the sequences")
-    return spans, bounds
 
+    def __init__(
+        self,
+        shuffle_index: NDArray[Any],
+        sample_index: NDArray[Any],
+        document_index: NDArray[np.int32],
+        sequences: Sequences,
+        *,
+        add_extra_token: bool,
+    ) -> None:
+        if shuffle_index.dtype not in SHUFFLED or sample_index.ndim != 2 or sample_index.shape[1:] != (2,):
+            raise TypeError(
+                f"shuffle_index of {shuffle_index.dtype}, sample_index of shape {sample_index.shape}; "
+                "needs uint32 or int64, and (num_samples + 1, 2)"
+            )
+        self.arrays = shuffle_index, sample_index, document_index
+        self.sequences, self.add_extra_token = sequences, add_extra_token
+        self.pieces_per_sample = 16
+        self.bound = bound = ffi.new("binidx_orders *")
+        served = items(shuffle_index, shuffle_index.dtype)
+        self.keep = served, items(sample_index, sample_index.dtype), items(document_index, np.int32)
+        bound.shuffle_index, bound.sample_index, bound.document_index = self.keep
+        bound.num_served, bound.num_documents = len(shuffle_index), len(document_index)
+        bound.num_samples = max(len(sample_index) - 1, 0)
+        bound.wide_shuffle, bound.wide_rows = shuffle_index.itemsize == 8, sample_index.itemsize == 8
+        bound.extra, bound.sequences = add_extra_token, sequences.bound[0]
 
-def locate_spans(
-    sequence_lengths: NDArray[np.int32],
-    sequence_pointers: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    item_bytes: int,
-) -> tuple[NDArray[np.int64], int]:
-    """Where spans lie in the `.bin`.
+    def spans(self, served: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The spans of tokens that samples are made of.
 
-    Returns:
-        Ranges (start, stop) in bytes, shape (n, 2); the first span that leaves its sequence, or n.
-    """
-    ranges = np.empty((len(spans), 2), np.int64)
-    right = lib.binidx_locate_spans(
-        pointer(sequence_lengths, np.int32),
-        pointer(sequence_pointers, np.int64),
-        len(sequence_lengths),
-        item_bytes,
-        items(spans, np.int64),
-        len(spans),
-        items(ranges, np.int64, write=True),
-    )
-    return ranges, int(right)
+        Args:
+            served: samples in the order they are served, B of them; -1 is the last one.
+
+        Returns:
+            Spans (sequence, first token, tokens), shape (n, 3); bounds, shape (B + 1,), the first of each sample.
+
+        Raises:
+            IndexError: there is no such sample.
+            IndexBuildError: the indices do not belong together.
+        """
+        numbers = ffi.new(NUMBERS, list(served))
+        count = len(numbers)
+        rows, bounds = ffi.new(NUMBERS, count), np.empty(count + 1, np.int64)
+        known = lib.binidx_served_rows(self.bound, numbers, count, rows)
+        if known < count:
+            raise IndexError(f"sample {numbers[known]}, there are {self.bound.num_served}")
+        num_spans = lib.binidx_count_spans(self.bound, rows, count, items(bounds, np.int64, write=True))
+        spans = np.empty((max(num_spans, 0), 3), np.int64)
+        where = items(spans, np.int64, write=True)
+        if num_spans < 0 or lib.binidx_sample_spans(self.bound, rows, count, where) < 0:
+            raise IndexBuildError(f"rows {list(rows)}: lead outside sample_index, document_index or the sequences")
+        return spans, bounds

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx import native
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError
@@ -95,19 +94,12 @@ def contents_of(dataset: Any, numbers: Numbers) -> Contents:
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Epoch (n,), pieces (document, start, length, target) of shape (m, 4), and bounds (n + 1,)."""
-    rows = dataset.shuffle_index[samples].astype(np.int64)
-    spans, bounds = native.sample_spans(
-        dataset.sample_index,
-        dataset.document_index,
-        dataset.dataset.sequence_lengths,
-        rows,
-        add_extra_token=dataset.config.add_extra_token_to_sequence,
-    )
+    spans, bounds = dataset.orders.spans(samples.tolist())
     document, offset = documents_of(dataset.dataset.index, spans[:, 0])
     before = np.concatenate([[0], np.cumsum(spans[:, 2])])
     target = before[:-1] - np.repeat(before[bounds[:-1]], np.diff(bounds))
     pieces = np.stack([document, offset + spans[:, 1], spans[:, 2], target], axis=1)
-    epoch = dataset.sample_index[rows, 0].astype(np.int64) // max(len(dataset.indices), 1)
+    epoch = dataset.sample_index[dataset.shuffle_index[samples], 0].astype(np.int64) // max(len(dataset.indices), 1)
     return epoch, pieces, bounds
 
 

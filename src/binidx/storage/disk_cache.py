@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
-from binidx.native.gather import Pieces, placed_pieces
+from binidx.native.pieces import Pieces, placed_pieces
 from binidx.storage.cache_layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cached_object import cached_object
 from binidx.storage.chunk_cache import chunks_of, runs_of

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import mmap as mapping
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.native.gather import Pieces, mapped_pieces
+from binidx.native.pieces import Mapped
+from binidx.storage.ask_ahead import AskAhead
 from binidx.storage.descriptors import WAYS_OUT, keep_room, with_room
 from binidx.storage.ranges import Range, check_ranges
 from binidx.storage.stats import ObjectStats
 
 # A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
 READ_AT_ONCE = 256 << 10
-# Whoever asks for more than this at once reads in order and does not want all of it in memory first.
-MAX_READ_AHEAD = 1 << 30
 
 
 class LocalFile:
@@ -54,6 +52,8 @@ class LocalFile:
             raise ObjectChangedError(f"{self.uri}: {len(self._view)} bytes read, had {self.size} before")
         self.identity: dict[str, Any] = {"size": self.size, "mtime": self._found.st_mtime}
         self._path = os.path.abspath(self.uri)
+        self._content = Mapped(self._view, disk=self._map is not None)
+        self._ask_ahead = AskAhead()
 
     def _open(self) -> memoryview:
         """The content; sets `size`."""
@@ -72,19 +72,24 @@ class LocalFile:
         check_ranges(self.uri, self.size, ranges)
         if self._map is not None:
             self._check_unchanged(self._map)
-            self._read_ahead(self._map, ranges)
+            self._content.read_ahead(np.array(ranges, np.int64).reshape(-1, 2))
         views = [self._view[start:stop] for start, stop in ranges]
         count = sum(map(len, views))
         self.stats.add(requests=len(views), bytes_asked=count, bytes_moved=count)
         return views
 
-    def pieces(self, ranges: NDArray[np.int64]) -> Pieces:
-        """The ranges, shape (n, 2), as pieces of the one mapping: `read` for C, without a view for each."""
+    def read_into(self, gather: Callable[[Any], int]) -> None:
+        """`read` without views: `gather` takes what it wants of the whole content, and says in how many ranges.
+
+        Args:
+            gather: called once with what `Mapped.taking` gives.
+        """
         if self._map is not None:
             self._check_unchanged(self._map)
-        found, count = mapped_pieces(self._view, ranges, advise=self._map is not None)
-        self.stats.add(requests=len(ranges), bytes_asked=count, bytes_moved=count)
-        return found
+        about = self._content.taking(ask_ahead=self._ask_ahead.wanted)
+        requests = gather(about)
+        self._ask_ahead.saw(bool(about.disk_moved))
+        self.stats.add(requests=requests, bytes_asked=about.num_bytes, bytes_moved=about.num_bytes)
 
     def _check_unchanged(self, mapped: mapping.mmap) -> None:
         """1.5 us against bytes of two contents, or a SIGBUS. By name: an fstat would need one more descriptor."""
@@ -101,14 +106,6 @@ class LocalFile:
                 f"{self.uri}: changed since it was opened (size {self.size}, mtime {was.st_mtime}, "
                 f"now size {now.st_size}, mtime {now.st_mtime}); open it again"
             )
-
-    def _read_ahead(self, mapped: mapping.mmap, ranges: Sequence[Range]) -> None:
-        """Ask the disk for all of the ranges before the first is touched: 670 MB/s from a cold disk instead of 62."""
-        for start, stop in ranges:
-            first = start - start % mapping.PAGESIZE
-            advice = mapping.MADV_WILLNEED if stop - start <= MAX_READ_AHEAD else mapping.MADV_NORMAL
-            if start < stop:
-                mapped.madvise(advice, first, stop - first)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LocalFile, (self.uri,)
