@@ -133,9 +133,9 @@ def store(directory: Path) -> Iterator[tuple[S3Server, str]]:
 
 
 @contextmanager
-def far_away(server: S3Server) -> Iterator[Proxy]:
+def far_away(server: S3Server, **weather: Any) -> Iterator[Proxy]:
     """The same with 30 ms to every first byte, counted, for all who look at the environment."""
-    with latency_proxy(server.endpoint, delay_ms=DELAY_MS) as proxy, proxy.in_environment():
+    with latency_proxy(server.endpoint, delay_ms=DELAY_MS, **weather) as proxy, proxy.in_environment():
         # Streaming's own name for the endpoint.
         os.environ["S3_ENDPOINT_URL"] = proxy.endpoint
         try:
