@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 # command -> (its module here, what it is for). No module is called `inspect`: `python tools/x.py` puts this folder
-# before the standard library, which has one of that name.
+# before the standard library, which has one of that name; nor `trace`.
 COMMANDS = {
     "account": ("account", "tokens and epochs of each source of a run"),
     "cache": ("cache", "fill, list, check and prune the copy of remote data on a disk"),
@@ -17,7 +17,7 @@ COMMANDS = {
     "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
     "order": ("order", "who reads what: the order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
-    "trace": ("trace", "what was in a step: samples, documents, text"),
+    "trace": ("trace_step", "what was in a step: samples, documents, text"),
     "where": ("where", "who saw a document: every step, rank and slot"),
 }
 

@@ -20,7 +20,6 @@ def test_accounts_add_up_to_what_was_served(seed: int, tmp_path: Path, monkeypat
     order = RunOrder(dataset, ReadingOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2]))
     stop_step = order.num_steps() or len(dataset)
     readings, contents = order.trace(range(stop_step))
-    owner = np.repeat(np.arange(len(readings.step)), np.diff(contents.spans.bounds))
     for number, found in enumerate(account(order, stop_step, repeats=True)):
         source = order.sources[number]
         assert found.samples_read == int((contents.source == number).sum())
@@ -28,12 +27,15 @@ def test_accounts_add_up_to_what_was_served(seed: int, tmp_path: Path, monkeypat
         assert found.samples_in_run <= found.samples_built == len(source)
         assert found.tokens == int(source.dataset.sequence_lengths[source.indices].sum())
         assert found.epochs_read == pytest.approx(found.tokens_read / found.tokens)
-        here = (contents.source[owner] == number) & (contents.spans.length > 0)
-        pairs = set(zip(owner[here].tolist(), contents.spans.document[here].tolist(), strict=True))
-        times = Counter(document for _, document in pairs)
+        fed = Counter(
+            token // 1000
+            for place in np.flatnonzero(contents.source == number).tolist()
+            for token in dataset[int(readings.sample[place])]["tokens"].tolist()
+            if token >= 0 and token % 1000 == 0
+        )
         bounds = source.dataset.document_indices
         split = {int(np.searchsorted(bounds, each, side="right")) - 1 for each in source.indices}
-        needed = Counter(times[document] for document in split)
+        needed = Counter(fed[document] for document in split)
         assert found.seen == tuple(needed[count] for count in range(max(needed) + 1))
 
 

@@ -1,6 +1,6 @@
 """Tokens and epochs of each source: what there is, what the run has built, what was read up to a step.
 
-    source          documents   tokens   samples built   samples read   tokens read   epochs   seen 0 1 2 3.. times
+    source          documents   tokens   samples built   samples read   tokens read   epochs   seen 0, 1, .. times
     s3://corpus/en      9,000  9.2e6           2,300          1,800         7.4e6      0.80    1,731 7,269
 
 A sample counts S tokens, those that are fed; the one after, which is only a label, is fed by another sample.
@@ -37,7 +37,7 @@ class SourceAccount:
         samples_in_run: of those, in the run's dataset.
         samples_read, tokens_read: up to the step.
         epochs_read: how often the source was gone through, tokens_read / tokens.
-        seen: how many documents were seen 0, 1, 2, ... times; empty unless asked for.
+        seen: of how many documents the first token was fed 0, 1, 2, ... times; empty unless asked for.
     """
 
     source: str
@@ -55,7 +55,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
     """What each source gave in the steps before `stop_step`.
 
     Args:
-        repeats: count for each document how many samples had tokens of it: 1 us a sample, 8 bytes a document.
+        repeats: count for each document how often it was begun: 1 us a sample, 8 bytes a document.
     """
     stop = order.reading.schedule.samples_before(stop_step)
     in_run = _count(order, _stretches(len(order.dataset)))
@@ -96,23 +96,18 @@ def _count(order: RunOrder, samples: Iterator[Numbers]) -> Numbers:
 
 
 def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
-    """For each source how many of the split's documents were in 0, 1, 2, ... of the samples read."""
+    """For each source of how many of the split's documents the first token was fed 0, 1, 2, ... times."""
     times = [np.zeros(len(source.dataset.document_indices) - 1, np.int64) for source in order.sources]
+    length = order.dataset.config.sequence_length
     for positions in _stretches(stop):
         contents = contents_of(order.dataset, order.reading.samples_at(positions))
         spans = contents.spans
-        owner = np.repeat(np.arange(len(positions)), np.diff(spans.bounds))
-        source = contents.source[owner]
+        source = np.repeat(contents.source, np.diff(spans.bounds))
+        # What begins at S is the last label; the next sample of the stream feeds it.
+        begun = (spans.start == 0) & (spans.length > 0) & (spans.target < length)
         for number, counts in enumerate(times):
-            here = (source == number) & (spans.length > 0)
-            counts += _documents_counted(owner[here], spans.document[here], len(counts))
+            counts += np.bincount(spans.document[begun & (source == number)], minlength=len(counts))
     return [_histogram(source, counts) for source, counts in zip(order.sources, times, strict=True)]
-
-
-def _documents_counted(owner: Numbers, document: Numbers, num_documents: int) -> Numbers:
-    """In how many samples each document is: once for each, however many of its pieces it has there."""
-    pairs = np.unique(owner * num_documents + document)
-    return np.bincount(pairs % num_documents, minlength=num_documents)
 
 
 def _histogram(source: Any, counts: Numbers) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-if __name__ == "__main__":  # python tools/trace.py: see convert.py
+if __name__ == "__main__":  # python tools/trace_step.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.errors import ConfigError
