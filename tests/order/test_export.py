@@ -110,4 +110,4 @@ def test_an_empty_stretch_is_an_empty_file(tmp_path: Path) -> None:
     order = order_of(tmp_path, 2, 2)
     export(order, f"{tmp_path}/out", plan_by_rank(2, range(0)))
     assert parquet.read_table(f"{tmp_path}/out/worker_0-of-2_ordered_dataset.parquet").num_rows == 0
-    assert np.dtype(order.token_dtype) == np.uint32
+    assert np.dtype(order.token_dtype) == np.int32

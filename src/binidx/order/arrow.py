@@ -5,7 +5,7 @@
     source dictionary<int16, string>        the prefix, and
     epoch int16                             how often it was gone through before
     docs list<struct<doc int64, start int32, len int32, dst int32>>
-    input_ids list<uint16 or uint32>        on request: S + 1 tokens
+    input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> where a token is below 0
 
 The only file that imports pyarrow.
 """
@@ -43,13 +43,13 @@ WHO_AND_WHAT = [
 
 
 def to_table(
-    readings: Readings, contents: Contents, sources: Sequence[str], tokens: NDArray[Any] | None = None
+    readings: Readings, contents: Contents, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
     """The rows as a table.
 
     Args:
         sources: the prefix of each source.
-        tokens: of each row, shape (n, S + 1); uint16, or anything that uint32 holds.
+        tokens: of each row, all of one integer dtype.
     """
     columns = _who_and_what(readings, contents.source, sources, contents.epoch)
     columns["docs"] = _docs(contents.spans)
@@ -57,7 +57,7 @@ def to_table(
 
 
 def packed_table(
-    readings: Readings, blocks: NDArray[np.int64], names: Sequence[str], tokens: NDArray[Any] | None = None
+    readings: Readings, blocks: NDArray[np.int64], names: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
     """The same for rows (set, file, block, pass) of packed files."""
     columns = _who_and_what(readings, blocks[:, 0], names, blocks[:, 3])
@@ -78,11 +78,12 @@ def _who_and_what(
     return columns
 
 
-def _input_ids(tokens: NDArray[Any] | None) -> dict[str, Any]:
+def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
     if tokens is None:
         return {}
-    bounds = pa.array(np.arange(len(tokens) + 1) * tokens.shape[1], pa.int32())
-    return {"input_ids": pa.ListArray.from_arrays(bounds, pa.array(tokens.reshape(-1), _token_type(tokens.dtype)))}
+    bounds = np.concatenate([[0], np.cumsum([len(each) for each in tokens], dtype=np.int64)])
+    text = np.concatenate(tokens) if len(tokens) else np.empty(0, np.uint16)
+    return {"input_ids": pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(text, _token_type(text)))}
 
 
 def _docs(spans: Spans) -> Any:
@@ -94,10 +95,12 @@ def _docs(spans: Spans) -> Any:
     )
 
 
-def _token_type(dtype: Any) -> Any:
-    if np.dtype(dtype).kind not in "iu":
-        raise ConfigError(f"input_ids: tokens of {np.dtype(dtype)}, needs integers")
-    return pa.uint16() if np.dtype(dtype) == np.uint16 else pa.uint32()
+def _token_type(text: NDArray[Any]) -> Any:
+    if text.dtype.kind not in "iu":
+        raise ConfigError(f"input_ids: tokens of {text.dtype}, needs integers")
+    if text.dtype == np.uint16:
+        return pa.uint16()
+    return pa.int64() if text.itemsize > 4 or text.min(initial=0) < 0 else pa.uint32()
 
 
 __all__ = ["pa", "packed_table", "parquet", "to_table"]

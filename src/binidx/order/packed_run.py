@@ -123,7 +123,7 @@ class PackedRunOrder:
         from binidx.order.arrow import packed_table
 
         readings, blocks = self.rows(steps, rank)
-        return packed_table(readings, blocks, self.names, self.read(blocks) if tokens else None)
+        return packed_table(readings, blocks, self.names, list(self.read(blocks)) if tokens else None)
 
     def read(self, blocks: Numbers) -> NDArray[Any]:
         """The tokens of rows (set, file, block, pass), shape (n, block_size).

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from binidx.dataset.gpt import GPTDataset
 from binidx.loader.readings import ReadingOrder, Readings
 from binidx.loader.run import Run
-from binidx.order.samples import Contents, contents_of, sources_of
+from binidx.order.samples import Contents, contents_of, read_text, sources_of
 from binidx.order.where import samples_with
 
 if TYPE_CHECKING:
@@ -90,24 +90,20 @@ class RunOrder:
         return readings, contents_of(self.dataset, readings.sample)
 
     def table(self, steps: range, rank: int | None = None, *, tokens: bool = False) -> pa.Table:
-        """`trace` as an Arrow table; with `tokens`, the S + 1 tokens of each sample."""
+        """`trace` as an Arrow table; with `tokens`, those that are stored: a pad is itself there."""
         from binidx.order.arrow import to_table
 
         readings, contents = self.trace(steps, rank)
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
 
-    def read(self, samples: Numbers) -> NDArray[Any]:
-        """The tokens of samples, shape (n, S + 1); the last is the last label."""
-        batch = self.dataset.__getitems__(samples.tolist())
-        text = [np.append(each["tokens"].numpy(), each["labels"][-1:].numpy()) for each in batch]
-        length = self.dataset.config.sequence_length + 1
-        return np.stack(text).astype(self.token_dtype) if text else np.empty((0, length), self.token_dtype)
+    def read(self, samples: Numbers) -> list[NDArray[Any]]:
+        """The stored tokens of samples: S of them and the one after, fewer where one is cut short."""
+        return [text.astype(self.token_dtype) for text in read_text(self.dataset, samples)]
 
     @property
     def token_dtype(self) -> Any:
         """What holds the tokens of all sources."""
-        stored = {np.dtype(source.dataset.index.dtype) for source in self.sources}
-        return np.uint16 if stored == {np.dtype(np.uint16)} else np.uint32
+        return np.result_type(*(source.dataset.index.dtype for source in self.sources))
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -3,7 +3,7 @@
     sample 904 of the run ─ dataset_index ─►  sample 17 of source 2 ─ shuffle, sample, document index ─►  spans
                                                                                    document_indices ─►  documents
 
-No token is read.
+No token is read, but by `read_text`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex
+from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
 
 Numbers = NDArray[np.int64]
 
@@ -90,6 +91,24 @@ def contents_of(dataset: Any, numbers: Numbers) -> Contents:
         counts[here + 1] = np.diff(bounds)
         found.append((here, spans, bounds))
     return Contents(source, sample, epoch, _in_order(np.cumsum(counts), found))
+
+
+def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
+    """The stored tokens of samples, S and the one after, fewer where one is cut short; read in one go."""
+    datasets = sources_of(dataset)
+    source, sample = sources_at(dataset, numbers)
+    wanted: list[tuple[IndexedDataset, list[Span]]] = []
+    places: list[tuple[Numbers, Numbers]] = []
+    for each in np.unique(source).tolist():
+        here = np.flatnonzero(source == each)
+        spans, bounds = datasets[each].orders.spans(sample[here].tolist())
+        wanted.append((datasets[each].dataset, [(sequence, first, count) for sequence, first, count in spans.tolist()]))
+        places.append((here, bounds))
+    text: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(numbers)
+    for (here, bounds), pieces in zip(places, read_spans(wanted), strict=True):
+        for place, first, stop in zip(here.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            text[place] = np.concatenate(pieces[first:stop])
+    return text
 
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Numbers]:
