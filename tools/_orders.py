@@ -85,7 +85,7 @@ def rows_of(
         ]
         if decode and tokens is not None:
             for doc in row["docs"]:
-                doc["text"] = decode(tokens[place, doc["dst"] : doc["dst"] + doc["len"]].tolist())
+                doc["text"] = decode(tokens[place][doc["dst"] : doc["dst"] + doc["len"]].tolist())
         yield row
 
 
