@@ -13,9 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # tests import their help
 BENCHES = (
     "item_time",
     "from_s3",
+    "clients",
     "ceiling",
     "local_cold",
     "disk_cache",
+    "segments",
     "shuffle",
     "blend",
     "document_sample",
