@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cases import write_with_megatron
 from distant import Distant, distant_store
+from restless import content
 
 from binidx.format.convert import convert_dataset
 from binidx.format.convert_source import Way
@@ -27,6 +28,7 @@ pytestmark = [
 ]
 
 SAMPLES = 6_000
+BUDGET = 8 << 20
 RANKS = [{"workers": 0, "context": None}, {"workers": 2, "context": "fork"}, {"workers": 2, "context": "spawn"}]
 FAULTS = {
     "503": 0.01,
@@ -106,3 +108,30 @@ def start(told: dict[str, Any]) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("transport", ["s3", "s3 fast"])
+def test_a_reader_that_never_rests_holds_no_more_at_the_end_than_in_the_middle(
+    transport: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    weather = {**FAULTS, "reset": 0.02, "truncate": 0.02, "stall": 0.002}
+    with distant_store(transport, request, tmp_path, delay_ms=1, faults=weather) as distant:
+        told = {"seconds": 40, "budget": BUDGET, "options": distant.options(concurrency=16)}
+        told["uri"] = distant.put("data", content(32 << 20))
+        ended = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "restless.py"), json.dumps(told)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    holds = [json.loads(line) for line in ended.stdout.splitlines()]
+    first, middle, last = (holds[len(holds) * part // 3 : len(holds) * (part + 1) // 3] for part in range(3))
+    assert middle[-1]["reads"] > first[-1]["reads"] > 100
+    most = {name: [max(each[name] for each in part) for part in (middle, last)] for name in holds[0]}
+    assert max(most["most_kept"]) <= BUDGET
+    assert most["rss"][1] < most["rss"][0] + 6_000_000, most
+    # 16 connections, those that were lost and are being closed, and what a process has anyhow.
+    assert max(most["descriptors"]) < 16 * 2 + 40, most
+    assert most["threads"][1] <= most["threads"][0], most
