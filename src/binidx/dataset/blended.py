@@ -65,18 +65,27 @@ class BlendedDataset(Identified):
         return len(self.dataset_index)
 
     def __getitem__(self, idx: int) -> Sample:
-        return self.__getitems__([idx])[0]
+        dataset_id = self.dataset_index[idx]
+        return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
     def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
         """The samples of a batch, the tokens of all datasets read at the same time."""
-        ids = self.dataset_index[list(idxs)]
-        numbers = self.dataset_sample_index[list(idxs)]
-        rows = {int(dataset_id): np.flatnonzero(ids == dataset_id) for dataset_id in np.unique(ids)}
-        requests = [(self.datasets[d], numbers[where].tolist(), where.tolist()) for d, where in rows.items()]
+        ids, requests = self._requests(idxs)
         samples = self._read(requests, len(ids))
         if isinstance(samples, Samples):
             return Samples(len(ids), samples.columns, samples.shared, {"dataset_id": ids})
         return [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
+
+    def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
+        """Samples as their tokens alone, int32, shape (B, S + 1): `GPTDataset.read_tokens` of a blend."""
+        ids, requests = self._requests(idxs)
+        return type(self.datasets[0]).read_tokens_together(requests or [(self.datasets[0], [], [])], len(ids))
+
+    def _requests(self, idxs: Sequence[int]) -> tuple[NDArray[np.int16], list[Request]]:
+        """The dataset of each sample, shape (B,), and what is asked of each dataset."""
+        ids, numbers = self.dataset_index[list(idxs)], self.dataset_sample_index[list(idxs)]
+        rows = {int(dataset_id): np.flatnonzero(ids == dataset_id) for dataset_id in np.unique(ids)}
+        return ids, [(self.datasets[d], numbers[where].tolist(), where.tolist()) for d, where in rows.items()]
 
     def _read(self, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
         kind = type(self.datasets[0])

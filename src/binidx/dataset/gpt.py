@@ -192,16 +192,23 @@ class GPTDataset(MegatronDataset):
         There are pads in a partial last validation sample, and in the last column without the extra token.
 
         Raises:
-            ConfigError: the tokens are stored as float or int64.
+            ConfigError: the tokens are stored as float or int64, or a subclass has its own samples.
 
         Source: ours; a seventh of the bytes of `__getitems__`.
         """
-        if self.dataset.sequences.dtype_code not in FIT_INT32:
-            raise ConfigError(
-                f"{self.dataset_path}: tokens are {self.dataset.index.dtype.__name__}, int32 needs integers of up to "
-                "32 bits; take the samples, whose tokens are int64"
-            )
-        return read_gpt_text(self, idxs)
+        return self.read_tokens_together([(self, idxs, range(len(idxs)))], len(idxs))
+
+    @classmethod
+    def read_tokens_together(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
+        if cls._has_own_ways() or len({id(dataset.config) for dataset, *_ in requests}) != 1:
+            raise ConfigError(f"{cls.__name__}: tokens alone need one config, and samples that are GPTDataset's own")
+        for dataset, *_ in requests:
+            if dataset.dataset.sequences.dtype_code not in FIT_INT32:
+                raise ConfigError(
+                    f"{dataset.dataset_path}: tokens are {dataset.dataset.index.dtype.__name__}, int32 needs integers "
+                    "of up to 32 bits; take the samples, whose tokens are int64"
+                )
+        return read_gpt_text(requests, num_rows)
 
     @property
     def orders(self) -> Orders:

@@ -1,6 +1,6 @@
 """Micro-batches of GPT samples, filled by C in one call a dataset; what is remote is read at the same time.
 
-in a local map   samples ───────────────────── read_samples.c ──────────────────────► rows
+in a map         samples ───────────────────── read_samples.c ──────────────────────► rows
 elsewhere        samples ─ locate.c ─► spans ─► ranges ─ storage ─► views ─ gather.c ─► rows
 """
 
@@ -19,6 +19,7 @@ from binidx.errors import IndexBuildError
 from binidx.format.pieces import read_pieces
 from binidx.native.gather import GPTRows, Recipe, Rows, Starts, TextRows
 from binidx.native.pieces import Pieces, scattered_pieces
+from binidx.storage.disk_cache import DiskCache
 from binidx.storage.local_file import LocalFile
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ def assemble_gpt_sample(dataset: GPTDataset, idx: int | None, sequences: Sequenc
     return dict(columns(dataset, rows))
 
 
-def read_gpt_text(dataset: GPTDataset, idxs: Sequence[int]) -> NDArray[np.int32]:
-    """Tokens alone, (B, S + 1)."""
-    rows = TextRows(dataset.recipe, len(idxs))
-    fill_rows(rows, [(dataset, idxs, range(len(idxs)))])
+def read_gpt_text(requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
+    """Tokens alone, (B, S + 1), of datasets of one config."""
+    rows = TextRows(requests[0][0].recipe, num_rows)
+    fill_rows(rows, requests)
     return rows.text
 
 
@@ -86,24 +87,22 @@ def fill_rows(rows: Rows, requests: Sequence[Request]) -> None:
     """Every request's samples in their rows; what is remote is read all at once."""
     remote = []
     for dataset, idxs, places in requests:
-        reader = dataset.dataset.bin_reader
-        if isinstance(reader, LocalFile):
-            fill_from_map(rows, dataset, reader, numbers(idxs), places)
-        else:
-            remote.append((dataset, numbers(idxs), places))
+        served = numbers(idxs)
+        if not fill_from_map(rows, dataset, served, places):
+            remote.append((dataset, served, places))
     if remote:
         fill_from_reads(rows, remote)
     for _, idxs, places in requests:
         drop_losses(rows, idxs, places)
 
 
-def fill_from_map(
-    rows: Rows, dataset: GPTDataset, reader: LocalFile, served: Sequence[int], places: Sequence[int]
-) -> None:
-    """One call of C."""
-    orders = dataset.orders
+def fill_from_map(rows: Rows, dataset: GPTDataset, served: Sequence[int], places: Sequence[int]) -> bool:
+    """One call of C; False, and nothing was filled, where the tokens are not mapped, or not all of them."""
+    orders, reader = dataset.orders, dataset.dataset.bin_reader
+    if not isinstance(reader, LocalFile | DiskCache):
+        return False
     try:
-        reader.read_into(lambda about: rows.read(orders, about, served, places))
+        return reader.read_into(lambda about: rows.read(orders, about, served, places))
     except IndexBuildError:
         fill_from_reads(rows, [(dataset, served, places)])  # step by step, it says which sample or span is wrong
         raise

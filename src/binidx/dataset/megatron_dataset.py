@@ -163,6 +163,11 @@ class MegatronDataset(Identified, ABC):
                 batch[row] = dataset.assemble(idx, [next(tokens) for _ in sample])
         return batch
 
+    @classmethod
+    def read_tokens_together(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
+        """The tokens alone of a batch of several datasets of this class, where it has such samples."""
+        raise ConfigError(f"{cls.__name__}: has no samples that are tokens alone; GPT datasets have")
+
 
 def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:
     return [self[idx] for idx in idxs]
