@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+SHORT_SECONDS = 0.001
+
 _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
@@ -14,14 +16,19 @@ class Budget:
     """So many threads to work with. Whoever works has one; whoever can use more takes those that are idle.
 
     With 1,000 prefixes each is built by one thread; when the last and largest is alone, it gets all.
+
+    Workers also take turns, as long as turns are short: two threads that each let go of the GIL every 20 us take twice
+    the time of one. A turn without an end for a millisecond is one that waits, for a store, or works in C; then all go.
     """
 
     def __init__(self, threads: int) -> None:
         self._idle, self._lock = threads, threading.Lock()
+        self._turn, self._turns, self._waiting = threading.Lock(), 0, 0
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[None]:
         """The block is work of one thread, out of this budget."""
+        has_turn = self._wait()
         taken = self._take(1)
         token = _current.set(self)
         try:
@@ -29,6 +36,22 @@ class Budget:
         finally:
             _current.reset(token)
             self._give(taken)
+            self._turns += 1
+            if has_turn:
+                self._turn.release()
+
+    def _wait(self) -> bool:
+        """Whether it is now this worker's turn; False: it goes without."""
+        turns, self._waiting = -1, self._waiting + 1
+        try:
+            # So that they look once a millisecond together, and not each of them.
+            while not self._turn.acquire(timeout=SHORT_SECONDS * self._waiting):
+                if turns == self._turns:
+                    return False
+                turns = self._turns
+            return True
+        finally:
+            self._waiting -= 1
 
     @contextlib.contextmanager
     def rest(self) -> Iterator[int]:

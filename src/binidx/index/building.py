@@ -31,8 +31,8 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import IndexBuildError
 from binidx.index.npy import npy_of, parse_npy
 from binidx.storage import filesystem
-from binidx.storage.local_file import READ_AT_ONCE, LocalFile
-from binidx.storage.publish import create_mapped, create_object
+from binidx.storage.local_file import READ_AT_ONCE
+from binidx.storage.publish import Writer, create_file, create_object
 
 SHUFFLED_IN_FILE = 1 << 30
 """Bytes of the largest array that is shuffled inside its file; the kernel begins to write back at a tenth of memory."""
@@ -86,7 +86,8 @@ class Building:
             return
         npy, filled = npy_of(shape, dtype), False
         try:
-            with _file(self.uri_of(name), npy.size, in_order) as mapped:
+            uri = self.uri_of(name)
+            with _mapped_file(uri, npy.size, in_order) as mapped:
                 # NumPy asks for huge pages where the memory is large.
                 buffer = np.empty(npy.size, np.uint8).data if mapped is None else memoryview(mapped)
                 array = npy.begin(buffer)
@@ -94,7 +95,7 @@ class Building:
                 filled = True
                 self._keep(name, array)
                 if not self.failure:
-                    self._finish(self.uri_of(name), name, buffer, mapped is not None)
+                    self.marks[name] = {"bytes": npy.size, "xxh3_64": self._finish(uri, name, buffer, mapped is None)}
         except (OSError, NotImplementedError) as error:
             if not filled:
                 raise
@@ -104,31 +105,40 @@ class Building:
         array.flags.writeable = False
         self.arrays[name] = array
 
-    def _finish(self, uri: str, name: str, buffer: memoryview, in_file: bool) -> None:
-        """Sum the bytes, and send them where they are not in place."""
-        path, digest = filesystem.local_path(uri), xxhash.xxh3_64()
-        if path and in_file:
-            digest.update(buffer)
-        else:
-            with create_object(uri, self.storage_options, size=len(buffer), durable=False) as out:
-                for first in range(0, len(buffer), BLOCK_BYTES):
-                    block = buffer[first : first + BLOCK_BYTES]
-                    digest.update(block)
-                    out.write(block)
-        self.marks[name] = {"bytes": len(buffer), "xxh3_64": digest.hexdigest()}
-        if path and not in_file and len(buffer) > READ_AT_ONCE:
-            self.arrays[name] = _mapped(path, len(buffer))
+    def _finish(self, uri: str, name: str, buffer: memoryview, in_memory: bool) -> str:
+        """Send the bytes if they are not in place; returns their checksum."""
+        path = filesystem.local_path(uri)
+        if path and not in_memory:
+            return xxhash.xxh3_64_hexdigest(buffer)
+        if path is None or len(buffer) <= READ_AT_ONCE:
+            with create_object(uri, self.storage_options, durable=False) as out:
+                return _write(out, buffer)
+        with create_file(path, len(buffer), durable=False) as file:
+            digest = _write(file, buffer)
+            mapped = file.map()
+        # By its map and not by its name, which another builder may have taken.
+        self._keep(name, parse_npy(memoryview(mapped)))
+        return digest
+
+
+def _write(out: Writer, buffer: memoryview) -> str:
+    digest = xxhash.xxh3_64()
+    for first in range(0, len(buffer), BLOCK_BYTES):
+        block = buffer[first : first + BLOCK_BYTES]
+        digest.update(block)
+        out.write(block)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
-def _file(uri: str, size: int, in_order: bool) -> Iterator[mmap.mmap | None]:
+def _mapped_file(uri: str, size: int, in_order: bool) -> Iterator[mmap.mmap | None]:
     """The mapped file that it will be, or leaves from; None where memory is the place, or the disk has no room."""
     path = filesystem.local_path(uri)
     with contextlib.ExitStack() as stack:
         mapped = None
         if _belongs_in_file(path, size, in_order):
             try:
-                mapped = stack.enter_context(create_mapped(path, size, durable=False) if path else _nameless(size))
+                mapped = stack.enter_context(_placed(path, size) if path else _nameless(size))
             except OSError as error:
                 _check_memory(uri, size, error)
         if mapped is not None and size <= SHUFFLED_IN_FILE:
@@ -144,15 +154,17 @@ def _belongs_in_file(path: str | None, size: int, in_order: bool) -> bool:
 
 
 @contextlib.contextmanager
+def _placed(path: str, size: int) -> Iterator[mmap.mmap]:
+    with create_file(path, size, durable=False) as file:
+        yield file.map()
+
+
+@contextlib.contextmanager
 def _nameless(size: int) -> Iterator[mmap.mmap]:
     """A mapped file that goes when its last array does."""
     with tempfile.TemporaryFile(buffering=0) as file:
         os.posix_fallocate(file.fileno(), 0, size)
         yield mmap.mmap(file.fileno(), size)
-
-
-def _mapped(path: str, size: int) -> NDArray[Any]:
-    return parse_npy(LocalFile(path).read([(0, size)])[0])
 
 
 def _check_memory(uri: str, size: int, error: OSError) -> None:

@@ -11,7 +11,6 @@ between leaves what its parent is writing alone, however it ends.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +39,6 @@ def create_object(
     storage_options: Mapping[str, Any] | None = None,
     *,
     before_publish: Hook = None,
-    size: int = 0,
     durable: bool = True,
 ) -> contextlib.AbstractContextManager[Writer]:
     """Write an object that appears whole under its name when the block ends, replacing what was there.
@@ -51,7 +49,6 @@ def create_object(
     Args:
         before_publish: called when all is written, and on a disk synced, right before the object appears; what it
             raises stops that. An object sent in one request is sent after it.
-        size: bytes that will be written, where they are known: a local disk that is too full says so at once.
         durable: a local file is synced before it appears. What can be made again, and is proved by a checksum before it
             is used, needs no sync: a file cut by a lost power supply is then made again.
 
@@ -61,13 +58,13 @@ def create_object(
     uri = os.fspath(uri)
     path = filesystem.local_path(uri)
     if path is not None:
-        return _written(path, lambda: File(path, size, durable), before_publish)
+        return _written(path, lambda: File(path, durable=durable), before_publish)
     return _written(uri, lambda: Upload(uri, storage_options or {}), before_publish)
 
 
 @contextlib.contextmanager
-def create_mapped(path: str, size: int, *, durable: bool = True) -> Iterator[mmap.mmap]:
-    """`create_object` for a local file of `size` bytes, above 0, that is filled in place: a mapping, zeros at first.
+def create_file(path: str, size: int, *, durable: bool = True) -> Iterator[File]:
+    """`create_object` for a local file of `size` bytes: write to it, or fill its `map()` in place, zeros at first.
 
     The mapping stays after the block, and goes on being that file, also when another takes its name.
 
@@ -75,9 +72,7 @@ def create_mapped(path: str, size: int, *, durable: bool = True) -> Iterator[mma
         StorageError: above all, the disk does not have so many bytes; see `File` for how sure that is.
     """
     with _whole_or_nothing(path, lambda: File(path, size, durable), None) as file:
-        with filesystem.storage_errors(path):
-            mapped = file.map()
-        yield mapped
+        yield file
 
 
 def put_if_absent(uri: str | os.PathLike[str], data: Bytes, storage_options: Mapping[str, Any] | None = None) -> bool:
