@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -109,16 +109,16 @@ def test_each_sample_is_read_once_and_before_it_is_asked_for() -> None:
     batches = iter(loader(dataset, 5))
     next(batches)
     wait_for(lambda: len(dataset.asked) == 6)
-    assert sorted(sum(dataset.asked, [])) == [*range(24)]  # noqa: RUF017
+    assert sorted(chain(*dataset.asked)) == [*range(24)]
     values(batches)
-    assert sorted(sum(dataset.asked, [])) == [*range(100)]  # noqa: RUF017
+    assert sorted(chain(*dataset.asked)) == [*range(100)]
 
 
 @pytest.mark.parametrize("consumed", [0, 4, 96])
 def test_a_resumed_loader_looks_ahead_from_there(consumed: int) -> None:
     dataset = Numbers(100)
     assert values(loader(dataset, consumed=consumed)) == values(plain(Numbers(100), consumed=consumed))
-    assert sorted(sum(dataset.asked, [])) == [*range(consumed, 100)]  # noqa: RUF017
+    assert sorted(chain(*dataset.asked)) == [*range(consumed, 100)]
 
 
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
@@ -231,7 +231,7 @@ def test_groups_give_the_batches_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
         dataset = Numbers(600)
         assert values(loader(dataset, num_ahead, m=m)) == values(plain(Numbers(600), m=m))
         assert max(map(len, dataset.asked)) == max(m, min(num_ahead // 4 * m, 64 // m * m))
-        assert sorted(sum(dataset.asked, [])) == [*range(600)]  # noqa: RUF017
+        assert sorted(chain(*dataset.asked)) == [*range(600)]
 
 
 def test_no_more_is_read_ahead_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
     window.measure(10)
     opened = []
     for step in range(400):
-        window.serve(waited=step % 2 == 0)
+        window.serve(waiting=step % 2 == 0)
         opened.append(window.batches)
     assert sorted(set(opened)) == [4, 8, 16, 32, 64, 100]
     for size, needed in ((1000, 2), (400, 2), (300, 3), (0, 4)):
@@ -352,8 +352,43 @@ def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
     calm = Window(None, budget_bytes=1000)
     calm.measure(10)
     for _ in range(1000):
-        calm.serve(waited=False)
+        calm.serve(waiting=False)
     assert calm.batches == 4
+
+
+def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four threads, groups of up to 64 samples: more than that in the window would only lie in a queue."""
+    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    ahead = LookAhead(Numbers(8000, seconds=0.1), build_sampler("single", range(8000), 0, 8, 0, 1))
+    for start in range(0, 3000, 8):
+        ahead.__getitems__([*range(start, start + 8)])
+    assert ahead._reading is not None
+    assert 32 <= ahead._reading._window.batches <= 128
+
+
+def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "QUICK_SECONDS", 0.1)  # for a machine that is busy with other things
+    dataset = Numbers(10_000)
+    ahead = LookAhead(dataset, build_sampler("cyclic", range(10_000), 0, 4, 0, 1))
+    order = [*build_sampler("cyclic", range(10_000), 0, 4, 0, 1)]
+
+    def ask(first: int, stop: int) -> None:
+        for batch in order[first:stop]:
+            assert [int(sample) for sample in ahead.__getitems__(batch)] == [3 * idx for idx in batch]
+
+    ask(0, 500)
+    time.sleep(0.02)
+    assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:500]))
+    assert dataset.asked[-1] == order[499]
+    dataset.seconds = 0.11
+    ask(500, 505)
+    wait_for(lambda: order[507][0] in chain(*dataset.asked))  # it looks ahead again, and from the right place
+    dataset.seconds = 0.0
+    ask(505, 1000)
+    assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:1000]))
 
 
 def test_samples_are_weighed_each_tensor_once() -> None:
@@ -374,10 +409,10 @@ def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.Monke
             super().__getitems__(idxs)
             return [torch.full((1 << 16,), idx % 256, dtype=torch.uint8) for idx in idxs]
 
-    dataset = Large(1200, seconds=0.002)
-    ahead = LookAhead(dataset, build_sampler("single", range(1200), 0, 4, 0, 1))
+    dataset = Large(600, seconds=0.01)
+    ahead = LookAhead(dataset, build_sampler("single", range(600), 0, 4, 0, 1))
     opened = []
-    for served, start in enumerate(range(0, 1200, 4), 1):
+    for served, start in enumerate(range(0, 600, 4), 1):
         assert ahead.__getitems__([*range(start, start + 4)])[3][0] == (start + 3) % 256
         opened.append(sum(map(len, dataset.asked)) - 4 * served)
     assert max(opened) <= 4 * 8

@@ -37,6 +37,8 @@ class Group:
         self._scope = Scope()
         self._stirred = threading.Event()
         self.is_here = False
+        self.seconds = 0.0
+        """Of reading, without the time before it began."""
         self._samples: Any = None
         self._error: BaseException | None = None
 
@@ -47,6 +49,7 @@ class Group:
 
     def read(self, read: Read) -> None:
         """Get the samples, or the reason why there are none. In a thread; raises nothing."""
+        began = time.perf_counter()
         try:
             with cancellable(self._scope):
                 self._scope.check()
@@ -54,6 +57,7 @@ class Group:
         except BaseException as error:
             self._error = error
         finally:
+            self.seconds = time.perf_counter() - began
             self.is_here = True
             self._stirred.set()
 

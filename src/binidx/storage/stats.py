@@ -147,6 +147,12 @@ def by_store() -> dict[str, ReadStats]:
         return {store: replace(each) for store, each in _stores.items()}
 
 
+def remote_requests() -> int:
+    """Requests to all stores but the files of this machine."""
+    with _lock:
+        return sum(each.requests for store, each in _stores.items() if store != "file")
+
+
 def in_layers() -> ReadStats:
     """What was asked of all layers over objects, and what they asked below: the difference is what they added."""
     with _lock:
