@@ -12,6 +12,7 @@ enum {
     BINIDX_BAD_DOCUMENT = -1, /* a document index names a sequence there is not */
     BINIDX_BAD_LENGTH = -2,   /* a sequence has fewer than 0 tokens */
     BINIDX_BAD_TOKENS = -3,   /* the documents do not hold the tokens that were counted */
+    BINIDX_NOT_HERE = -4,     /* some of the bytes are not in memory; no fault */
 };
 
 /* cpu.c --------------------------------------------------------------------------------------------------------- */
@@ -217,8 +218,8 @@ typedef struct {
     int64_t size, chunk_bytes, block_bytes, tick;
 } binidx_blocks;
 
-/* The addresses of ranges, (first byte, end), as such; returns how many chunks they are. BINIDX_BAD_LENGTH, and `places`
- * of no use, unless each range has bytes, lies in one block of the file, and all of its chunks are good. */
+/* The addresses of ranges, (first byte, end), as such; returns how many chunks they are. BINIDX_NOT_HERE, and `places` of
+ * no use, unless each range lies in one block of the file, and all of its chunks are good. `places` may be `ranges`. */
 int64_t binidx_place_ranges(const binidx_blocks *b, const int64_t *ranges, int64_t num_ranges, int64_t *places);
 
 /* gather.c ------------------------------------------------------------------------------------------------------ */
@@ -255,18 +256,20 @@ int64_t binidx_gather_samples(const binidx_gather *gather, int level);
 
 /* read_samples.c ------------------------------------------------------------------------------------------------ */
 
-/* A mapped .bin. */
+/* A mapped .bin, as a whole, or in blocks: then base is 0 and size no bound, and not all of it need be here. */
 typedef struct {
     int64_t base, size;
     int64_t page_bytes;         /* 0: no disk stands behind it */
     int32_t ask_ahead;          /* whether the disk is asked for all the ranges first */
     int32_t disk_moved;         /* out: whether it was read for this, or there is no telling */
     int64_t num_bytes;          /* out: bytes of tokens */
+    const binidx_blocks *blocks;
+    int64_t num_chunks;         /* out: of blocks, that the tokens lie in */
 } binidx_mapping;
 
 /* All of the above for the samples served under these numbers: the pieces that `gather` has no need to name. Returns the
  * pieces that they have; when those are more than `room`, nothing was written and it wants scratch for so many:
- * 2 * num_samples + 1 + 5 * room items. A code: something is out of bounds. */
+ * 2 * num_samples + 1 + 5 * room items. A code: something is out of bounds, or BINIDX_NOT_HERE. */
 int64_t binidx_read_samples(const binidx_orders *orders, const int64_t *served, binidx_mapping *mapping,
                             binidx_gather *gather, int64_t *scratch, int64_t room, int level);
 

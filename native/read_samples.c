@@ -4,7 +4,7 @@
  *     scratch  [rows of sample_index][bounds][spans, 3 each][ranges, 2 each]
  *
  * One call, so that the GIL is let go once and nothing is made in Python between the steps. What lies elsewhere takes
- * the same steps one by one, with a read between. Cost: that of the steps, and two system calls where there is a disk.
+ * the same steps one by one, with a read between; so does what is mapped in blocks (place.c) when some are not. Cost: that of the steps, and two system calls where there is a disk.
  */
 #include "binidx.h"
 
@@ -19,6 +19,10 @@ int64_t binidx_read_samples(const binidx_orders *orders, const int64_t *served, 
     if (pieces < 0 || pieces > room) return pieces;
     if (binidx_sample_spans(orders, rows, num_samples, spans) < 0) return BINIDX_BAD_DOCUMENT;
     if (binidx_locate_spans(&orders->sequences, spans, pieces, ranges) < pieces) return BINIDX_BAD_TOKENS;
+    if (mapping->blocks) {
+        mapping->num_chunks = binidx_place_ranges(mapping->blocks, ranges, pieces, ranges);
+        if (mapping->num_chunks < 0) return BINIDX_NOT_HERE;
+    }
     int64_t before = disk_reads(mapping);
     int64_t page_bytes = mapping->ask_ahead ? mapping->page_bytes : 0;
     mapping->num_bytes = binidx_read_ahead(mapping->base, mapping->size, ranges, pieces, page_bytes);

@@ -239,15 +239,17 @@ static void test_ranges_of_blocks_by_hand(void) {
     int64_t addresses[3] = {1000, 0, 5000}, used[3] = {0, 0, 0}, places[4];
     binidx_blocks b = {good, addresses, used, 45, 10, 20, 7};
     int64_t here[4] = {3, 20, 40, 45}, crossing[2] = {15, 21}, unmapped[2] = {30, 31}, past[2] = {44, 46}, empty[2] = {5, 5};
+    int64_t bad[2] = {15, 16};
     CHECK(binidx_place_ranges(&b, here, 2, places) == 3);
     CHECK(places[0] == 1003 && places[1] == 1020 && places[2] == 5000 && places[3] == 5005);
     CHECK(used[0] == 7 && used[1] == 0 && used[2] == 7);
-    CHECK(binidx_place_ranges(&b, crossing, 1, places) == BINIDX_BAD_LENGTH);
-    CHECK(binidx_place_ranges(&b, unmapped, 1, places) == BINIDX_BAD_LENGTH);
-    CHECK(binidx_place_ranges(&b, past, 1, places) == BINIDX_BAD_LENGTH);
-    CHECK(binidx_place_ranges(&b, empty, 1, places) == BINIDX_BAD_LENGTH);
+    CHECK(binidx_place_ranges(&b, crossing, 1, places) == BINIDX_NOT_HERE);
+    CHECK(binidx_place_ranges(&b, unmapped, 1, places) == BINIDX_NOT_HERE);
+    CHECK(binidx_place_ranges(&b, past, 1, places) == BINIDX_NOT_HERE);
+    CHECK(binidx_place_ranges(&b, empty, 1, places) == 0 && places[0] == places[1]);
+    CHECK(binidx_place_ranges(&b, here, 2, here) == 3 && here[0] == 1003 && here[3] == 5005);
     good[1] = 0;
-    CHECK(binidx_place_ranges(&b, here, 2, places) == BINIDX_BAD_LENGTH);
+    CHECK(binidx_place_ranges(&b, bad, 1, places) == BINIDX_NOT_HERE);
 }
 
 int main(void) {

@@ -155,7 +155,6 @@ def test_pieces_are_what_read_gives_once_it_was_read(tmp_path: Path) -> None:
         [(-1, 5)],
         [(5, 100_001)],
         [(7, 3)],
-        [(5, 5)],
     ):
         assert reader.pieces(np.array(elsewhere, np.int64)) is None
     assert len(below.asked) == 1

@@ -21,6 +21,7 @@ from binidx.native.locate import NUMBERS, Orders
 from binidx.native.pieces import Pieces
 
 GATHER, FLOATS, SHORT = ffi.typeof("binidx_gather *"), ffi.typeof("float *"), ffi.typeof("int32_t *")
+NOT_HERE = int(lib.BINIDX_NOT_HERE)
 PROBLEMS = {
     lib.BINIDX_BAD_TOKENS: "one is longer, beyond its extra token",
     lib.BINIDX_BAD_LENGTH: "a piece is not whole tokens",
@@ -81,7 +82,9 @@ class Rows:
     def read(
         self, orders: Orders, about: Any, served: Sequence[int], rows: Sequence[int], level: int | None = None
     ) -> int:
-        """Fill `rows` with samples of a map, `about` being its `Mapped.taking`; returns the ranges they were read in.
+        """Fill `rows` with samples of a map, `about` being its `taking`; returns the ranges they were read in.
+
+        NOT_HERE, and nothing was filled, where some of the bytes are not in memory: `PlacedBlocks`.
 
         Raises:
             IndexBuildError: something is out of bounds; `Orders.spans` and `Sequences.locate` say what.
@@ -93,7 +96,8 @@ class Rows:
             scratch = ffi.new(NUMBERS, 2 * count + 1 + 5 * room)
             pieces = lib.binidx_read_samples(orders.bound, numbers, about, g, scratch, room, runnable(level))
         orders.pieces_per_sample = max(orders.pieces_per_sample, -(-pieces // max(count, 1)))
-        self._check(pieces)
+        if pieces != NOT_HERE:
+            self._check(pieces)
         return int(pieces)
 
     def fill(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.native.arguments import items
+from binidx.native.pieces import ANYWHERE, MAPPING
+
+BLOCKS = ffi.typeof("binidx_blocks *")
 
 
 class PlacedBlocks:
@@ -35,14 +41,23 @@ class PlacedBlocks:
         if min(len(addresses), len(used)) < needed or len(good) < -(-size // chunk_bytes):
             raise ValueError(f"{len(good)} chunks, {len(addresses)} and {len(used)} blocks for {size} bytes")
         self._keep = [items(good, np.uint8), items(addresses, np.int64), items(used, np.int64, write=True)]
-        self._blocks = ffi.new("binidx_blocks *")  # borrows the arrays, which `_keep` holds
+        self._blocks = ffi.new(BLOCKS)  # borrows the arrays, which `_keep` holds
         self._blocks.good, self._blocks.addresses, self._blocks.used = self._keep
         self._blocks.size, self._blocks.chunk_bytes, self._blocks.block_bytes = size, chunk_bytes, block_bytes
+        self._template = ffi.new(MAPPING)
+        self._template.size, self._template.page_bytes, self._template.blocks = ANYWHERE, PAGESIZE, self._blocks
+
+    def taking(self, tick: int, *, ask_ahead: bool) -> Any:
+        """For one call of C, as `Mapped.taking`; the blocks must stay mapped until it is over."""
+        self._blocks.tick = tick
+        about = ffi.new(MAPPING, self._template[0])
+        about.ask_ahead = ask_ahead
+        return about
 
     def place(self, ranges: NDArray[np.int64], tick: int) -> tuple[NDArray[np.int64], int] | None:
         """Addresses of ranges, both of shape (n, 2), and how many chunks they are.
 
-        None unless each has bytes, lies in one block that is mapped, and all of its chunks are good.
+        None unless each lies in one block that is mapped, and all of its chunks are good.
         """
         places = np.empty((len(ranges), 2), np.int64)
         if ranges.shape != places.shape:

@@ -64,14 +64,19 @@ class CachedObject:
 
     # Reading
 
+    def begin(self) -> tuple[Maps, int]:
+        """What one read looks at, and its number."""
+        self._tick = tick = self._tick + 1
+        return self.maps, tick
+
     def views(self, ranges: Sequence[Range]) -> tuple[list[memoryview | None], int, int]:
         """The bytes of each range, None where a chunk lacks or was not compared yet; how many are None; and of how many
         chunks they all are.
 
         Ranges lie in the object. Those that cross blocks are copied together.
         """
-        self._tick = tick = self._tick + 1
-        maps, chunk_bytes, block_bytes = self.maps, self.layout.chunk_bytes, self.layout.block_bytes
+        maps, tick = self.begin()
+        chunk_bytes, block_bytes = self.layout.chunk_bytes, self.layout.block_bytes
         good, data, used = maps.good_at, maps.data, maps.used_at
         found: list[memoryview | None] = []
         count, lacking = len(ranges), 0
@@ -109,9 +114,8 @@ class CachedObject:
 
         What comes first keeps them there; what comes last is of how many chunks they are.
         """
-        self._tick += 1
-        maps = self.maps
-        found = maps.placed.place(ranges, self._tick)
+        maps, tick = self.begin()
+        found = maps.placed.place(ranges, tick)
         return found and (maps, *found)
 
     def lacking(self, chunks: Sequence[int]) -> list[int]:

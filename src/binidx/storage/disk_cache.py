@@ -17,7 +17,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.native.pieces import Pieces, placed_pieces
+from binidx.storage.ask_ahead import AskAhead
 from binidx.storage.cache_layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cached_object import cached_object
 from binidx.storage.chunk_cache import chunks_of, runs_of
@@ -84,6 +85,7 @@ class DiskCache:
         codec = getattr(reader, "codec", "raw")
         self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = CacheStats(cache="disk")
+        self._ask_ahead = AskAhead()
         self.cached = cached_object(self.directory, self.content, limit)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -96,6 +98,25 @@ class DiskCache:
             return self._read_rest(ranges, views, count)
         self.stats.count_chunks(hits=count)
         return views  # type: ignore[return-value]
+
+    def read_into(self, gather: Callable[[Any], int]) -> bool:
+        """`read` without views: `gather` takes what it wants of the whole content, and says in how many ranges.
+
+        Args:
+            gather: called once with what `PlacedBlocks.taking` gives.
+
+        Returns:
+            False: nothing was taken, since not all of it is here, or was compared.
+        """
+        self.cached.beat()
+        maps, tick = self.cached.begin()
+        about = maps.placed.taking(tick, ask_ahead=self._ask_ahead.wanted)
+        if gather(about) < 0:
+            return False
+        self._ask_ahead.saw(bool(about.disk_moved))
+        self.stats.count_chunks(hits=about.num_chunks)
+        self.stats.add(bytes_asked=about.num_bytes)
+        return True
 
     def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
         """The ranges, shape (n, 2), as pieces of memory: `read` for C, without a view for each.

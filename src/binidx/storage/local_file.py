@@ -78,11 +78,14 @@ class LocalFile:
         self.stats.add(requests=len(views), bytes_asked=count, bytes_moved=count)
         return views
 
-    def read_into(self, gather: Callable[[Any], int]) -> None:
+    def read_into(self, gather: Callable[[Any], int]) -> bool:
         """`read` without views: `gather` takes what it wants of the whole content, and says in how many ranges.
 
         Args:
             gather: called once with what `Mapped.taking` gives.
+
+        Returns:
+            True: all of it was in memory.
         """
         if self._map is not None:
             self._check_unchanged(self._map)
@@ -90,6 +93,7 @@ class LocalFile:
         requests = gather(about)
         self._ask_ahead.saw(bool(about.disk_moved))
         self.stats.add(requests=requests, bytes_asked=about.num_bytes, bytes_moved=about.num_bytes)
+        return True
 
     def _check_unchanged(self, mapped: mapping.mmap) -> None:
         """1.5 us against bytes of two contents, or a SIGBUS. By name: an fstat would need one more descriptor."""
