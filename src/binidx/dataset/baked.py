@@ -1,0 +1,179 @@
+"""Samples of a baked run: their tokens lie in the order in which they are consumed, each step in one stretch.
+
+    DIR/baked.json                       what was baked; written first
+    DIR/{first:012d}.bin .idx            samples from position `first` on, a sequence each: S tokens and the one after
+    DIR/{first:012d}-dataset_id.npy      of a blend: which dataset each sample is of
+
+Sample i here is what the run's loaders served at position i (samples consumed before it), whatever their sampler was:
+read it with the "single" one, from any `consumed_samples`, on any number of ranks.
+
+Source: ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.split import Split
+from binidx.dataset.torch_bridge import Sample, Samples
+from binidx.errors import ConfigError, FormatError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.gpt import ARRAYS
+from binidx.index.npy import parse_npy
+from binidx.storage.backends import open_object
+from binidx.storage.publish import join_uri
+from binidx.storage.transfer import read_whole
+
+OPENED_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Baked:
+    """What `baked.json` says.
+
+    Attributes:
+        fingerprint: of the order that was baked.
+        first, stop: positions of the run that are here.
+        samples_per_part: in each pair of files but the last.
+        sequence_length: S.
+        add_extra_token: whether the token after is stored, too.
+        blended: whether the samples have a dataset_id.
+    """
+
+    fingerprint: str
+    first: int
+    stop: int
+    samples_per_part: int
+    sequence_length: int
+    add_extra_token: bool
+    blended: bool
+
+    def parts(self) -> list[range]:
+        """The positions of each part."""
+        firsts = range(self.first, self.stop, self.samples_per_part)
+        return [range(first, min(first + self.samples_per_part, self.stop)) for first in firsts]
+
+    @property
+    def stored_length(self) -> int:
+        """Tokens of each sample."""
+        return self.sequence_length + self.add_extra_token
+
+    def format(self) -> bytes:
+        return (json.dumps({"binidx": "baked", "version": 1, **asdict(self)}, indent=1) + "\n").encode()
+
+
+def parse_baked(data: bytes | memoryview, uri: str) -> Baked:
+    """What the file says. Raises FormatError where it is none."""
+    try:
+        found = json.loads(bytes(data))
+        if (found.pop("binidx"), found.pop("version")) != ("baked", 1):
+            raise ValueError("another kind or version")
+        return Baked(**found)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(f"{uri}: no description of a baked run: {error}") from error
+
+
+def part_prefix(directory: str, part: range) -> str:
+    return join_uri(directory, f"{part.start:012d}")
+
+
+class BakedPart(GPTDataset):
+    """The samples of one pair of files, each a sequence of its own."""
+
+    def _load_or_build(self) -> dict[str, NDArray[Any]]:
+        """Rows 2 j and 2 j + 1 are where sample j starts and where its tokens end; it is served as number j."""
+        count, length = len(self.dataset), self.config.sequence_length
+        rows = np.zeros((2 * count, 2), np.int32)
+        rows[:, 0] = np.repeat(np.arange(count), 2)
+        rows[1::2, 1] = length
+        arrays = (np.arange(count, dtype=np.int32), rows, 2 * np.arange(count, dtype=np.uint32))
+        return dict(zip(ARRAYS, arrays, strict=True))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class BakedDataset:
+    """A baked run, as the dataset that it was baked from would be read in its order.
+
+    Args:
+        directory: URI that `binidx bake` wrote.
+        config: of the run. Its blend is not opened; its sequence_length, extra token and masks must be the run's.
+
+    `len()` is the position after the last one here; what lies before the first is an IndexError.
+
+    Raises:
+        ConfigError: the config has another sequence_length or extra token.
+        FormatError: the description is none, or a part has other samples than it says.
+        ObjectNotFoundError: the description or a part is missing: the bake is not done.
+    """
+
+    def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
+        self.directory, self.config = directory, config
+        uri = join_uri(directory, "baked.json")
+        self.baked = parse_baked(_read(uri, config.storage_options), uri)
+        self._check_config(uri)
+        with ThreadPoolExecutor(OPENED_AT_ONCE, "binidx-open") as threads:
+            self.parts = list(threads.map(self._open, self.baked.parts()))
+        self.dataset_ids = self._dataset_ids() if self.baked.blended else None
+
+    def __len__(self) -> int:
+        return self.baked.stop
+
+    def __getitem__(self, idx: int) -> Sample:
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
+        """The samples at these positions, read in one go."""
+        positions = np.asarray(idxs, np.int64)
+        if len(positions) and not (self.baked.first <= positions.min() and positions.max() < self.baked.stop):
+            raise IndexError(
+                f"{self.directory}: positions {list(idxs)}, it has {self.baked.first} to {self.baked.stop}"
+            )
+        part, place = np.divmod(positions - self.baked.first, self.baked.samples_per_part)
+        requests = []
+        for number in np.unique(part).tolist():
+            rows = np.flatnonzero(part == number)
+            requests.append((self.parts[number], place[rows].tolist(), rows.tolist()))
+        samples = BakedPart.read_together(requests, len(positions))
+        if self.dataset_ids is None or not isinstance(samples, Samples):
+            return samples
+        ids = {"dataset_id": self.dataset_ids[positions - self.baked.first]}
+        return Samples(len(positions), samples.columns, samples.shared, ids)
+
+    def _check_config(self, uri: str) -> None:
+        asked = (self.config.sequence_length, self.config.add_extra_token_to_sequence)
+        has = (self.baked.sequence_length, self.baked.add_extra_token)
+        if asked != has:
+            raise ConfigError(f"{uri}: sequence_length and extra token {has}, the config asks {asked}; bake it again")
+
+    def _open(self, part: range) -> BakedPart:
+        prefix = part_prefix(self.directory, part)
+        stored = IndexedDataset(prefix, mmap=self.config.mmap_bin_files, storage_options=self.config.storage_options)
+        lengths = stored.sequence_lengths
+        if len(lengths) != len(part) or (lengths != self.baked.stored_length).any():
+            needed = f"{len(part)} of {self.baked.stored_length} tokens"
+            raise FormatError(f"{prefix}.idx: {len(lengths)} sequences, the baked run has {needed}")
+        return BakedPart(stored, prefix, np.arange(len(part), dtype=np.int32), None, Split.train, self.config)
+
+    def _dataset_ids(self) -> NDArray[np.int16]:
+        uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.baked.parts()]
+        with ThreadPoolExecutor(OPENED_AT_ONCE, "binidx-open") as threads:
+            found = list(threads.map(lambda uri: parse_npy(_read(uri, self.config.storage_options)), uris))
+        ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *found])
+        if len(ids) != self.baked.stop - self.baked.first:
+            raise FormatError(f"{self.directory}: {len(ids)} dataset ids, needs one for each sample")
+        return ids
+
+
+def _read(uri: str, storage_options: Mapping[str, Any] | None) -> memoryview:
+    return read_whole(open_object(uri, storage_options=storage_options, cache=False))
