@@ -1,6 +1,7 @@
 """binidx, with the defaults that everybody gets: GPT order, documents shuffled, one process."""
 
-import torch  # noqa: F401 (as the others have it when their clock starts: whoever trains has)
+import s3fs  # noqa: F401
+import torch  # noqa: F401
 from gpt import run_config
 from stopwatch import arguments, race
 

@@ -3,6 +3,7 @@
 https://olmo-core.readthedocs.io/en/latest/data/numpy_dataset.html; `num_threads` None is its default, 4 here.
 """
 
+import boto3  # noqa: F401
 import numpy as np
 from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, TokenizerConfig
 from olmo_core.data.types import NumpyDatasetDType

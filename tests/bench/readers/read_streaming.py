@@ -5,6 +5,7 @@ https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shu
 
 from pathlib import Path
 
+import boto3  # noqa: F401
 import no_images  # noqa: F401
 from stopwatch import arguments, race, tokens_of
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset

@@ -1,6 +1,7 @@
 """The clock of a race, in the process of each reader: knows nothing of any of them, needs NumPy.
 
-A reader's script imports all it needs, then calls `race(open_batches)`. One line of JSON goes to its standard output.
+A reader's script imports all it needs, torch and the driver for S3 among it, which some would import in their own time;
+then it calls `race(open_batches)`. One line of JSON goes to its standard output.
 """
 
 from __future__ import annotations
