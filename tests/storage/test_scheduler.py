@@ -13,7 +13,8 @@ import pytest
 from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError
 from binidx.storage.cancel import cancellable
 from binidx.storage.lateness import Lateness
-from binidx.storage.scheduler import PendingRead, Scheduler
+from binidx.storage.pending import PendingRead
+from binidx.storage.scheduler import Scheduler
 
 
 class Impatient(Lateness):

@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from binidx.storage import filesystem
+from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
 from binidx.storage.retries import PASSING, complete, wrong_length, wrong_place
-from binidx.storage.scheduler import Fetch
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,11 @@ from typing import Any
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
 from binidx.storage.cancel import current_scope
+from binidx.storage.pending import Fetch, PendingRead
 from binidx.storage.pinned import Opened, cat_ranges, smells_of_change
 from binidx.storage.ranges import Range, assemble, check_ranges, coalesce
 from binidx.storage.retries import complete, retried
-from binidx.storage.scheduler import Fetch, PendingRead, scheduler
+from binidx.storage.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
 from binidx.storage.transports import fetch_of, has_coroutines, info_of
@@ -45,6 +46,7 @@ class FsspecObject:
     Args:
         uri: with a protocol; chains such as simplecache::s3://bucket/key work.
         storage_options: fsspec's own, and ours under the key "binidx": `ReadSettings`.
+        info: what the store has just told of it, if it was asked: `look_up`.
 
     Raises:
         MissingDriverError, ObjectNotFoundError, StorageError: see `filesystem.open_filesystem` and `object_info`.
@@ -60,13 +62,15 @@ class FsspecObject:
     request when it is unpickled.
     """
 
-    def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, Any] | None = None, *, info: Mapping[str, Any] | None = None
+    ) -> None:
         self.uri = uri
         self.storage_options = dict(storage_options or {})
         self.settings = ReadSettings.of(storage_options)
         self.stats = ObjectStats(filesystem.protocols(uri)[-1])
         self._clients: dict[tuple[int, int], Client] = {}
-        info = self._info()
+        info = info or self._info()
         self.size = int(info["size"])
         self.identity = filesystem.identity_of(info)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from binidx.storage import filesystem
 from binidx.storage.direct import ADDRESSES, DirectRequests
+from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
 from binidx.storage.retries import complete
-from binidx.storage.scheduler import Fetch
 
 MakeFetch = Callable[[Any, Opened], Fetch]
 
