@@ -11,6 +11,7 @@ only on demand (BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us, and checkin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import wait
 from typing import Any
 
 from binidx.errors import ObjectNotFoundError, StorageError
@@ -18,7 +19,7 @@ from binidx.format.idx import get_bin_path
 from binidx.storage import filesystem
 from binidx.storage.backends import layered, open_stored
 from binidx.storage.checksums import SUFFIX
-from binidx.storage.look_up import says_no, seems_there
+from binidx.storage.look_up import look_up, says_no
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import RangeReader
 from binidx.storage.segments import CODECS, codec_of
@@ -103,23 +104,24 @@ def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> tuple[R
 def _find_remote(uri: str, verify: bool, options: Options) -> tuple[RangeReader, str, RangeReader | None]:
     """All at the same time; what was looked for in vain, or found beside a plain one, is of no consequence."""
 
-    def open_it(at: str) -> RangeReader:
-        return open_stored(at, storage_options=options)
+    def look(at: str) -> RangeReader | None:
+        found = look_up(at, options)
+        return None if found is None else open_stored(at, storage_options=options, info=found)
 
-    def look_for_compressed() -> tuple[str, str] | None:
-        return next(((name, uri + end) for name, end in COMPRESSED if seems_there(uri + end, options)), None)
+    def look_for_compressed() -> tuple[RangeReader, str] | None:
+        each = ((look(uri + suffix), name) for name, suffix in COMPRESSED)
+        return next(((reader, name) for reader, name in each if reader is not None), None)
 
-    def look_for_sums() -> RangeReader | None:
-        return open_it(uri + SUFFIX) if verify and seems_there(uri + SUFFIX, options) else None
-
-    compressed, sums = submit(look_for_compressed), submit(look_for_sums)
+    compressed = submit(look_for_compressed)
+    sums = submit(lambda: look(uri + SUFFIX) if verify else None)
     try:
-        stored = open_it(uri)
+        stored = open_stored(uri, storage_options=options)
     except StorageError as error:
         found = compressed.result() if says_no(error) else None
         if found is None:
             raise
-        return open_it(found[1]), found[0], None
+        return *found, None
     finally:
-        compressed.exception(), sums.exception()  # both have ended
+        wait([compressed])
+        wait([sums])
     return stored, "raw", sums.result()

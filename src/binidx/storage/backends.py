@@ -63,14 +63,23 @@ def open_object(
 
 
 def open_stored(
-    uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None, mmap: bool = True
+    uri: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    mmap: bool = True,
+    info: Mapping[str, Any] | None = None,
 ) -> RangeReader:
-    """The object as it lies there, with nothing over it."""
+    """The object as it lies there, with nothing over it.
+
+    Args:
+        info: what `look_up` found of a remote one, so that it is not asked for again.
+    """
     uri = os.fspath(uri)
     path = filesystem.local_path(uri)
     if path is not None:
         return LocalFile(path) if mmap else FsspecObject(f"file://{os.path.abspath(path)}")
-    return OPENERS.get(filesystem.protocols(uri)[0], FsspecObject)(uri, storage_options)
+    opener = OPENERS.get(filesystem.protocols(uri)[0])
+    return opener(uri, storage_options) if opener else FsspecObject(uri, storage_options, info=info)
 
 
 def layered(
