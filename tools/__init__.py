@@ -11,6 +11,7 @@ from importlib import import_module
 # before the standard library, which has one of that name; nor `trace`.
 COMMANDS = {
     "account": ("account", "tokens and epochs of each source of a run"),
+    "bake": ("bake", "the tokens of a run in training order, one range a micro-batch"),
     "cache": ("cache", "fill, list, check and prune the copy of remote data on a disk"),
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from binidx.dataset.baked import BakedDataset as BakedDataset
     from binidx.dataset.blended import BlendedDataset as BlendedDataset
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from binidx.storage.report import report as report
 
 HOMES = {
+    "BakedDataset": "dataset.baked",
     "BlendedDataset": "dataset.blended",
     "BlendedMegatronDatasetBuilder": "dataset.builder",
     "BlendedMegatronDatasetConfig": "dataset.config",

@@ -123,6 +123,16 @@ def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[
     ]
 
 
+def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for shard in ("0/2", "1/2"):
+        assert main(["bake", str(run_file), f"{tmp_path}/baked", "--shard", shard]) == 0
+    assert "120 samples in 1 parts, 1 written now" in capsys.readouterr().out
+    train = binidx.Run.load(str(run_file)).build()[0]
+    baked = binidx.BakedDataset(f"{tmp_path}/baked", train.config)
+    for number in (0, 7, 119):
+        assert baked[number]["tokens"].tolist() == train[number]["tokens"].tolist()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -131,6 +141,7 @@ def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[
         (["where", "{run}", "--document", "0"], "source: found None, needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "documents 60 to 60, it has 60"),
         (["order", "{run}"], "needs --to URI"),
+        (["bake", "{run}", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
         (["order", "{run}", "--to", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
         (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),
         (["order", "{tokenizer}", "--to", "x"], "run: found unknown version"),

@@ -101,7 +101,7 @@ class RunOrder:
         return [text.astype(self.token_dtype) for text in read_text(self.dataset, samples)]
 
     @property
-    def token_dtype(self) -> Any:
+    def token_dtype(self) -> np.dtype[Any]:
         """What holds the tokens of all sources."""
         return np.result_type(*(source.dataset.index.dtype for source in self.sources))
 
