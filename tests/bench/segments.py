@@ -44,8 +44,8 @@ from tests.bench.corpus import SEQUENCE_LENGTH, open_ours
 from tests.bench.table import Row, interleaved_medians, seconds
 from tests.bench.text import tokenise, write_text
 
-PLAIN_BYTES = 48 << 20
-NUM_SAMPLES = 400
+PLAIN_BYTES = 128 << 20
+NUM_SAMPLES = 1000
 FAR_SAMPLES = 60
 DELAY_MS = 30
 LINK_MEGABYTES = 25.0

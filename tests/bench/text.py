@@ -2,8 +2,9 @@
 
 By default the English that every Python carries: its language reference and the docstrings of its library (1.9 MB, as
 `make demo` reads them). BINIDX_BENCH_TEXT names a folder of .txt files to be read instead: books, say. A byte-level BPE
-with the 50,257 entries of GPT-2 is trained on the text itself. Documents come in a random order, each once before any
-comes again: a frame of 64 KiB holds a few per cent of the text, so that a second copy hardly ever helps it.
+with the 50,257 entries of GPT-2 is trained on the text itself. Short texts that follow one another are one document, of
+1,000 tokens or more. Documents come in a random order, each once before any comes again: a frame of 64 KiB holds a few
+per cent of the text, so that a second copy hardly ever helps it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 import binidx
 
 VOCAB_SIZE = 50_257
+LEAST_CHARACTERS = 4000
 
 
 def documents() -> tuple[str, list[str]]:
@@ -35,10 +37,23 @@ def documents() -> tuple[str, list[str]]:
 def tokenise(directory: Path) -> tuple[str, list[NDArray[Any]]]:
     """What text it is, and the tokens of each of its documents, with an EOD at the end."""
     name, texts = documents()
+    texts = list(joined(texts))
     tokenizer = train_bpe(texts, directory / "tokenizer.json", vocab_size=VOCAB_SIZE)
     encoded = [np.array([*tokenizer.encode(text), tokenizer.eod], np.uint16) for text in texts]
     count, size = sum(map(len, encoded)), sum(len(text.encode()) for text in texts)
     return f"{name}, {size / 1e6:.1f} MB, {size / count:.1f} bytes a token", encoded
+
+
+def joined(texts: list[str]) -> Iterator[str]:
+    """Neighbours together until they are long enough."""
+    document = ""
+    for text in texts:
+        document += text + "\n"
+        if len(document) >= LEAST_CHARACTERS:
+            yield document
+            document = ""
+    if document:
+        yield document
 
 
 def write_text(prefix: Path, encoded: list[NDArray[Any]], num_tokens: int, dtype: type, **options: Any) -> str:
