@@ -30,6 +30,7 @@ from binidx.storage.look_up import look_up
 from binidx.storage.publish import delete_object, object_exists, object_identity
 from binidx.storage.segments import SegmentedObject
 from binidx.storage.transfer import read_whole
+from binidx.testing import ended_well, forked
 
 RNG = np.random.default_rng(0)
 DOCUMENTS = [Document(RNG.zipf(1.3, length).astype(np.uint16), [length], []) for length in (5, 0, 70_000, 1, 40_000)]
@@ -128,6 +129,20 @@ def test_a_builder_that_is_not_finalized_leaves_the_old_one_whole(prefix: str) -
             builder.add_document([1], [1])
     assert names(prefix) == ["bin", "bin.xxh3", "idx"]
     assert (IndexedDataset(prefix)[2] == DOCUMENTS[2].tokens).all()
+
+
+@pytest.mark.parametrize("how", [{"end": "bin.zst"}, {"end": "bin", "checksums": True}])
+def test_a_forked_child_that_closes_its_copy_leaves_its_parents_builder_alone(how: dict[str, Any], tmp_path) -> None:
+    """Batches are with threads then, and those are not in the child."""
+    tokens = np.tile(TOKENS, 30)
+    end = how.pop("end")
+    with IndexedDatasetBuilder(f"{tmp_path}/en.{end}", np.uint16, **how) as builder:
+        builder.add_document(tokens, [len(tokens)])
+        child = forked(builder.close)
+        assert ended_well(child)
+        builder.add_document(tokens, [len(tokens)])
+        builder.finalize(f"{tmp_path}/en.idx")
+    assert [(each == tokens).all() for each in IndexedDataset(f"{tmp_path}/en")] == [True, True]
 
 
 def test_sums_appear_between_the_tokens_and_the_index(tmp_path: Path, monkeypatch) -> None:

@@ -222,6 +222,24 @@ def test_a_table_that_breaks_a_rule_is_refused(stored: bytes, message: str) -> N
         opened(stored)
 
 
+WHOLE = compressed(TEXT[:900], 150)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE)), st.integers(0, 40), st.binary(max_size=12)), max_size=4))
+def test_whatever_a_file_holds_it_is_read_or_refused(splices: list[tuple[int, int, bytes]]) -> None:
+    """Pieces cut out, put in or overwritten anywhere; mostly near the end, where the counts stand."""
+    broken = WHOLE
+    for place, count, piece in splices:
+        at = max(len(broken) - place, 0) if place % 2 else place
+        broken = broken[:at] + piece + broken[at + count :]
+    try:
+        reader, _ = opened(broken)
+        found = bytes(reader.read([(0, reader.size)])[0])
+    except FormatError:
+        return
+    assert found == TEXT[:900]
+
+
 def claiming(num_bytes: int) -> bytes:
     """A frame that says it holds so much: single segment, 8 bytes of content size."""
     return bytes.fromhex("28b52ffd e0") + struct.pack("<Q", num_bytes) + bytes.fromhex("010000")
