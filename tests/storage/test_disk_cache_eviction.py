@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from functools import partial
@@ -239,6 +240,27 @@ def test_when_one_process_finds_all_in_use_the_others_do_not_look_again(tmp_path
     del held
     prune(str(tmp_path))  # counts anew: there may be room
     read_blocks(small(MarkedObject(DATA), tmp_path, limit), 7)
+
+
+def test_a_process_that_is_stopped_with_the_lock_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_room, "COUNT_WAIT_SECONDS", 0.05)
+    reader = small(MarkedObject(DATA), tmp_path, 10**9)
+    room = reader.cached.room
+
+    def stop() -> None:
+        assert room._lock_byte(cache_room.COUNTER, 1.0)
+        (tmp_path / "stopped").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    child = forked(stop)
+    while not (tmp_path / "stopped").exists():
+        time.sleep(0.01)
+    read_blocks(reader, 0, 1)
+    assert blocks(tmp_path) == [0, 1]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_an_old_count_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

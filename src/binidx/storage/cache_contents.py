@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from binidx.errors import ObjectNotFoundError
+from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.cache_block import erase_entries, evict_block, map_block
 from binidx.storage.cache_layout import ENTRY_BYTES, CachedContent, Layout, read_meta
 from binidx.storage.cache_room import BlockFile, Room, block_files, blocks_of, least_recent_first, object_directories
@@ -129,7 +129,10 @@ def _verify_block(layout: Layout, number: int, path: str, found: Verified) -> No
     # Once more: its fetcher may have been writing it.
     bad = [chunk for chunk in bad if block.holds(chunk) and not block.is_good(chunk)]
     if bad:
-        erase_entries(path, layout, bad)
+        try:
+            erase_entries(path, layout, bad)
+        except OSError as error:
+            raise StorageError(f"{path}: {len(bad)} chunks are damaged, and cannot be marked so: {error}") from error
     found.num_chunks, found.num_bad = found.num_chunks + len(here), found.num_bad + len(bad)
 
 

@@ -39,6 +39,8 @@ COUNT_AGAIN_SECONDS = 3600.0
 FULL_SECONDS = 10.0
 SWEEP_WAIT_SECONDS = 5.0
 """A sweep looks at 10,000 files in 100 ms."""
+COUNT_WAIT_SECONDS = 2.0
+"""Changing the number takes 10 us; who was stopped in it (SIGSTOP, a frozen node) must not stop the others."""
 COUNTER, SWEEPER = 0, 1
 """Bytes of `usage` that are locked: to change the number, and to sweep."""
 
@@ -154,12 +156,12 @@ class Room:
                 needed -= block.num_bytes
                 self._add(-block.num_bytes)
         if self.excess(coming) > 0:
-            with self._locked(COUNTER, self._lock, None):
+            with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
                 self._write(*self._usage()[:2], time.time())
 
     def recount(self, coming: int = 0) -> list[BlockFile]:
         """Count what lies there, and what others should know is coming; all blocks."""
-        with self._locked(COUNTER, self._lock, None):
+        with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
             blocks = block_files(self.directory)
             self._write(sum(block.num_bytes for block in blocks) + coming, time.time())
         return blocks
@@ -181,7 +183,7 @@ class Room:
 
     def _add(self, count: int) -> None:
         """So many bytes more; they are counted anew once an hour."""
-        with self._locked(COUNTER, self._lock, None):
+        with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
             used, counted_at, stuck_at = self._usage()
             if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
                 used, counted_at = sum(block.num_bytes for block in block_files(self.directory)), time.time()
@@ -196,9 +198,9 @@ class Room:
         os.pwrite(self._descriptor, USAGE.pack(used, counted_at, stuck_at), 0)
 
     @contextlib.contextmanager
-    def _locked(self, byte: int, threads: threading.Lock, seconds: float | None) -> Iterator[bool]:
+    def _locked(self, byte: int, threads: threading.Lock, seconds: float) -> Iterator[bool]:
         """Alone among threads and processes; after `seconds` perhaps not, and the block is told so."""
-        ours = threads.acquire(timeout=-1 if seconds is None else seconds)
+        ours = threads.acquire(timeout=seconds)
         try:
             yield ours and self._lock_byte(byte, seconds)
         finally:
@@ -207,18 +209,19 @@ class Room:
                     fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, byte)
                 threads.release()
 
-    def _lock_byte(self, byte: int, seconds: float | None) -> bool:
-        deadline = time.monotonic() + (seconds or 0.0)
+    def _lock_byte(self, byte: int, seconds: float) -> bool:
+        deadline, pause = time.monotonic() + seconds, 0.0002
         while True:
             try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | (0 if seconds is None else fcntl.LOCK_NB), 1, byte)
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
                 return True
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     return True  # no locks here: the number may be off by what two processes write at once
                 if time.monotonic() >= deadline:
                     return False
-            time.sleep(0.01)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):

@@ -38,8 +38,9 @@ logger = logging.getLogger(__name__)
 
 ROUND_BYTES = 64 << 20
 """Fetched at once, and in memory until it is written."""
-PATIENCE_SECONDS = 120.0
-"""So long another process may take to fetch a chunk, before it is fetched here, too."""
+PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS = 30.0, 0.5
+"""So long another process may take to fetch chunks before what is asked is read here, too; and, after that happened,
+until it is seen to go on: it may be stopped, and hold its locks for ever."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
 READ_WHOLE = (".idx", ".npy")
 """Arrays that are looked at for as long as a run lasts: one block each, so that they are views of one map, shared by
@@ -86,6 +87,7 @@ class DiskCache:
         self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = CacheStats(cache="disk")
         self._ask_ahead = AskAhead()
+        self._patience = PATIENCE_SECONDS
         self.cached = cached_object(self.directory, self.content, limit)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -156,8 +158,8 @@ class DiskCache:
         loose: dict[int, memoryview] = {}
         waited: set[int] = set()
         at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
-        place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
-        while lacking and time.monotonic() < deadline:
+        place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
+        while lacking:
             with self.cached.flights.claimed(lacking[place : place + at_once]) as (ours, theirs):
                 with self.cached.locks.held(ours.keys) as held:
                     if not self._fetch_chunks(self.cached.lacking_afresh(held), loose):
@@ -165,11 +167,17 @@ class DiskCache:
                 ours.land(loose)
             place += at_once
             if held:
-                place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + PATIENCE_SECONDS
+                place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
             elif place >= len(lacking):
                 waited |= {*lacking}
                 place, pause = 0, self._wait(theirs, loose, pause)
+            before = len(lacking)
             lacking = [chunk for chunk in self.cached.lacking(lacking) if chunk not in loose]
+            if len(lacking) < before:
+                self._patience = PATIENCE_SECONDS
+            elif time.monotonic() > deadline:
+                self._patience = LEAST_PATIENCE_SECONDS
+                break
         self.stats.count_chunks(waits=len(waited))
         return loose
 
