@@ -46,9 +46,10 @@ class Maps:
         self.placed = PlacedBlocks(self.good, self.addresses, self.used, *sizes)
 
     def add(self, block: Block) -> None:
-        self.blocks[block.number] = block
+        """Last in `blocks`: who finds it there marks chunks, and who finds chunks marked looks at the others."""
         self.addresses[block.number] = block.address
         self.data[block.number] = block.data
+        self.blocks[block.number] = block
 
     def without(self, numbers: Sequence[int]) -> Maps:
         """The same, but for these blocks."""
