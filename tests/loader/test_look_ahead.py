@@ -18,9 +18,11 @@ from torch.utils.data import DataLoader
 
 from binidx.errors import CancelledReadError, ConfigError
 from binidx.loader import look_ahead as ahead_module
-from binidx.loader.look_ahead import LookAhead, Window, num_bytes
+from binidx.loader import window as window_module
+from binidx.loader.look_ahead import LookAhead, num_bytes
 from binidx.loader.samplers import build_sampler
 from binidx.loader.torch import PretrainingLoader, build_pretraining_data_loader
+from binidx.loader.window import Window
 from binidx.storage.cancel import cancellable, current_scope
 
 
@@ -370,7 +372,7 @@ def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_not
 
 def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
-    monkeypatch.setattr(ahead_module, "QUICK_SECONDS", 0.1)  # for a machine that is busy with other things
+    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.1)  # for a machine that is busy with other things
     dataset = Numbers(10_000)
     ahead = LookAhead(dataset, build_sampler("cyclic", range(10_000), 0, 4, 0, 1))
     order = [*build_sampler("cyclic", range(10_000), 0, 4, 0, 1)]
@@ -389,6 +391,26 @@ def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pyte
     dataset.seconds = 0.0
     ask(505, 1000)
     assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:1000]))
+
+
+def test_whatever_is_asked_for_and_however_slow_it_is_the_batches_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jumps, restarts and strangers, while looking ahead begins and ends all the time."""
+    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.002)
+    monkeypatch.setattr(window_module, "QUICK_BATCHES", 4)
+    monkeypatch.setattr(window_module, "SLOW_COUNTS", 2)
+    rng = np.random.default_rng(3)
+    dataset = Numbers(100_000)
+    ahead = LookAhead(dataset, build_sampler("single", range(100_000), 0, 3, 0, 1))
+    place, modes = 0, set()
+    for _ in range(2000):
+        dataset.seconds = 0.003 if rng.integers(200) == 0 else 0 if rng.integers(20) == 0 else dataset.seconds
+        place = 0 if rng.integers(200) == 0 else place + 3 * int(rng.integers(5) if rng.integers(10) == 0 else 1)
+        batch = [*range(place, place + 3)] if rng.integers(30) else rng.integers(0, 100_000, 5).tolist()
+        assert [int(sample) for sample in ahead.__getitems__(batch)] == [3 * idx for idx in batch]
+        assert ahead._reading is not None
+        modes.add((ahead._reading._pace.is_quick, bool(ahead._reading._groups)))
+    assert len(modes) == 4
 
 
 def test_samples_are_weighed_each_tensor_once() -> None:

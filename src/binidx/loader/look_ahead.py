@@ -39,21 +39,12 @@ from binidx.loader.batches import Ledger
 from binidx.loader.groups import Group, GroupThreads, Read
 from binidx.loader.prediction import Batch, Prediction
 from binidx.loader.samplers import PretrainingSampler
+from binidx.loader.window import Pace, Window
 from binidx.storage.filesystem import local_path
-from binidx.storage.stats import remote_requests
 
 BUDGET_BYTES = 128 << 20
-FIRST_WINDOW = 4
-LEAST_WINDOW = 2
 GROUPS_IN_FLIGHT = 4
 SAMPLES_IN_GROUP = 64
-# A batch that takes no request, and no longer than this, is not worth a thread: a disk of this machine answers 40 reads
-# in 4 ms; a shared file system may take longer.
-QUICK_SECONDS = 0.01
-# So many in a row, and looking ahead ends; two slow ones among them, and it begins again. What comes unforeseen is 30
-# ms of waiting: in this way 0.6 ms a batch at most.
-QUICK_BATCHES = 64
-SLOW_COUNTS = 48
 
 
 class LookAhead:
@@ -126,36 +117,6 @@ class LookAhead:
         return {**self.__dict__, "_reading": None}
 
 
-class Window:
-    """How many batches are read ahead; grows with the waiting.
-
-    Args:
-        fixed: so many, whatever happens.
-        budget_bytes: the most that they may take, but for LEAST_WINDOW batches.
-    """
-
-    def __init__(self, fixed: int | None, budget_bytes: int) -> None:
-        self.is_fixed, self._budget_bytes, self._most = fixed is not None, budget_bytes, 0
-        self._served_since = 0
-        self.batches = fixed or 1
-
-    @property
-    def is_measured(self) -> bool:
-        return self.is_fixed or self._most > 0
-
-    def measure(self, batch_bytes: int) -> None:
-        """The first batch is here: from now on we know what one takes."""
-        self._most = max(LEAST_WINDOW, self._budget_bytes // max(1, batch_bytes))
-        if not self.is_fixed:
-            self.batches = min(FIRST_WINDOW, self._most)
-
-    def serve(self, waiting: bool) -> None:
-        """A batch is asked for. Waiting for what was asked of the store under a smaller window proves nothing."""
-        self._served_since += 1
-        if waiting and not self.is_fixed and self._served_since > self.batches and self.batches < self._most:
-            self.batches, self._served_since = min(2 * self.batches, self._most), 0
-
-
 class Reading:
     """The reading ahead of one process: what is in flight, and what is here and not yet asked for."""
 
@@ -164,9 +125,8 @@ class Reading:
         self._read, self._prediction, self._window, self._in_groups = read, prediction, window, in_groups
         self._groups: deque[Group] = deque()
         self._next_size, self._batch_size = 1, 1
-        self._misses = self._quick = 0
-        self._is_quick = False
-        self._sent = remote_requests()
+        self._misses = 0
+        self._pace = Pace(always_ahead=window.is_fixed or not in_groups)
         self._busy = threading.Lock()
         self._threads = GroupThreads(read, GROUPS_IN_FLIGHT)
         _readings.add(self)
@@ -177,7 +137,7 @@ class Reading:
             return self._read(batch)  # another thread is being served; the order is not ours to guess
         self._batch_size = max(1, len(batch))
         try:
-            if self._is_quick and not self._groups:
+            if self._pace.is_quick and not self._groups:
                 return self._read_now(batch)
             return self._take(batch) if self._expects(batch) or self._finds(batch) else self._read(batch)
         finally:
@@ -202,7 +162,7 @@ class Reading:
             return False
         self._misses = 0
         self._fill()
-        return True
+        return bool(self._groups)  # none where reading is quick
 
     def _take(self, batch: Batch) -> Any:
         group = self._groups[0]
@@ -218,7 +178,7 @@ class Reading:
                 self._groups.popleft()
         if not self._window.is_measured:
             self._window.measure(num_bytes(samples))
-        self._took(group.seconds / group.num_batches)
+        self._pace.took(group.seconds / group.num_batches)
         self._fill()
         return samples
 
@@ -228,24 +188,12 @@ class Reading:
             self._prediction.served(batch)
         began = time.perf_counter()
         samples = self._read(batch)
-        self._took(time.perf_counter() - began)
+        self._pace.took(time.perf_counter() - began)
         return samples
-
-    def _took(self, seconds: float) -> None:
-        """How long the reading of a batch was: from that, whether reading ahead is worth its threads."""
-        if self._window.is_fixed or not self._in_groups:
-            return
-        was, self._sent = self._sent, remote_requests()
-        if seconds < QUICK_SECONDS and self._sent == was:
-            self._quick = min(QUICK_BATCHES, self._quick + 1)
-        else:
-            self._quick -= SLOW_COUNTS
-        self._is_quick = self._quick > 0 if self._is_quick else self._quick == QUICK_BATCHES
-        self._quick = max(0, self._quick)
 
     def _fill(self) -> None:
         """Have more read, as far as the window is open: groups count until they are served whole."""
-        if self._is_quick:
+        if self._pace.is_quick:
             return
         room = self._window.batches - sum(group.num_batches for group in self._groups)
         while room >= (size := min(self._next_size, self._largest_group())):
