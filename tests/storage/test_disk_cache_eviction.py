@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -66,6 +67,24 @@ def test_a_stream_through_a_small_cache_pushes_out_its_own_past(tmp_path: Path) 
         assert disk_bytes(tmp_path) <= 4 * (BLOCK + TABLE) + 2 * TABLE
         assert len(blocks(tmp_path)) >= 3
     assert blocks(tmp_path)[-1] == 9
+
+
+def test_threads_that_push_each_other_out_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_room, "FULL_SECONDS", 0.0)
+    below = MarkedObject(DATA)
+    reader = small(below, tmp_path, 2 * (BLOCK + TABLE))
+
+    def work(seed: int) -> None:
+        choose = random.Random(seed)
+        for _ in range(15):
+            starts = [choose.randrange(len(DATA) - 20_000) for _ in range(4)]
+            found = reader.read([(start, start + 20_000) for start in starts])
+            assert [bytes(view) for view in found] == [DATA[start : start + 20_000] for start in starts]
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    moved = sum(stop - start for asked in below.asked for start, stop in asked)
+    assert moved < 3 * 6 * 15 * 4 * 20_000
 
 
 def test_the_bound_is_over_all_objects(tmp_path: Path) -> None:

@@ -152,11 +152,12 @@ class DiskCache:
     def _bring(self, lacking: Sequence[int]) -> dict[int, memoryview]:
         """Get chunks into the directory, each fetched by one thread of one process; those that could not be written.
 
-        Nobody waits while he holds a lock. A chunk whose fetcher failed or died is fetched here. Where there is no room
-        the rest stays away.
+        Nobody waits while he holds a lock. A chunk whose fetcher failed or died is fetched here, and none twice: where
+        there is no room, or what came is evicted before it is read, it stays away.
         """
         loose: dict[int, memoryview] = {}
         waited: set[int] = set()
+        done: set[int] = set()
         at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
         place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
         while lacking:
@@ -166,13 +167,14 @@ class DiskCache:
                         break
                 ours.land(loose)
             place += at_once
+            done |= {*held}
             if held:
                 place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
             elif place >= len(lacking):
                 waited |= {*lacking}
                 place, pause = 0, self._wait(theirs, loose, pause)
             before = len(lacking)
-            lacking = [chunk for chunk in self.cached.lacking(lacking) if chunk not in loose]
+            lacking = [chunk for chunk in self.cached.lacking(lacking) if chunk not in loose and chunk not in done]
             if len(lacking) < before:
                 self._patience = PATIENCE_SECONDS
             elif time.monotonic() > deadline:
