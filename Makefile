@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint test bench bench-peers bench-sweep soak clean
+.PHONY: demo check lint test test-ceph bench bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -27,6 +27,9 @@ test: $(VENV)/.test
 
 soak: $(VENV)/.test             ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-ceph: $(VENV)/.test        ## storage against Ceph's radosgw; apt install radosgw ceph-mon ceph-osd ceph-common
+	$(BIN)/python -m pytest -m "not slow" --s3 ceph tests/storage tests/format tests/dataset
 
 bench: $(VENV)/.test            ## the figures of the README, minutes
 	$(BIN)/python -m tests.bench

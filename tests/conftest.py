@@ -8,8 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 from binidx.tools.seaweed import S3Server, s3_server
+from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
+
+S3_SERVERS = {"seaweed": s3_server, "ceph": ceph_server}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--s3", choices=[*S3_SERVERS], default="seaweed", help="the S3 server to test against")
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,9 @@ class Bucket:
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
-    with s3_server(tmp_path_factory.mktemp("seaweed")) as server, server.in_environment():
+def s3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    start = S3_SERVERS[request.config.getoption("--s3")]
+    with start(tmp_path_factory.mktemp("s3-server")) as server, server.in_environment():
         yield Bucket(server.make_bucket("test-bucket"), server)
 
 
