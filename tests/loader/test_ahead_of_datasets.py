@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import fsspec
 import numpy as np
 import pytest
 from cases import TOKENIZER, assert_same_sample, write_with_megatron
+from servers.latency_proxy import latency_proxy
 from torch.utils.data import default_collate
 
 import binidx
 from binidx.loader.look_ahead import is_ours, is_remote
 from binidx.storage import report
+from binidx.storage.backends import open_object
 
 FLAGS = ["reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask"]
 
@@ -180,3 +184,24 @@ def test_the_line_at_the_end_says_what_was_read(s3_prefixes: list[str], num_work
     for line in (first, second) if num_workers else ():
         # Workers have their own caches, and tell what they read; here there may be nothing left to read.
         assert re.search(r"request.* moved .* wanted|chunk cache 100% hits", line), line
+
+
+def test_a_loader_that_is_dropped_drops_its_requests(s3: Any, s3_prefixes: list[str]) -> None:
+    """Answers take 20 s by then; nobody waits for them, and the next loader does not either."""
+    options = {"binidx": {"hedge": False}}
+    with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
+        dataset = build(s3_prefixes[:1], storage_options=options)
+        dataset.dataset.bin_reader = open_object(f"{s3_prefixes[0]}.bin", storage_options=options, cache=False)
+        batches = iter(binidx.build_pretraining_data_loader(dataset, 0, 2) or [])
+        next(batches)
+        time.sleep(1)  # what is asked for until now is here by then
+        proxy.become(delay_ms=20_000)
+        next(batches)
+        began = time.monotonic()
+        del batches
+        while any(thread.name == "binidx-ahead" for thread in threading.enumerate()):
+            assert time.monotonic() < began + 5
+            time.sleep(0.01)
+        proxy.become(delay_ms=1)
+        assert_same_batches(served(dataset, 0, 2, count=5), served(dataset, 0, 2, count=5, look_ahead=0))
+        assert time.monotonic() < began + 15
