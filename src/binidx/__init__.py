@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
     from binidx.dataset.gpt import GPTDataset as GPTDataset
     from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
+    from binidx.dataset.packed import PackedDataset as PackedDataset
     from binidx.dataset.split import Split as Split
     from binidx.format.builder import IndexedDatasetBuilder as IndexedDatasetBuilder
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
+    from binidx.format.packed import PackedDatasetBuilder as PackedDatasetBuilder
+    from binidx.format.packed import PackedFiles as PackedFiles
     from binidx.loader.run import Run as Run
     from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
@@ -40,6 +43,9 @@ HOMES = {
     "MegatronDataset": "dataset.megatron_dataset",
     "MegatronPretrainingRandomSampler": "loader.samplers",
     "MegatronPretrainingSampler": "loader.samplers",
+    "PackedDataset": "dataset.packed",
+    "PackedDatasetBuilder": "format.packed",
+    "PackedFiles": "format.packed",
     "Run": "loader.run",
     "Split": "dataset.split",
     "build_pretraining_data_loader": "loader.torch",

@@ -3,13 +3,15 @@
 import hashlib
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.index.packed_order import AtEnd, PackedRun, PackedSet, list_files
+from binidx.index.packed_mix import PackedRun
+from binidx.index.packed_order import AtEnd, PackedSet, list_files
 
 Block = tuple[int, int, int]
 
@@ -95,6 +97,19 @@ def test_a_position_far_on_needs_nothing_before_it() -> None:
     whole = order.blocks(0, 3 * order.pass_blocks)
     for position in (0, 8191, 8192, 500_000, 3 * order.pass_blocks - 1, 17):
         assert (again.blocks(position, position + 1)[0] == whole[position]).all()
+
+
+def test_threads_may_share_an_order() -> None:
+    of = PackedSet(num_files=40, num_blocks=16, n_chunks=2, seed=3, at_end=AtEnd.wrap)
+    shared, whole = of.of_worker(0, 1), of.of_worker(0, 1).blocks(0, 2000)
+
+    def work(seed: int) -> bool:
+        choose = random.Random(seed)
+        firsts = [choose.randrange(1990) for _ in range(60)]
+        return all((shared.blocks(first, first + 10) == whole[first : first + 10]).all() for first in firsts)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(16)))
 
 
 def test_numpy_still_permutes_as_it_did_for_the_gemstones() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from binidx.errors import ConfigError
 from binidx.format.packed import PackedDatasetBuilder, PackedFiles
-from binidx.index.packed_order import AtEnd, PackedRun, PackedSet
+from binidx.index.packed_mix import PackedRun
+from binidx.index.packed_order import AtEnd, PackedSet
 from binidx.order.arrow import parquet
 from binidx.order.export import export, plan_by_rank, plan_by_steps
 from binidx.order.packed_run import PackedRunOrder

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.format.packed import PackedFiles
-from binidx.index.packed_order import PackedRun, PackedSet
+from binidx.index.packed_mix import PackedRun
+from binidx.index.packed_order import PackedSet
 from binidx.loader.readings import Readings
 
 if TYPE_CHECKING:
