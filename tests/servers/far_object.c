@@ -4,7 +4,8 @@
  *
  * The first byte of an answer leaves DELAY_MS after the last byte of its request came. A thread for each connection, and
  * sendfile: some 20 us of a core for a request of 16 KiB, where a store that checks signatures needs 500. Any path is
- * the file, HEAD and GET are all there is, no signature is looked at. Source: us.
+ * the file, HEAD and GET are all there is, no signature is looked at. In C because asyncio's timers round up to whole
+ * milliseconds, which 1 ms would not survive. Source: us.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
