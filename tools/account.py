@@ -20,7 +20,7 @@ if __name__ == "__main__":  # python tools/account.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.errors import ConfigError, MissingDriverError
-from binidx.order.account import SourceAccount, account
+from binidx.order.accounts import SourceAccount, account
 from binidx.storage.publish import create_object
 
 from ._face import parser, run

@@ -9,13 +9,13 @@ from order_runs import random_run
 
 from binidx.loader.readings import ReadingOrder
 from binidx.loader.schedule import BatchSchedule
-from binidx.order.account import account
+from binidx.order.accounts import account
 from binidx.order.run_order import RunOrder
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_accounts_add_up_to_what_was_served(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.order.account.STRETCH", 5)
+    monkeypatch.setattr("binidx.order.accounts.STRETCH", 5)
     dataset = random_run(tmp_path, seed)
     order = RunOrder(dataset, ReadingOrder(BatchSchedule(2, 1, 2), len(dataset), ["single", "cyclic"][seed % 2]))
     stop_step = order.num_steps() or len(dataset)

@@ -10,13 +10,13 @@ import torch
 from conftest import Bucket
 from order_runs import random_run
 
-import binidx.order.bake as bake_module
+import binidx.order.baking as bake_module
 from binidx.dataset.baked import BakedDataset
 from binidx.errors import ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
 from binidx.loader.readings import ReadingOrder
 from binidx.loader.schedule import BatchSchedule
 from binidx.loader.torch import build_pretraining_data_loader
-from binidx.order.bake import bake, plan_bake
+from binidx.order.baking import bake, plan_bake
 from binidx.order.run_order import RunOrder
 
 KINDS = ["single", "cyclic"]

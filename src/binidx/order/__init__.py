@@ -8,8 +8,8 @@
 The commands trace, where, order, account and bake are these calls with a face.
 """
 
-from binidx.order.account import account
-from binidx.order.bake import bake, plan_bake
+from binidx.order.accounts import account
+from binidx.order.baking import bake, plan_bake
 from binidx.order.nesting import Nesting
 from binidx.order.packed_description import load_packed_run
 from binidx.order.packed_run import PackedRunOrder
