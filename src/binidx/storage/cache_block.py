@@ -42,7 +42,8 @@ class Block:
     def __init__(self, mapped: mapping.mmap, layout: Layout, number: int, inode: tuple[int, int]) -> None:
         self.number, self.inode = number, inode
         self._map, self._layout = mapped, layout
-        self._offset = layout.table_bytes(number)
+        self._offset, self._chunk_bytes = layout.table_bytes(number), layout.chunk_bytes
+        self._first_chunk = layout.chunks_in(number).start
         whole = memoryview(mapped)
         self._table, self.data = whole[: self._offset], whole[self._offset :]
         self.address = int(np.frombuffer(self.data, np.uint8).ctypes.data)
@@ -58,19 +59,17 @@ class Block:
 
     def read_ahead(self, chunk: int) -> None:
         """Ask the disk for a chunk: before many are looked at, so that it works on all of them at once."""
-        first = self._offset + self._first(chunk)
+        first = self._offset + (chunk - self._first_chunk) * self._chunk_bytes
         first -= first % mapping.PAGESIZE
-        self._map.madvise(mapping.MADV_WILLNEED, first, min(self._layout.chunk_bytes, len(self._map) - first))
+        self._map.madvise(mapping.MADV_WILLNEED, first, min(self._chunk_bytes, len(self._map) - first))
 
     def _entry(self, chunk: int) -> bytes:
-        place = self._layout.place_of(chunk)[1] * ENTRY_BYTES
+        place = (chunk - self._first_chunk) * ENTRY_BYTES
         return bytes(self._table[place : place + ENTRY_BYTES])
 
-    def _first(self, chunk: int) -> int:
-        return self._layout.place_of(chunk)[1] * self._layout.chunk_bytes
-
     def _bytes(self, chunk: int) -> memoryview:
-        return self.data[self._first(chunk) : self._first(chunk) + self._layout.chunk_bytes]
+        first = (chunk - self._first_chunk) * self._chunk_bytes
+        return self.data[first : first + self._chunk_bytes]
 
 
 def map_block(path: str, layout: Layout, number: int, *, create: bool = False) -> Block | None:

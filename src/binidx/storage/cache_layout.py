@@ -23,6 +23,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import xxhash
@@ -93,15 +94,15 @@ class Layout:
     def of(cls, content: CachedContent) -> Layout:
         return cls(content.size, content.chunk_bytes, content.block_bytes, int(content.key[:15], 16))
 
-    @property
+    @cached_property
     def num_chunks(self) -> int:
         return -(-self.size // self.chunk_bytes)
 
-    @property
+    @cached_property
     def num_blocks(self) -> int:
         return -(-self.size // self.block_bytes)
 
-    @property
+    @cached_property
     def chunks_per_block(self) -> int:
         return self.block_bytes // self.chunk_bytes
 
