@@ -66,16 +66,17 @@ static inline void sample_rows(const binidx_samples *s, const int32_t *lengths, 
 
 static inline int64_t sample_index(const binidx_samples *s, void *rows, int wide, int64_t *found) {
     row_cursor cursor = start_rows(s, rows, 0, s->num_samples + 1);
-    int64_t position = 0;
+    int64_t position = 0, tokens = 0;
     put_row(rows, wide, 0, 0, 0);
     for (; position < s->num_documents && cursor.row < cursor.stop; position++) {
         int64_t length = next_length(s, position);
         if (length < 0) return *found = position, length;
         put_document(&cursor, wide, position, length);
+        tokens += length;
     }
     int64_t behind = binidx_gather_lengths(s, position, s->num_documents - position, NULL, found);
     if (behind < 0) return behind;
-    *found = cursor.token + behind;
+    *found = tokens + behind;
     if (*found != s->num_tokens || sample_end(s, rows, wide) < 0) return BINIDX_BAD_TOKENS;
     return s->num_samples + 1;
 }

@@ -4,12 +4,12 @@
 #include "binidx.h"
 #include "unaligned.h"
 
-/* Where the next row goes, and which token decides it. */
+/* Where the next row goes, and how far the token is that decides it. */
 typedef struct {
     void *rows;
     int64_t row, stop; /* the next row; going up, the first that is not to be written, going down, the last that is */
-    int64_t last;      /* number of the last token of sample row - 1 */
-    int64_t token;     /* tokens before the current document, going down, behind it too */
+    int64_t away;      /* tokens from the start of the current document to the last token of sample row - 1; going down,
+                          from the end of the one before */
     int64_t sequence_length, extra;
 } row_cursor;
 
@@ -22,7 +22,7 @@ static inline int64_t first_row_from(const binidx_samples *s, int64_t token) {
 /* The rows before `stop`, from a document on that `token` tokens stand before. */
 static inline row_cursor start_rows(const binidx_samples *s, void *rows, int64_t token, int64_t stop) {
     int64_t row = first_row_from(s, token), last = row * s->sequence_length + s->extra - 1;
-    return (row_cursor){rows, row, stop, last, token, s->sequence_length, s->extra};
+    return (row_cursor){rows, row, stop, last - token, s->sequence_length, s->extra};
 }
 
 /* The rows that the tokens [token, end) decide, from the last down. */
@@ -30,7 +30,7 @@ static inline row_cursor start_rows_down(const binidx_samples *s, void *rows, in
     int64_t row = first_row_from(s, end) - 1;
     if (row > s->num_samples) row = s->num_samples;
     int64_t last = row * s->sequence_length + s->extra - 1;
-    return (row_cursor){rows, row, first_row_from(s, token), last, end, s->sequence_length, s->extra};
+    return (row_cursor){rows, row, first_row_from(s, token), last - end, s->sequence_length, s->extra};
 }
 
 /* `wide` is a constant in all callers: the compiler makes one function for each kind of row. */
@@ -44,31 +44,38 @@ static inline void put_row(void *rows, int wide, int64_t row, int64_t position, 
     }
 }
 
-static inline void put_next(const row_cursor *c, int wide, int64_t position) {
-    put_row(c->rows, wide, c->row, position, c->last - c->token + 1 - c->extra);
+static inline void put_next(const row_cursor *c, int wide, int64_t position, int64_t away) {
+    put_row(c->rows, wide, c->row, position, away + 1 - c->extra);
+}
+
+/* `yes ? one : none` without a branch, also where one follows that hangs on the result. */
+static inline int64_t chosen(int yes, int64_t one, int64_t none) {
+    int64_t either = yes ? one : none;
+    __asm__("" : "+r"(either));
+    return either;
 }
 
 /* The rows that this document decides; needs row < stop. The first is written whether it is one or not, and stays if it
- * is: a branch would be mispredicted at every sample. */
+ * is: a branch would be mispredicted at every sample. What is away after it is computed for both, so that one document
+ * waits two cycles for the one before it. */
 static inline void put_document(row_cursor *c, int wide, int64_t position, int64_t length) {
-    int64_t end = c->token + length, is_row = c->last < end;
-    put_next(c, wide, position);
-    c->row += is_row;
-    c->last += c->sequence_length & -is_row;
-    for (; c->last < end && c->row < c->stop; c->row++, c->last += c->sequence_length) put_next(c, wide, position);
-    c->token = end;
+    int64_t none = c->away - length, one = c->away + (c->sequence_length - length);
+    put_next(c, wide, position, c->away);
+    c->row += none < 0;
+    c->away = chosen(none < 0, one, none);
+    for (; c->away < 0 && c->row < c->stop; c->row++, c->away += c->sequence_length)
+        put_next(c, wide, position, c->away + length);
 }
 
-/* The same for a document that ends at `token`, from its last row down. */
+/* The same from the last document down, and from the last row of each. */
 static inline void put_document_down(row_cursor *c, int wide, int64_t position, int64_t length) {
-    c->token -= length;
+    int64_t none = c->away + length, one = c->away + (length - c->sequence_length);
     if (c->row < c->stop) return;
-    int64_t is_row = c->last >= c->token;
-    put_next(c, wide, position);
-    c->row -= is_row;
-    c->last -= c->sequence_length & -is_row;
-    for (; c->last >= c->token && c->row >= c->stop; c->row--, c->last -= c->sequence_length)
-        put_next(c, wide, position);
+    put_next(c, wide, position, none);
+    c->row -= none >= 0;
+    c->away = chosen(none >= 0, one, none);
+    for (; c->away >= 0 && c->row >= c->stop; c->row--, c->away -= c->sequence_length)
+        put_next(c, wide, position, c->away);
 }
 
 #endif
