@@ -259,3 +259,17 @@ def test_an_index_that_is_built_sooner_than_fetched_has_no_cache(
         assert isinstance(dataset, binidx.GPTDataset)
         assert len(dataset) == (num_documents - 1) // 8
     assert (tmp_path / "cache").exists() == cached
+
+
+def test_indices_that_follow_each_other_are_kept_as_a_range(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, low_level = gpt_config(prefix), binidx.IndexedDataset(prefix)
+    needed = np.arange(10, 60, dtype=np.int32)
+    array = binidx.GPTDataset(low_level, prefix, needed, 20, binidx.Split.train, config)
+    monkeypatch.setattr(gpt, "WINDOW", 10)
+    ranged = binidx.GPTDataset(low_level, prefix, needed, 20, binidx.Split.train, config)
+    assert array._documents is needed
+    assert ranged._documents == range(10, 60)
+    np.testing.assert_array_equal(ranged.indices, needed)
+    assert ranged.indices.dtype == np.int32
+    assert ranged._fingerprint() == array._fingerprint()
+    np.testing.assert_array_equal(ranged.document_index, array.document_index)

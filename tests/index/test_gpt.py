@@ -96,6 +96,7 @@ def test_a_range_is_its_numbers_without_their_memory() -> None:
         array = np.empty(len(numbers), np.int32)
         documents.fill(array, numbers, 2)
         assert array.tolist() == [*numbers]
+        assert documents.digest_of(array.astype(np.int64)) == documents.digest_of(numbers)
         assert documents.compact(array) == (numbers if numbers.step == 1 and len(numbers) else pytest.approx(array))
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
@@ -29,6 +28,7 @@ from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.budget import threads_here
 from binidx.index.building import Arrays, Building
 from binidx.index.cache import IndexCache
+from binidx.index.documents import WINDOW, Documents, compact, digest_of
 from binidx.index.epochs import EpochPlan, plan_epochs
 from binidx.index.gpt import ARRAYS, build_gpt_index
 from binidx.index.sample import count_tokens
@@ -84,6 +84,16 @@ class GPTDataset(MegatronDataset):
         # What is bound for C holds addresses of this process.
         return {name: value for name, value in vars(self).items() if name not in ("_orders", "recipe")}
 
+    @property
+    def indices(self) -> NDArray[np.int32]:
+        """The sequences of this split, shape (num_in_split,). Of many that follow each other only the ends are kept."""
+        documents = self._documents
+        return np.arange(documents.start, documents.stop, dtype=np.int32) if isinstance(documents, range) else documents
+
+    @indices.setter
+    def indices(self, documents: NDArray[np.int32]) -> None:
+        self._documents: Documents = compact(documents) if len(documents) > WINDOW else documents
+
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
         """Sequences: GPT divides by sequence, not by document."""
@@ -104,9 +114,9 @@ class GPTDataset(MegatronDataset):
 
     def _load_or_build(self) -> Arrays:
         """An index that is built sooner than a cache of it is opened has none."""
-        if len(self.indices) <= SMALL:
+        if len(self._documents) <= SMALL:
             plan = self._plan(1)
-            if len(self.indices) * plan.num_epochs + plan.num_samples <= SMALL:
+            if len(self._documents) * plan.num_epochs + plan.num_samples <= SMALL:
                 building = Building()
                 self._build_planned(building, plan, 1)
                 return building.arrays
@@ -121,7 +131,7 @@ class GPTDataset(MegatronDataset):
         """What the arrays depend on and Megatron's hash forgets."""
         return {
             **self.dataset.identity,
-            "indices_digest": xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self.indices).data),
+            "indices_digest": digest_of(self._documents),
             "add_extra_token_to_sequence": self.config.add_extra_token_to_sequence,
             "drop_last_partial_sequence": self._drop_last_partial(),
         }
@@ -134,7 +144,7 @@ class GPTDataset(MegatronDataset):
         build_gpt_index(
             building,
             self.dataset.sequence_lengths,
-            self.indices,
+            self._documents,
             plan,
             RandomState(self.config.random_seed),
             self.config.sequence_length,
@@ -143,7 +153,7 @@ class GPTDataset(MegatronDataset):
         )
 
     def _plan(self, threads: int) -> EpochPlan:
-        tokens_per_epoch = count_tokens(self.dataset.sequence_lengths, self.indices, threads=threads)
+        tokens_per_epoch = count_tokens(self.dataset.sequence_lengths, self._documents, threads=threads)
         try:
             return plan_epochs(
                 tokens_per_epoch,
@@ -154,7 +164,7 @@ class GPTDataset(MegatronDataset):
             )
         except IndexBuildError as error:
             raise IndexBuildError(
-                f"{self.dataset_path}, {self.index_split.name} split of {len(self.indices)} sequences: {error}"
+                f"{self.dataset_path}, {self.index_split.name} split of {len(self._documents)} sequences: {error}"
             ) from None
 
     # Samples

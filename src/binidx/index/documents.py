@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
@@ -44,6 +45,14 @@ def compact(documents: NDArray[Any]) -> Documents:
     whole = range(int(documents[0]), int(documents[0]) + len(documents))
     same = all((window(documents, first) == window(whole, first)).all() for first in windows(len(documents)))
     return whole if same and whole[-1] == documents[-1] else documents
+
+
+def digest_of(documents: NDArray[Any] | range) -> str:
+    """XXH3 of their numbers as int32, in hex: the same for an array and its range."""
+    digest = xxhash.xxh3_128()
+    for first in windows(len(documents)):
+        digest.update(window(documents, first).data)
+    return digest.hexdigest()
 
 
 def window(documents: NDArray[Any] | range, first: int) -> NDArray[np.int32]:
