@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from binidx.errors import FormatError
 from binidx.storage.checked_object import CheckedObject
 from binidx.storage.checksums import HEADER, BlockSums, format_sums_header, parse_sums_header
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore
+from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.ranges import Range
 from binidx.storage.segments import SegmentedObject
+from binidx.storage.vectored import THREADS, read_many
 from binidx.testing import CONTENT, MemoryObject, check_range_reader
 
 BLOCK = 512
@@ -138,6 +141,16 @@ def test_sums_damaged_on_their_way_do_not_stay() -> None:
     for _ in range(2):
         assert bytes(reader.read([(8188 * 512, 8200 * 512)])[0]) == data[8188 * 512 : 8200 * 512]
     assert len(sums.asked) == 4  # the header, the damaged chunk, the sum again, the chunk again
+
+
+def test_many_read_at_once_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Each waits for its sums, in a thread of `vectored`; if they came in the same threads nobody would go on."""
+    (tmp_path / "en.bin").write_bytes(CONTENT)
+    (tmp_path / "en.bin.xxh3").write_bytes(summed(CONTENT))
+    uris = f"file://{tmp_path}/en.bin", f"file://{tmp_path}/en.bin.xxh3"
+    readers = [CheckedObject(*map(FsspecObject, uris)) for _ in range(3 * THREADS)]
+    found = read_many([(reader, [(place, place + 1000)]) for place, reader in enumerate(readers)])
+    assert [bytes(view) for (view,) in found] == [CONTENT[place : place + 1000] for place in range(len(readers))]
 
 
 def header(**changes: int) -> bytes:
