@@ -31,8 +31,10 @@ INLINE int64_t piece_tokens(const binidx_gather *g, int64_t piece) {
 
 static void prefetch_sample(const binidx_gather *g, int64_t sample) {
     if (sample >= g->num_samples) return;
-    for (int64_t piece = g->bounds[sample]; piece < g->bounds[sample + 1]; piece++)
-        for (int line = 0; line < 4; line++) __builtin_prefetch(piece_at(g, piece) + 64 * line);
+    for (int64_t piece = g->bounds[sample]; piece < g->bounds[sample + 1]; piece++) {
+        int64_t bytes = g->ranges[2 * piece + 1] - g->ranges[2 * piece];
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(piece_at(g, piece) + at);
+    }
 }
 
 /* Stored tokens start where the .bin has them, at no alignment that C could count on: memcpy loads each. */
