@@ -191,6 +191,25 @@ def test_the_bound_holds_over_objects_and_threads(distant: tuple[Proxy, Open]) -
     assert 5 <= max(at_once) <= 7
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("kind", ["http", "gs", "s3"])
+def test_more_than_a_hundred_are_in_flight_where_more_are_wanted(
+    kind: str, fast: bool, request: pytest.FixtureRequest
+) -> None:
+    """Which is where aiohttp stops by itself."""
+    proxy, uri = (
+        request.getfixturevalue(f"{kind}_proxy") if kind != "http" else (request.getfixturevalue("http_proxy"), "")
+    )
+    options = {} if kind == "http" else {"endpoint_url": proxy.endpoint}
+    uri = uri or f"{proxy.endpoint}/bucket/data"
+    settings = {"fast": fast, "concurrency": 120, "max_gap": 0, "hedge": False}
+    reader = FsspecObject(uri, {**options, "binidx": settings})
+    proxy.become(delay_ms=1500)
+    proxy.reset()
+    reader.read([(start, start + 10) for start in range(0, 120_000, 1000)])
+    assert proxy.counts().most_at_once > 100
+
+
 def test_all_requests_of_a_read_are_counted_once(distant: tuple[Proxy, Open]) -> None:
     proxy, open_it = distant
     reader = open_it(hedge=False)

@@ -187,7 +187,7 @@ RESOLVES = "before-endpoint-resolution"
 
 
 async def _address_on_gcs(fs: Any, opened: Opened) -> Address:
-    session = await fs._set_session()
+    session = unlimited(await fs._set_session())
     bucket = fs.split_path(opened.path)[0]
     if hasattr(fs, "_is_zonal_bucket") and await fs._is_zonal_bucket(bucket):
         raise NotDirectError("a zonal bucket speaks gRPC")
@@ -202,7 +202,20 @@ async def _address_on_gcs(fs: Any, opened: Opened) -> Address:
 async def _address_on_http(fs: Any, opened: Opened) -> Address:
     options = dict(fs.kwargs)
     headers = {**PLAIN, **options.pop("headers", {}), **_condition(opened)}
-    return Address(await fs.set_session(), fs.encode_url(opened.path), headers, options)
+    return Address(unlimited(await fs.set_session()), fs.encode_url(opened.path), headers, options)
+
+
+def unlimited(session: Any) -> Any:
+    """The session, with as many connections as requests are in flight, which is bounded elsewhere.
+
+    aiohttp stops at 100 where nobody says otherwise, and neither fsspec nor gcsfs has an option that would.
+    """
+    if getattr(session.connector, "limit", 0) == AIOHTTPS_LIMIT:
+        session.connector._limit = 0
+    return session
+
+
+AIOHTTPS_LIMIT = 100
 
 
 def _condition(opened: Opened) -> dict[str, str]:

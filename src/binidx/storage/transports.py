@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from binidx.storage import filesystem
-from binidx.storage.direct import ADDRESSES, DirectRequests
+from binidx.storage.direct import ADDRESSES, DirectRequests, unlimited
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
 from binidx.storage.retries import complete
@@ -83,6 +83,7 @@ def _of_gcs(fs: Any, opened: Opened) -> Fetch:
 
     async def fetch(start: int, stop: int) -> bytes:
         answer: bytes
+        unlimited(await fs._set_session())
         if hasattr(fs, "_is_zonal_bucket") and await fs._is_zonal_bucket(fs.split_path(opened.path)[0]):
             answer = await fs._cat_file(opened.path, start=start, end=stop)
         else:
@@ -98,6 +99,7 @@ def _of_http(fs: Any, opened: Opened) -> Fetch:
     headers = {**fs.kwargs.get("headers", {}), **condition}
 
     async def fetch(start: int, stop: int) -> bytes:
+        unlimited(await fs.set_session())
         answer: bytes = await fs._cat_file(opened.path, start=start, end=stop, headers=headers)
         return answer
 
