@@ -28,9 +28,10 @@ from conftest import Bucket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from marked import LoggedObject, MarkedObject, chunks_fetched, fetched
+from servers.http_objects import http_objects
 
 import binidx
-from binidx.errors import CancelledReadError, ConfigError
+from binidx.errors import CancelledReadError, ConfigError, ObjectChangedError
 from binidx.storage import disk_cache
 from binidx.storage.backends import open_object
 from binidx.storage.cached_object import CachedObject, cached_object
@@ -496,6 +497,25 @@ def mapped_file(address: int) -> str:
         if start <= address < stop:
             return line.split()[-1]
     return ""
+
+
+@pytest.mark.parametrize(
+    ("etag", "looks"),
+    [(lambda data: f'"{hash(data)}"', 0), (lambda data: f'W/"{hash(data)}"', 1)],
+    ids=["strong", "weak"],
+)
+def test_bytes_of_a_new_object_are_never_kept_under_the_name_of_the_old(tmp_path: Path, etag: Any, looks: int) -> None:
+    with http_objects({"/en.bin": DATA}) as server:
+        server.etag = etag
+        reader = open_object(f"{server.endpoint}/en.bin", storage_options={"binidx": {"cache_dir": str(tmp_path)}})
+        before = len(server.requests)
+        assert bytes(reader.read([(10, 20)])[0]) == DATA[10:20]
+        assert sum(method == "HEAD" or not asked for method, _, asked in server.requests[before:]) == looks
+        server.objects["/en.bin"] = DATA[::-1]
+        with pytest.raises(ObjectChangedError, match=r"en\.bin: changed since it was opened"):
+            reader.read([(70_000, 70_010)])
+        server.objects["/en.bin"] = DATA  # the old one is back, with its mark
+        assert bytes(reader.read([(70_000, 70_010)])[0]) == DATA[70_000:70_010]
 
 
 def test_what_must_come_from_the_store_does(s3: Bucket, tmp_path: Path, monkeypatch: Any) -> None:

@@ -33,6 +33,7 @@ from binidx.storage.ranges import Range, RangeReader, check_ranges
 from binidx.storage.settings import ReadSettings
 from binidx.storage.single_flight import Claim
 from binidx.storage.stats import CacheStats
+from binidx.storage.unpinned import check_content
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +206,7 @@ class DiskCache:
         runs = runs_of(chunks)
         try:
             answers = self._fetch([layout.range_of(*run) for run in runs])
+            check_content(self.reader)
         except BaseException:
             self.cached.room.give_back(count)
             raise
