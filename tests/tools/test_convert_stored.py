@@ -63,6 +63,17 @@ def test_there_and_back_is_byte_for_byte(place: str, tmp_path: Path, capsys) -> 
     assert names_beside(str(tmp_path / "as it is")) == ["as it is.bin.zst", "as it is.idx"]
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1, 500, 501])
+def test_the_edges_of_a_part(place: str, tmp_path: Path, num_tokens: int) -> None:
+    source = build(tmp_path / "en", num_tokens)
+    convert_dataset(source, place, way=COMPRESSED, part_bytes=1000)
+    assert not convert_dataset(source, place, way=COMPRESSED).copied
+    convert_dataset(place, tmp_path / "back", way=Way("raw", checksums=True), part_bytes=1000)
+    assert pair(tmp_path / "back") == pair(source)
+    checked = IndexedDataset(tmp_path / "back", storage_options={"binidx": {"verify": True}})
+    assert sum(map(len, checked[:])) == num_tokens
+
+
 def test_compressing_gives_what_the_builder_writes(tmp_path: Path) -> None:
     source = text_like(tmp_path / "en")
     with IndexedDatasetBuilder(tmp_path / "built.bin.zst", np.uint16, compression_level=5) as builder:
@@ -181,6 +192,26 @@ def test_killed_at_any_event_while_compressing_it_is_never_half_a_dataset(tmp_pa
         convert_dataset(target, back, way=Way("raw"))
         assert pair(back) == pair(source)
     assert len(list(tmp_path.iterdir())) == 2 + 16 * 4
+
+
+def test_killed_after_publishing_it_compresses_nothing_twice(s3: Bucket, tmp_path: Path) -> None:
+    source, target = build(tmp_path / "en", 2_400), f"{s3.fresh()}/en"
+    # compress, 5 parts, verify, 1 part read back: the object stands, the journal does not know that it verified
+    assert dying(source, 1000, target, 8, codec="zstd") == "9"
+    assert names_beside(target) == ["en.bin.zst", "en.convert.json"]
+    done = convert_dataset(source, target, way=COMPRESSED, part_bytes=1000)
+    assert (done.parts_kept, done.parts_sent) == (5, 1)
+    assert names_beside(target) == ["en.bin.zst", "en.idx"]
+
+
+def test_a_second_convert_overtakes_one_that_compresses(tmp_path: Path) -> None:
+    first, second = text_like(tmp_path / "en"), build(tmp_path / "other", 7_000, seed=1)
+    target = str(tmp_path / "out")
+    watch = AtEvent("part", lambda: convert_dataset(second, target, way=COMPRESSED))
+    with pytest.raises(ObjectChangedError, match=r"convert.json: written by another convert to this target"):
+        convert_dataset(first, target, way=COMPRESSED, part_bytes=1000, watch=watch)
+    convert_dataset(target, tmp_path / "back", way=Way("raw"))
+    assert pair(tmp_path / "back") == pair(second)
 
 
 def test_killed_while_unpacking_in_a_bucket_it_goes_on(s3: Bucket, tmp_path: Path) -> None:

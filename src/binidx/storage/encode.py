@@ -4,7 +4,8 @@
                      └─► codec ──► target
     target ── read back, decoded ── equal? ──► done   else what arrived is removed
 
-How many bytes come out is known at the end only, so nothing is continued in the middle: what breaks off begins again.
+How many bytes come out is known at the end only, so nothing is continued in the middle: what breaks off begins again,
+unless it had been published.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from binidx.errors import FormatError
+from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.storage.backends import open_object
 from binidx.storage.copy_state import CopyState
 from binidx.storage.parts import digest_of, sweep
@@ -52,16 +53,19 @@ def encode_object(
     """
     if stands_already(target, state, storage_options):
         return CopyCounts(parts_kept=len(state.sent))
-    state.sent, state.done = {}, None
-    save()
-    sweep(target, ".tmp")
-    watch.begin(f"compress {target}", state.size, 0)
-    with create_object(target, storage_options, before_publish=before_publish) as stored:
-        _encode(source, CODECS[codec_of(target)].create(stored, level), state, watch)
-    _verify(target, state, checksum, watch, storage_options)
+    kept = _was_published(target, state, watch, storage_options)
+    if not kept:
+        state.sent, state.done = {}, None
+        save()
+        sweep(target, ".tmp")
+        watch.begin(f"compress {target}", state.size, 0)
+        with create_object(target, storage_options, before_publish=before_publish) as stored:
+            _encode(source, CODECS[codec_of(target)].create(stored, level), state, watch)
+            save()  # whoever was overtaken stops here
+        _verify(target, state, checksum, watch, storage_options)
     state.done = object_identity(target, storage_options)
     save()
-    return CopyCounts(len(state.sent), 0, state.done["size"])
+    return CopyCounts(0, len(state.sent)) if kept else CopyCounts(len(state.sent), 0, state.done["size"])
 
 
 def _encode(source: RangeReader, encoder: AbstractContextManager[Writer], state: CopyState, watch: Watch) -> None:
@@ -73,6 +77,18 @@ def _encode(source: RangeReader, encoder: AbstractContextManager[Writer], state:
             writer.write(data)
             state.sent[part] = digest_of(data), ""
             watch.advance(len(data))
+
+
+def _was_published(target: str, state: CopyState, watch: Watch, storage_options: Mapping[str, Any] | None) -> bool:
+    """Whether an earlier process published the target, but was killed before it could say so: by its content."""
+    if not state.complete:
+        return False
+    try:
+        arrived = functools.partial(open_object, target, storage_options=storage_options, cache=False)
+        verify_copy(arrived, target, state, True, watch)
+    except (CorruptCopyError, FormatError, ObjectNotFoundError):
+        return False
+    return True
 
 
 def _verify(
