@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,11 +18,12 @@ import pytest
 from marked import MarkedObject
 from stacks import LAYERS, STORES, Layer, Shelf
 
-from binidx import testing
+from binidx import storage, testing
 from binidx.storage.backends import open_object
+from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import Range, RangeReader
-from binidx.testing import MemoryObject, check_range_reader
+from binidx.testing import FaultyObject, MemoryObject, check_range_reader
 
 Make = Callable[[bytes], RangeReader]
 
@@ -74,6 +77,15 @@ def test_what_is_opened_by_its_uri_keeps_the_contract(
 
 def test_objects_in_memory_keep_the_contract() -> None:
     check_range_reader(MemoryObject)
+
+
+def test_no_reader_of_the_house_is_missing_here(tmp_path: Path) -> None:
+    names = [each.name for each in pkgutil.iter_modules(storage.__path__, "binidx.storage.")]
+    classes = {kind for name in names for _, kind in inspect.getmembers(importlib.import_module(name), inspect.isclass)}
+    ours = [kind for kind in classes if kind.__module__ in names and hasattr(kind, "read")]
+    reads = {kind for kind in ours if "ranges" in inspect.signature(kind.read).parameters}
+    made = (stacked(MarkedObject, tmp_path, name)(b"data") for name in LAYERS)
+    assert reads - {RangeReader} == {FsspecObject, LocalFile, *map(type, made)} - {FaultyObject}
 
 
 def test_a_chained_uri_keeps_the_contract(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -139,7 +151,7 @@ def test_the_contract_catches_a_reader_that_does_not_survive_a_fork(capfd: pytes
 
 
 GARBAGE = """
-from binidx.testing import MemoryObject, check_range_reader
+from binidx.testing import FaultyObject, MemoryObject, check_range_reader
 
 class Garbage(MemoryObject):
     def read(self, ranges):
