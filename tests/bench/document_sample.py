@@ -2,13 +2,12 @@
 
 Documents of lognormal length, 1,000 tokens on average, in samples of 4,096. Megatron Core's sample index is its C++
 function without the Python around it; its document index is its Python. Times are CPU time of the one thread, medians
-of runs in turn; those of two threads and of files are wall time. BINIDX_BENCH_DOCUMENTS=100000000 needs 8 GiB.
+of runs in turn; those of two threads and of files are wall time. `large` is the same with 10^8 documents.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
+import filecmp
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,29 +16,37 @@ import numpy as np
 from oracle import megatron
 
 from binidx import native
+from binidx.index.building import Building
 from binidx.index.document_sample import Indices, build_document_and_sample_index, empty_indices
+from binidx.index.documents import Documents
 from binidx.index.epochs import EpochPlan, plan_epochs
+from binidx.index.gpt import ARRAYS, build_gpt_index
 from binidx.index.sample import count_tokens
 from binidx.native import RandomState
 from tests.bench.table import Row, interleaved_medians, peak_bytes
 
-NUM_DOCUMENTS = int(os.environ.get("BINIDX_BENCH_DOCUMENTS", 10**7))
+NUM_DOCUMENTS = 10**7
+THREADS = 2
 SEQUENCE_LENGTH = 4096
 SEED = 1234
-ROUNDS = 5 if NUM_DOCUMENTS <= 10**7 else 3
+ROUNDS = 3
 
 
 def rows(directory: Path) -> list[Row]:
     """Nanoseconds a document, then bytes a document and epoch."""
-    lengths, documents = corpus(NUM_DOCUMENTS)
+    return [*time_rows(directory, NUM_DOCUMENTS), *memory_rows()]
+
+
+def time_rows(directory: Path, num_documents: int) -> list[Row]:
+    lengths, documents = corpus(num_documents)
     plan = planned(lengths, documents)
-    out = empty_indices(len(documents), plan.num_epochs, plan.num_samples)
+    out = empty_indices(len(documents), plan)
     ours(lengths, documents, plan, out)
     return [
         *sample_rows(lengths, plan, out),
         token_row(lengths, out[0]),
-        *together_rows(lengths, documents, plan, out, directory),
-        *memory_rows(),
+        *together_rows(lengths, documents, plan, out),
+        files_row(lengths, documents, plan, directory),
     ]
 
 
@@ -48,8 +55,8 @@ def corpus(num_documents: int) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(lengths, 1).astype(np.int32), np.arange(num_documents, dtype=np.int32)
 
 
-def planned(lengths: np.ndarray, documents: np.ndarray, epochs: float = 1) -> EpochPlan:
-    tokens = count_tokens(lengths, documents)
+def planned(lengths: np.ndarray, documents: Documents, epochs: float = 1) -> EpochPlan:
+    tokens = count_tokens(lengths, documents, threads=THREADS)
     asked = None if epochs == 1 else int(epochs * tokens / SEQUENCE_LENGTH)
     return plan_epochs(tokens, SEQUENCE_LENGTH, asked, add_extra_token=True, drop_last_partial=True)
 
@@ -84,8 +91,8 @@ def sample_rows(lengths: np.ndarray, plan: EpochPlan, out: Indices) -> list[Row]
     two, wall = interleaved_medians(lambda: build(2), lambda: their_samples(lengths, out[0], plan), rounds=ROUNDS)
     check()
     return [
-        row("sample index, one core", one, peer, "one cache miss a document"),
-        row("the same, two threads", two, wall, "wall; the same misses on two cores"),
+        row("sample index, one core", one, peer, lengths, "one cache miss a document, 2.6 ns"),
+        row("the same, two threads", two, wall, lengths, "wall; the same misses on two cores, then 1 ns of rows"),
     ]
 
 
@@ -93,39 +100,48 @@ def token_row(lengths: np.ndarray, index: np.ndarray) -> Row:
     found, needed = thread_medians(
         lambda: count_tokens(lengths, index), lambda: int(np.sum(lengths[index], dtype=np.int64))
     )
-    return row("tokens of shuffled documents", found, needed, "the same misses; NumPy copies the lengths first")
+    note = "the same misses; NumPy copies the lengths first"
+    return row("tokens of shuffled documents", found, needed, lengths, note)
 
 
-def together_rows(
-    lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, out: Indices, directory: Path
-) -> list[Row]:
-    def to_files() -> None:
-        files = tuple(
-            np.lib.format.open_memmap(directory / f"ours{n}.npy", "w+", array.dtype, array.shape)
-            for n, array in enumerate(out)
-        )
-        ours(lengths, documents, plan, files)  # type: ignore[arg-type]
-
-    def their_files() -> None:
-        for n, array in enumerate(theirs(lengths, documents, plan)):
-            np.save(directory / f"theirs{n}.npy", array)
-
+def together_rows(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, out: Indices) -> list[Row]:
     for array, needed in zip(ours(lengths, documents, plan, out), theirs(lengths, documents, plan), strict=True):
         assert (array == needed).all()
     warm, new, peer = thread_medians(
         warmed(lengths, documents, plan, out),
         lambda: ours(lengths, documents, plan, out),
         lambda: theirs(lengths, documents, plan),
-        rounds=3,
     )
-    cold, their_cold = interleaved_medians(to_files, their_files, rounds=2)
-    for n in range(2):
-        assert (directory / f"ours{n}.npy").read_bytes() == (directory / f"theirs{n}.npy").read_bytes()
+    note = "one cache miss a shuffle step, 46 bytes of streams"
     return [
-        row("document and sample index, warm memory", warm, peer, "one cache miss a shuffle step, 46 bytes of streams"),
-        row("the same, records in new memory", new, peer, "and the first touch of 8 bytes, dear in a VM"),
-        row("the same into new .npy files", cold, their_cold, "wall; first touch of memory and of files"),
+        row("document and sample index, warm memory", warm, peer, lengths, note),
+        row("the same, records in new memory", new, peer, lengths, "and the first touch of 8 bytes, dear in a VM"),
     ]
+
+
+def files_row(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, directory: Path) -> Row:
+    """From lengths to the three published files, tokens counted and bytes summed; theirs by numpy.save."""
+
+    def to_files() -> None:
+        building = Building(lambda name: f"{directory}/{name}.npy")
+        counted, rng = planned(lengths, range(len(documents))), RandomState(SEED)
+        exposed = range(len(documents))
+        build_gpt_index(building, lengths, exposed, counted, rng, SEQUENCE_LENGTH, threads=THREADS)
+
+    def their_files() -> None:
+        assert int(np.sum(lengths[documents])) == plan.tokens_per_epoch
+        rng = np.random.RandomState(SEED)
+        index = megatron.gpt._build_document_index(documents, plan.num_epochs, rng, plan.separate_final_epoch)
+        samples = their_samples(lengths.copy(), index, plan)
+        shuffled = megatron.gpt._build_shuffle_index(plan.num_samples_shuffled_first, plan.num_samples, rng)
+        for name, array in zip(ARRAYS, (index, samples, shuffled), strict=True):
+            np.save(directory / f"their_{name}.npy", array)
+
+    cold, their_cold = interleaved_medians(to_files, their_files, rounds=2)
+    for name in ARRAYS:
+        assert filecmp.cmp(directory / f"{name}.npy", directory / f"their_{name}.npy", shallow=False)
+    note = f"wall, {THREADS} threads; first touch of 8 bytes of memory and 7 of files a document"
+    return row("all three indices to their files", cold, their_cold, lengths, note)
 
 
 def warmed(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, out: Indices) -> Callable[[], None]:
@@ -149,7 +165,7 @@ def memory_rows() -> list[Row]:
 def memory_row(lengths: np.ndarray, documents: np.ndarray, epochs: float) -> Row:
     """What NumPy allocates beside the results of `out`, by tracemalloc; it does not see Megatron's C++ sample index."""
     plan = planned(lengths, documents, epochs)
-    out = empty_indices(len(documents), plan.num_epochs, plan.num_samples)
+    out = empty_indices(len(documents), plan)
     each = len(documents) * plan.num_epochs
     found = peak_bytes(lambda: ours(lengths, documents, plan, out)) / each
     shuffled = plan.num_epochs - (plan.separate_final_epoch and plan.num_epochs > 1)
@@ -159,18 +175,11 @@ def memory_row(lengths: np.ndarray, documents: np.ndarray, epochs: float) -> Row
     return Row(work, found, needed, "B", False, "records of 8 bytes; results lie in files")
 
 
-def row(work: str, seconds: float, peer: float, note: str) -> Row:
-    nano = 1e9 / NUM_DOCUMENTS
-    return Row(f"{work}, {NUM_DOCUMENTS:,} documents", seconds * nano, peer * nano, "ns", False, note)
+def row(work: str, seconds: float, peer: float, lengths: np.ndarray, note: str) -> Row:
+    nano = 1e9 / len(lengths)
+    return Row(f"{work}, {len(lengths):,} documents", seconds * nano, peer * nano, "ns", False, note)
 
 
-def thread_medians(*runs: Callable[[], object], rounds: int = ROUNDS) -> list[float]:
+def thread_medians(*runs: Callable[[], object]) -> list[float]:
     """Median CPU seconds of this thread, in turns; the first round warms up."""
-    times = [[thread_seconds(run) for run in runs] for _ in range(rounds + 1)][1:]
-    return [statistics.median(column) for column in zip(*times, strict=True)]
-
-
-def thread_seconds(run: Callable[[], object]) -> float:
-    start = time.thread_time()
-    run()
-    return time.thread_time() - start
+    return interleaved_medians(*runs, rounds=ROUNDS, clock=time.thread_time)
