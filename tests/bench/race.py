@@ -98,14 +98,15 @@ def run(entrant: Entrant, proxy: Proxy, dtype: str) -> Lap:
 
 
 def call(entrant: Entrant, more: Mapping[str, Any]) -> dict[str, Any]:
-    """What the script prints as its last line."""
+    """What the script prints as its last line. What it leaves in a place for temporary files goes with it."""
     given = {
         "sequence_length": SEQUENCE_LENGTH, "batch": BATCH, "num_samples": entrant.num_samples, "seconds": SECONDS,
         **entrant.options, **more,
     }  # fmt: skip
-    done = subprocess.run(
-        [entrant.python, str(READERS / entrant.script), json.dumps(given)], capture_output=True, text=True, check=False
-    )
+    arguments = [entrant.python, str(READERS / entrant.script), json.dumps(given)]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        environment = {**os.environ, "TMPDIR": scratch}
+        done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{entrant.name}: ended with {done.returncode}\n{done.stderr[-3000:]}")
     lines = done.stdout.splitlines()
