@@ -33,8 +33,10 @@ class BlendedMegatronDatasetConfig:
         multiple_validation_sets: with `blend_per_split`, the valid split is a list, one dataset per prefix.
         full_validation: each of those validation sets is one whole epoch; its size must be None.
         split: shares of train, valid, test, such as "969, 30, 1".
-        num_dataset_builder_threads: prefixes opened and indexed at the same time.
-        path_to_cache: a URI for index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store.
+        num_dataset_builder_threads: threads of the build: prefixes at the same time, and where fewer are left than
+            threads, parts of one; then parts of a blend.
+        path_to_cache: a URI for index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
+            index of less than 2^15 documents and samples has none: it is built sooner than fetched.
         mmap_bin_files: map local `.bin` files; False reads them with one call per range.
         tokenizer: gives `pad`, `eod` and `unique_identifiers`.
         mid_level_dataset_surplus: extra share of samples built per dataset of a weighted blend.
