@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, MissingDriverError
 from binidx.loader.readings import Readings
-from binidx.order.samples import Contents, Spans
+from binidx.order.samples import Contents, Origins, Spans
 
 try:
     import pyarrow as pa
@@ -43,7 +43,7 @@ WHO_AND_WHAT = [
 
 
 def to_table(
-    readings: Readings, contents: Contents, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
+    readings: Readings, contents: Origins, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
     """The rows as a table.
 
@@ -52,7 +52,8 @@ def to_table(
         tokens: of each row, all of one integer dtype.
     """
     columns = _who_and_what(readings, contents.source, sources, contents.epoch)
-    columns["docs"] = _docs(contents.spans)
+    if isinstance(contents, Contents):
+        columns["docs"] = _docs(contents.spans)
     return pa.table(columns | _input_ids(tokens))
 
 

@@ -119,12 +119,13 @@ class PackedRunOrder:
         position = (step * self.num_ranks + rank_of) * size + slot
         return Readings(step, rank_of, slot, position, sample), blocks
 
-    def table(self, steps: range, rank: int | None = None, *, tokens: bool = False) -> pa.Table:
-        """`rows` as an Arrow table; with `tokens`, the tokens of each block."""
+    def table(self, steps: range, rank: int | None = None, *, docs: bool = True, tokens: bool = False) -> pa.Table:
+        """`rows` as an Arrow table, without file and block unless `docs`; with `tokens`, the tokens of each block."""
         from binidx.order.arrow import packed_table
 
         readings, blocks = self.rows(steps, rank)
-        return packed_table(readings, blocks, self.names, list(self.read(blocks)) if tokens else None)
+        table = packed_table(readings, blocks, self.names, list(self.read(blocks)) if tokens else None)
+        return table if docs else table.drop(["file", "block"])
 
     def read(self, blocks: Numbers) -> NDArray[Any]:
         """The tokens of rows (set, file, block, pass), shape (n, block_size).

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from binidx.dataset.gpt import GPTDataset
 from binidx.loader.readings import ReadingOrder, Readings
 from binidx.loader.run import Run
-from binidx.order.samples import Contents, contents_of, read_text, sources_of
+from binidx.order.samples import Contents, contents_of, origins_of, read_text, sources_of
 from binidx.order.where import samples_with
 
 if TYPE_CHECKING:
@@ -89,11 +89,12 @@ class RunOrder:
         readings = self.reading.served_at(samples, stop)
         return readings, contents_of(self.dataset, readings.sample)
 
-    def table(self, steps: range, rank: int | None = None, *, tokens: bool = False) -> pa.Table:
-        """`trace` as an Arrow table; with `tokens`, those that are stored: a pad is itself there."""
+    def table(self, steps: range, rank: int | None = None, *, docs: bool = True, tokens: bool = False) -> pa.Table:
+        """`trace` as an Arrow table, without documents unless `docs`; with `tokens`, those that are stored, pads too."""
         from binidx.order.arrow import to_table
 
-        readings, contents = self.trace(steps, rank)
+        readings = self.reading.readings(steps, rank)
+        contents = contents_of(self.dataset, readings.sample) if docs else origins_of(self.dataset, readings.sample)
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:

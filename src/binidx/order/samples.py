@@ -43,19 +43,28 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What is in n samples.
+class Origins:
+    """Where n samples come from.
 
     Attributes:
         source: number of the dataset in `sources_of`, shape (n,).
         sample: number of the sample there, in the order it is served, shape (n,).
         epoch: how often the source was gone through before the sample begins, shape (n,).
-        spans: the documents; each sample has S tokens of them and the one after, fewer where it is cut short.
     """
 
     source: Numbers
     sample: Numbers
     epoch: Numbers
+
+
+@dataclass(frozen=True)
+class Contents(Origins):
+    """And what is in them.
+
+    Attributes:
+        spans: the documents; each sample has S tokens of them and the one after, fewer where it is cut short.
+    """
+
     spans: Spans
 
 
@@ -79,17 +88,32 @@ def sources_at(dataset: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
     return dataset.dataset_index[numbers].astype(np.int64), dataset.dataset_sample_index[numbers].astype(np.int64)
 
 
+def origins_of(dataset: Any, numbers: Numbers) -> Origins:
+    """Where these samples come from, shape (n,), without their documents."""
+    datasets = sources_of(dataset)
+    source, sample = sources_at(dataset, numbers)
+    epoch = np.zeros_like(numbers)
+    for each in np.unique(source).tolist():
+        here = source == each
+        epoch[here] = _epoch_of(datasets[each], sample[here])
+    return Origins(source, sample, epoch)
+
+
 def contents_of(dataset: Any, numbers: Numbers) -> Contents:
     """What is in these samples, shape (n,). Costs about 1 us a sample, most of it cache misses."""
     datasets = sources_of(dataset)
     source, sample = sources_at(dataset, numbers)
+    present = np.unique(source).tolist()
+    if len(present) == 1:
+        epoch, spans = _of_source(datasets[present[0]], sample)
+        return Contents(source, sample, epoch, spans)
     epoch, counts = np.zeros_like(numbers), np.zeros(len(numbers) + 1, np.int64)
-    found: list[tuple[Numbers, Numbers, Numbers]] = []
-    for each in np.unique(source).tolist():
+    found: list[tuple[Numbers, Spans]] = []
+    for each in present:
         here = np.flatnonzero(source == each)
-        epoch[here], spans, bounds = _of_source(datasets[each], sample[here])
-        counts[here + 1] = np.diff(bounds)
-        found.append((here, spans, bounds))
+        epoch[here], spans = _of_source(datasets[each], sample[here])
+        counts[here + 1] = np.diff(spans.bounds)
+        found.append((here, spans))
     return Contents(source, sample, epoch, _in_order(np.cumsum(counts), found))
 
 
@@ -111,15 +135,22 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     return text
 
 
-def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Epoch (n,), pieces (document, start, length, target) of shape (m, 4), and bounds (n + 1,)."""
+def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
+    """Epoch and pieces of samples of one source."""
     spans, bounds = dataset.orders.spans(samples.tolist())
-    document, offset = documents_of(dataset.dataset.index, spans[:, 0])
-    before = np.concatenate([[0], np.cumsum(spans[:, 2])])
-    target = before[:-1] - np.repeat(before[bounds[:-1]], np.diff(bounds))
-    pieces = np.stack([document, offset + spans[:, 1], spans[:, 2], target], axis=1)
-    epoch = dataset.sample_index[dataset.shuffle_index[samples], 0].astype(np.int64) // max(len(dataset.indices), 1)
-    return epoch, pieces, bounds
+    document, offset = documents_of(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
+    length = np.ascontiguousarray(spans[:, 2])
+    before = np.cumsum(length) - length
+    target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
+    return _epoch_of(dataset, samples), Spans(bounds, document, offset + spans[:, 1], length, target)
+
+
+def _epoch_of(dataset: GPTDataset, samples: Numbers) -> Numbers:
+    if len(dataset.document_index) == len(dataset.indices):
+        return np.zeros_like(samples)
+    places = dataset.sample_index[dataset.shuffle_index[samples], 0].astype(np.int64)
+    epochs: Numbers = places // max(len(dataset.indices), 1)
+    return epochs
 
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
@@ -134,11 +165,11 @@ def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Num
     return document.astype(np.int64), bytes_before // index.dtype_size
 
 
-def _in_order(bounds: Numbers, found: list[tuple[Numbers, Numbers, Numbers]]) -> Spans:
+def _in_order(bounds: Numbers, found: list[tuple[Numbers, Spans]]) -> Spans:
     """The pieces of all sources, each at its sample's place."""
-    pieces = np.empty((int(bounds[-1]), 4), np.int64)
-    for here, own, own_bounds in found:
-        counts = np.diff(own_bounds)
-        into = np.repeat(bounds[here] - own_bounds[:-1], counts) + np.arange(len(own))
-        pieces[into] = own
-    return Spans(bounds, *np.ascontiguousarray(pieces.T))
+    columns = [np.empty(int(bounds[-1]), np.int64) for _ in range(4)]
+    for here, own in found:
+        into = np.repeat(bounds[here] - own.bounds[:-1], np.diff(own.bounds)) + np.arange(int(own.bounds[-1]))
+        for column, part in zip(columns, (own.document, own.start, own.length, own.target), strict=True):
+            column[into] = part
+    return Spans(bounds, *columns)
