@@ -157,6 +157,24 @@ def test_what_cannot_be_asked_for_directly_is_left_to_the_driver(caplog: pytest.
     assert "s3://b/k: left to its driver: NotDirectError: a proxy stands before it" in caplog.text
 
 
+def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = s3.fresh()
+    with create_object(uri) as writer:
+        writer.write(DATA)
+    reader = FsspecObject(uri)
+    direct = [read_and_look(reader), read_and_look(reader)]
+    assert direct[0] is direct[1]
+    monkeypatch.setattr("binidx.storage.direct.RENEW_SECONDS", 0)
+    assert read_and_look(reader) is not direct[0]
+
+
+def read_and_look(reader: FsspecObject) -> Address | None:
+    """What a read was sent to."""
+    assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
+    address: Address | None = reader._client().fetch.__self__._address  # type: ignore[union-attr]
+    return address
+
+
 @pytest.mark.parametrize("behaviour", ["forbidden", "contrary"])
 def test_errors_are_the_same_by_either_way(behaviour: str) -> None:
     said = []

@@ -198,6 +198,14 @@ def test_opening_gives_up_soon_on_a_store_that_never_answered(impatient: Schedul
     assert len(store.asked) == 4
 
 
+def test_a_read_on_the_loop_itself_is_an_error_and_no_deadlock(impatient: Scheduler) -> None:
+    async def read() -> None:
+        impatient.run(Store().read(1))
+
+    with pytest.raises(StorageError, match=r"^x://b/k: read on the event loop"):
+        asyncio.run_coroutine_threadsafe(read(), impatient.loop).result(5)
+
+
 def eventually(holds: Callable[[], bool]) -> bool:
     until = time.monotonic() + 5
     while not holds() and time.monotonic() < until:

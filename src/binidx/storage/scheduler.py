@@ -21,6 +21,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from binidx.errors import StorageError
 from binidx.storage.cancel import Scope, current_scope
 from binidx.storage.lateness import Lateness
 from binidx.storage.pending import SLOWEST, PendingRead, Trouble
@@ -57,6 +58,8 @@ class Scheduler:
             StorageError: a request failed for good, or the deadline passed.
             CancelledReadError: the scope of the caller was cancelled.
         """
+        if asyncio._get_running_loop() is self.loop:
+            raise StorageError(f"{read.uri}: read on the event loop that would have to answer; read in another thread")
         scope = current_scope()
         try:
             with scope.watched_by(lambda: self._stop(read, scope)) if scope else nullcontext():
