@@ -274,15 +274,25 @@ def asked(server: Server) -> list[tuple[str, str]]:
     return [(method, path[1:].partition(".")[2]) for method, path, _ in server.requests]
 
 
-def test_a_compressed_one_costs_one_request_more_than_looking(server: Server) -> None:
-    """The tail of the object, which holds the table."""
+def test_a_compressed_one_is_found_and_opened_by_one_request_for_its_end(server: Server) -> None:
     IndexedDataset(f"{server.endpoint}/zst")
     found = asked(server)
-    assert found.count(("GET", "bin.zst")) == 1
-    assert found.count(("HEAD", "bin.zst")) == 1
+    assert [each for each in found if each[1] == "bin.zst"] == [("GET", "bin.zst")]
+    assert [where for _, path, where in server.requests if path == "/zst.bin.zst"] == ["bytes=-65536"]
     before = len(server.requests)
     assert (IndexedDataset(f"{server.endpoint}/zst")[4] == DOCUMENTS[4].tokens).all()
     assert asked(server)[before:].count(("GET", "bin.zst")) == 2
+    before = len(server.requests)
+    open_object(f"{server.endpoint}/zst.bin.zst")
+    assert asked(server)[before:] == [("GET", "bin.zst")]
+
+
+def test_a_server_that_knows_no_suffix_is_asked_for_the_end_then(server: Server) -> None:
+    server.behaviour = "no suffix"
+    assert (IndexedDataset(f"{server.endpoint}/zst")[4] == DOCUMENTS[4].tokens).all()
+    wheres = [where for _, path, where in server.requests if path == "/zst.bin.zst"]
+    size = len(server.objects["/zst.bin.zst"])
+    assert wheres[:2] == ["bytes=-65536", f"bytes={max(size - 65536, 0)}-{size - 1}"]
 
 
 def test_the_sums_of_a_read_come_with_it_and_stay(server: Server) -> None:
@@ -312,10 +322,14 @@ def test_a_store_that_refuses_to_tell_is_taken_to_have_none(server: Server, tmp_
 def test_what_is_looked_up_is_what_opening_would_see(prefix: str, server: Server) -> None:
     build(prefix, "bin.zst")
     for uri in (f"{prefix}.bin.zst", f"{server.endpoint}/en.bin.xxh3"):
-        found = look_up(uri)
-        assert found is not None
-        assert filesystem.identity_of(found) == object_identity(uri)
-        assert look_up(f"{uri}.not") is None
+        whole = stored(uri)
+        for end_bytes in (0, 100, 1 << 20):
+            found = look_up(uri, end_bytes=end_bytes)
+            assert found is not None
+            assert filesystem.identity_of(found.info) == object_identity(uri)
+            assert found.end in (b"", whole[-end_bytes:])
+            assert bool(found.end) == (end_bytes > 0 and uri.startswith(("s3", "http")))
+            assert look_up(f"{uri}.not", end_bytes=end_bytes) is None
 
 
 def test_nothing_there_names_the_plain_one(prefix: str) -> None:

@@ -6,7 +6,8 @@
         server.etag = None               no ETag is sent from now on
 
 What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
-everything, "forbidden" a 403, "contrary" a 412 to every If-Match. No signature is checked.
+everything, "no suffix" does so where the last N bytes are asked, "forbidden" a 403, "contrary" a 412 to every If-Match.
+No signature is checked.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, path, self.headers.get("Range")))
         self.server.conditions.append(condition)
         data = self.server.objects.get(path)
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.range_of(data))
         if behaviour == "forbidden":
             self.send(403, b"")
         elif data is None:
@@ -73,6 +74,14 @@ class Handler(BaseHTTPRequestHandler):
             body = data[start : stop - 1 if behaviour == "short" else stop]
             where = {"Content-Range": f"bytes {start}-{start + len(body) - 1}/{len(data)}"}
             self.send(206, body, {**where, **self.etag_of_answer(data)})
+
+    def range_of(self, data: bytes | None) -> str:
+        """The Range header, with a suffix (`bytes=-N`) put into numbers."""
+        asked = self.headers.get("Range", "")
+        suffix = re.fullmatch(r"bytes=-(\d+)", asked)
+        if suffix is None or not data or self.server.behaviour == "no suffix":
+            return asked
+        return f"bytes={max(len(data) - int(suffix[1]), 0)}-{len(data) - 1}"
 
     def etag_of(self, data: bytes) -> str | None:
         return self.server.etag(data) if self.server.etag else None

@@ -111,6 +111,18 @@ def test_opening_is_one_read_of_the_tail_and_one_more_for_a_large_table() -> Non
     assert bytes(reader.read([(0, 9000)])[0]) == bytes(9000)
 
 
+def test_an_end_that_came_along_is_not_read_again() -> None:
+    for data, segment_bytes, reads in ((TEXT, 1000, 0), (TEXT[:9], 1000, 0), (bytes(9000), 1, 1)):
+        stored = compressed(data, segment_bytes)
+        below = MemoryObject(stored)
+        reader = SegmentedObject(below, stored[-65536:])
+        assert len(below.asked) == reads
+        assert bytes(reader.read([(0, len(data))])[0]) == data
+    below = MemoryObject(stored)
+    SegmentedObject(below, stored[-100:])  # too short to be trusted: as if there were none
+    assert len(below.asked) == 2
+
+
 def test_a_read_fetches_each_segment_once_and_all_at_once() -> None:
     reader, below = opened(compressed(CONTENT, 1000))
     below.asked.clear()
@@ -307,7 +319,7 @@ def test_every_codec_gives_back_what_it_was_given(name: str) -> None:
     codec, out = CODECS[name], io.BytesIO()
     with codec.create(out, None) as writer:
         writer.write(TEXT)
-    reader = codec.open(MemoryObject(out.getvalue()))
+    reader = codec.open(MemoryObject(out.getvalue()), b"")
     assert bytes(reader.read([(0, reader.size)])[0]) == TEXT
     assert codec_of(f"s3://bucket/en.bin{codec.suffix}") == name
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import wait
+from dataclasses import dataclass
 from typing import Any
 
 from binidx.errors import ObjectNotFoundError, StorageError
@@ -22,7 +23,7 @@ from binidx.storage.checksums import SUFFIX
 from binidx.storage.look_up import look_up, says_no
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import RangeReader
-from binidx.storage.segments import CODECS, codec_of
+from binidx.storage.segments import CODECS, TAIL_BYTES, codec_of
 from binidx.storage.settings import ReadSettings
 from binidx.storage.side_reads import submit
 
@@ -44,8 +45,8 @@ def open_bin(
             `storage_options={"binidx": {"verify": True}}` or BINIDX_VERIFY=1 demand.
         FormatError: what is there is not stored as its name says, or the checksums are of another size.
     """
-    stored, codec, sums = _find(path_prefix, mmap, storage_options)
-    return layered(stored, sums=sums, codec=codec, cache=cache)
+    stored = _find(path_prefix, mmap, storage_options)
+    return layered(stored.reader, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
 
 
 def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
@@ -72,22 +73,31 @@ def prefix_of(uri: str) -> str:
     return uri.removesuffix(CODECS[codec_of(uri)].suffix).removesuffix(".bin")
 
 
-def _find(prefix: str, mmap: bool, options: Options) -> tuple[RangeReader, str, RangeReader | None]:
-    """The stored object, its codec, and its checksums if they are wanted."""
+@dataclass(frozen=True)
+class _Stored:
+    """An object as it is stored: what reads it, its codec, its checksums if they are wanted, its end if it is known."""
+
+    reader: RangeReader
+    codec: str = "raw"
+    sums: RangeReader | None = None
+    end: bytes = b""
+
+
+def _find(prefix: str, mmap: bool, options: Options) -> _Stored:
     uri = get_bin_path(prefix)
     verify = ReadSettings.of(options).verify
     if filesystem.local_path(uri) is None:
-        stored, codec, sums = _find_remote(uri, verify is not False, options)
+        stored = _find_remote(uri, verify is not False, options)
     else:
-        stored, codec, sums = _find_local(uri, mmap, bool(verify), options)
-    if verify and codec == "raw" and sums is None:
+        stored = _find_local(uri, mmap, bool(verify), options)
+    if verify and stored.codec == "raw" and stored.sums is None:
         raise ObjectNotFoundError(
             f"{uri}{SUFFIX}: no such object; BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
         )
-    return stored, codec, sums
+    return stored
 
 
-def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> tuple[RangeReader, str, RangeReader | None]:
+def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> _Stored:
     def open_it(at: str) -> RangeReader:
         return open_stored(at, storage_options=options, mmap=mmap)
 
@@ -96,32 +106,33 @@ def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> tuple[R
     except ObjectNotFoundError:
         for name, suffix in COMPRESSED:
             if object_exists(uri + suffix):
-                return open_it(uri + suffix), name, None
+                return _Stored(open_it(uri + suffix), name)
         raise
-    return stored, "raw", open_it(uri + SUFFIX) if verify and object_exists(uri + SUFFIX) else None
+    return _Stored(stored, sums=open_it(uri + SUFFIX) if verify and object_exists(uri + SUFFIX) else None)
 
 
-def _find_remote(uri: str, verify: bool, options: Options) -> tuple[RangeReader, str, RangeReader | None]:
+def _find_remote(uri: str, verify: bool, options: Options) -> _Stored:
     """All at the same time; what was looked for in vain, or found beside a plain one, is of no consequence."""
 
-    def look(at: str) -> RangeReader | None:
-        found = look_up(at, options)
-        return None if found is None else open_stored(at, storage_options=options, info=found)
+    def look_for_compressed() -> _Stored | None:
+        for name, suffix in COMPRESSED:
+            if found := look_up(uri + suffix, options, end_bytes=TAIL_BYTES):
+                return _Stored(open_stored(uri + suffix, storage_options=options, found=found), name, end=found.end)
+        return None
 
-    def look_for_compressed() -> tuple[RangeReader, str] | None:
-        each = ((look(uri + suffix), name) for name, suffix in COMPRESSED)
-        return next(((reader, name) for reader, name in each if reader is not None), None)
+    def look_for_sums() -> RangeReader | None:
+        found = look_up(uri + SUFFIX, options) if verify else None
+        return open_stored(uri + SUFFIX, storage_options=options, found=found) if found else None
 
-    compressed = submit(look_for_compressed)
-    sums = submit(lambda: look(uri + SUFFIX) if verify else None)
+    compressed, sums = submit(look_for_compressed), submit(look_for_sums)
     try:
         stored = open_stored(uri, storage_options=options)
     except StorageError as error:
-        found = compressed.result() if says_no(error) else None
-        if found is None:
+        instead = compressed.result() if says_no(error) else None
+        if instead is None:
             raise
-        return *found, None
+        return instead
     finally:
         wait([compressed])
         wait([sums])
-    return stored, "raw", sums.result()
+    return _Stored(stored, sums=sums.result())

@@ -104,7 +104,7 @@ class Source:
 
     def open_plain(self) -> RangeReader:
         """Its tokens."""
-        return CODECS[self.codec].open(self.open(self.bin_uri))
+        return CODECS[self.codec].open(self.open(self.bin_uri), b"")
 
 
 def place_of(prefix: str) -> str:

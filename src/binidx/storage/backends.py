@@ -21,8 +21,9 @@ from binidx.storage.chunk_cache import STORE, ChunkCache, ChunkStore
 from binidx.storage.disk_cache import with_disk_cache
 from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.local_file import LocalFile
+from binidx.storage.look_up import Found, look_up
 from binidx.storage.ranges import RangeReader
-from binidx.storage.segments import CODECS, SegmentedObject, codec_of
+from binidx.storage.segments import CODECS, TAIL_BYTES, SegmentedObject, codec_of
 from binidx.storage.settings import ReadSettings
 
 Keep = bool | Literal["disk"] | None
@@ -58,8 +59,13 @@ def open_object(
         ObjectNotFoundError, MissingDriverError, StorageError: each names the URI.
         FormatError: it is not stored so.
     """
-    stored = open_stored(uri, storage_options=storage_options, mmap=mmap)
-    return layered(stored, codec=codec or codec_of(stored.uri), cache=cache)
+    uri = os.fspath(uri)
+    codec = codec or codec_of(uri)
+    found = None
+    if codec != "raw" and filesystem.local_path(uri) is None:
+        found = look_up(uri, storage_options, end_bytes=TAIL_BYTES)
+    stored = open_stored(uri, storage_options=storage_options, mmap=mmap, found=found)
+    return layered(stored, codec=codec, end=found.end if found else b"", cache=cache)
 
 
 def open_stored(
@@ -67,30 +73,40 @@ def open_stored(
     *,
     storage_options: Mapping[str, Any] | None = None,
     mmap: bool = True,
-    info: Mapping[str, Any] | None = None,
+    found: Found | None = None,
 ) -> RangeReader:
     """The object as it lies there, with nothing over it.
 
     Args:
-        info: what `look_up` found of a remote one, so that it is not asked for again.
+        found: what `look_up` was told of a remote one, so that it is not asked for again.
     """
     uri = os.fspath(uri)
     path = filesystem.local_path(uri)
     if path is not None:
         return LocalFile(path) if mmap else FsspecObject(f"file://{os.path.abspath(path)}")
-    opener = OPENERS.get(filesystem.protocols(uri)[0])
-    return opener(uri, storage_options) if opener else FsspecObject(uri, storage_options, info=info)
+    if opener := OPENERS.get(filesystem.protocols(uri)[0]):
+        return opener(uri, storage_options)
+    reader = FsspecObject(uri, storage_options, info=found.info if found else None)
+    if found and found.end:
+        reader.stats.add(requests=1, bytes_moved=len(found.end))
+    return reader
 
 
 def layered(
-    stored: RangeReader, *, sums: RangeReader | None = None, codec: str = "raw", cache: Keep = None
+    stored: RangeReader,
+    *,
+    sums: RangeReader | None = None,
+    codec: str = "raw",
+    end: bytes = b"",
+    cache: Keep = None,
 ) -> RangeReader:
     """Checked, decoded, kept: what belongs over a stored object.
 
     Args:
         sums: its checksum file, if what is read is to be checked.
+        end: its last bytes, if they came along when it was looked up.
     """
-    reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums))
+    reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
     local = filesystem.local_path(stored.uri) is not None
     if cache is not False and not local:
         on_disk = with_disk_cache(reader, ReadSettings.of(getattr(stored, "storage_options", None)))

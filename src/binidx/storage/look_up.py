@@ -1,4 +1,4 @@
-"""What the store tells of an object, by one request: for those that may be there and mostly are not.
+"""What the store tells of an object, by one request: of those that may be there and mostly are not, or with their end.
 
 The drivers ask more: s3fs lists for a directory of that name, fsspec's http asks once more by GET. Where listing is
 forbidden S3 says 403 of what is not there, so a store that refuses to tell is taken to have none.
@@ -6,7 +6,9 @@ forbidden S3 says 403 of what is not there, so a store that refuses to tell is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from binidx.errors import StorageError
@@ -20,8 +22,24 @@ LONGEST_SECONDS = 10.0
 """Whoever cannot be reached by then will be missed by who opens the object that must be there."""
 
 
-def look_up(uri: str, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """What the store tells of the object under this URI, as fsspec's `info` would; None where it tells of none.
+@dataclass(frozen=True)
+class Found:
+    """What the store told.
+
+    Attributes:
+        info: as fsspec's `info` would.
+        end: the last bytes of the object, if they came along.
+    """
+
+    info: dict[str, Any]
+    end: bytes = b""
+
+
+def look_up(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_bytes: int = 0) -> Found | None:
+    """What there is under this URI; None where the store tells of nothing.
+
+    Args:
+        end_bytes: how much of its end to bring along, where the store does that in the same request (S3, HTTP).
 
     Raises:
         StorageError: the store cannot be reached.
@@ -31,11 +49,16 @@ def look_up(uri: str, storage_options: Mapping[str, Any] | None = None) -> dict[
     in_flight = filesystem.in_flight(uri, storage_options or {}, settings)
     fs, path = filesystem.open_filesystem(uri, storage_options or {}, reading=in_flight)
     names = (each.__name__ for each in type(fs).__mro__)
-    look = next((LOOKS[name] for name in names if name in LOOKS), filesystem.object_info)
+    look = next((LOOKS[name] for name in names if name in LOOKS), None)
 
-    def ask() -> dict[str, Any]:
+    def ask() -> Found:
+        if look is None:
+            return Found(filesystem.object_info(fs, path, uri))
+        from fsspec.asyn import sync
+
         with filesystem.storage_errors(uri):
-            return filesystem.checked_info(look(fs, path, uri), uri)
+            found: Found = sync(fs.loop, look, fs, path, end_bytes)
+        return Found(filesystem.checked_info(found.info, uri), found.end)
 
     try:
         return retried(uri, ask, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
@@ -52,26 +75,43 @@ def says_no(error: StorageError) -> bool:
     return refused or isinstance(error, FileNotFoundError)
 
 
-def _ask_s3(fs: Any, path: str, uri: str) -> dict[str, Any]:
+async def _ask_s3(fs: Any, path: str, end_bytes: int) -> Found:
     bucket, key, _ = fs.split_path(path)
-    found = fs.call_s3("head_object", fs.kwargs, Bucket=bucket, Key=key)
-    return {"size": found["ContentLength"], **{name: found.get(name) for name in ("ETag", "LastModified", "VersionId")}}
+    marks = ("ETag", "LastModified", "VersionId")
+    if not end_bytes:
+        told = await fs._call_s3("head_object", fs.kwargs, Bucket=bucket, Key=key)
+        return Found({"size": told["ContentLength"], **{name: told.get(name) for name in marks}})
+    told = await fs._call_s3("get_object", fs.kwargs, Bucket=bucket, Key=key, Range=f"bytes=-{end_bytes}")
+    size, part_bytes = _sizes(told.get("ContentRange"), told["ContentLength"])
+    async with told["Body"] as body:
+        end = await body.read() if part_bytes else b""
+    return Found({"size": size, **{name: told.get(name) for name in marks}}, end if len(end) == part_bytes else b"")
 
 
-def _ask_http(fs: Any, path: str, uri: str) -> dict[str, Any]:
-    from fsspec.asyn import sync
+async def _ask_http(fs: Any, path: str, end_bytes: int) -> Found:
+    session = await fs.set_session()
+    method, wanted = ("GET", {"Range": f"bytes=-{end_bytes}"}) if end_bytes else ("HEAD", {})
+    headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", **wanted}
+    options = {"allow_redirects": True, **fs.kwargs, "headers": headers}
+    async with session.request(method, fs.encode_url(path), **options) as answer:
+        answer.raise_for_status()
+        length = answer.headers.get("Content-Length")
+        size, part_bytes = _sizes(answer.headers.get("Content-Range"), None if length is None else int(length))
+        end = await answer.read() if part_bytes else b""
+        info = {"size": size, "ETag": answer.headers.get("ETag")}
+        return Found(info, end if len(end) == part_bytes else b"")
 
-    async def head() -> dict[str, Any]:
-        session = await fs.set_session()
-        given = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity"}}
-        async with session.head(fs.encode_url(path), **{"allow_redirects": True, **given}) as answer:
-            answer.raise_for_status()
-            size = answer.headers.get("Content-Length")
-            return {"size": None if size is None else int(size), "ETag": answer.headers.get("ETag")}
 
-    found: dict[str, Any] = sync(fs.loop, head)
-    return found
+def _sizes(content_range: str | None, length: int | None) -> tuple[int | None, int]:
+    """Bytes of the object, and of its end in this answer: none where all of it is sent, which is not waited for."""
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range or "")
+    if not found:
+        return length, 0
+    first, last, size = map(int, found.groups())
+    return size, last + 1 - first if last + 1 == size else 0
 
 
-LOOKS: dict[str, Callable[[Any, str, str], dict[str, Any]]] = {"S3FileSystem": _ask_s3, "HTTPFileSystem": _ask_http}
+Look = Callable[[Any, str, int], Coroutine[Any, Any, Found]]
+
+LOOKS: dict[str, Look] = {"S3FileSystem": _ask_s3, "HTTPFileSystem": _ask_http}
 """class of the filesystem, or a base of it -> how to ask by one request"""

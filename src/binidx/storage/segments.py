@@ -35,13 +35,14 @@ import zstandard
 from binidx.errors import FormatError
 from binidx.storage.cores import over_cores
 from binidx.storage.publish import Writer
-from binidx.storage.ranges import Range, RangeReader, assemble, check_ranges
+from binidx.storage.ranges import Bytes, Range, RangeReader, assemble, check_ranges
 from binidx.storage.seek_table import SMALLEST, SeekTable, parse_table, tail_bytes
 from binidx.storage.segment_writer import SegmentWriter
 from binidx.storage.stats import LayerStats
 
 TAIL_BYTES = 64 << 10
-"""Read at opening: holds the table of 8,000 segments, half a gibibyte. 100 GB have a table of 12 MB: one read more."""
+"""Read at opening, of S3 and HTTP in the request that finds the object. It holds the table of 8,000 segments, half a
+gibibyte; 100 GB have a table of 12 MB, which is one read more."""
 
 # Each takes 50 us, and handing work to a thread 20: a second thread pays from 4 of them on.
 SEGMENTS_A_THREAD = 2
@@ -52,6 +53,7 @@ class SegmentedObject:
 
     Args:
         reader: of an object in zstd's seekable format; frames may be of any size, with or without checksums.
+        end: its last bytes, if they are known already: `TAIL_BYTES` of them, or all there are.
 
     Attributes:
         size: plain bytes.
@@ -68,10 +70,10 @@ class SegmentedObject:
 
     codec = "zstd"
 
-    def __init__(self, reader: RangeReader) -> None:
+    def __init__(self, reader: RangeReader, end: Bytes = b"") -> None:
         self.reader = reader
         self.uri, self.stored_bytes = reader.uri, reader.size
-        self.table = read_table(reader)
+        self.table = read_table(reader, end)
         self.size = self.table.plain_bytes
         self.stats = LayerStats()
 
@@ -147,8 +149,8 @@ class SegmentedObject:
         return f"SegmentedObject({self.reader!r})"
 
 
-def read_table(reader: RangeReader) -> SeekTable:
-    """The table at the end of an object: one read, and one more where it is larger than 64 KiB.
+def read_table(reader: RangeReader, end: Bytes = b"") -> SeekTable:
+    """The table at the end of an object: one read unless its end is given, and one more where it is over 64 KiB.
 
     Raises:
         FormatError: there is none, or it is damaged.
@@ -157,7 +159,7 @@ def read_table(reader: RangeReader) -> SeekTable:
     if size < SMALLEST:
         raise FormatError(f"{reader.uri}: {size} bytes, a zstd seek table needs {SMALLEST}")
     first = max(size - TAIL_BYTES, 0)
-    tail = reader.read([(first, size)])[0]
+    tail = memoryview(end) if len(end) == size - first else reader.read([(first, size)])[0]
     needed = tail_bytes(tail, size, reader.uri)
     if needed > len(tail):
         tail = memoryview(bytes(reader.read([(size - needed, first)])[0]) + tail)
@@ -181,12 +183,12 @@ class Codec:
 
     Attributes:
         suffix: of the object, after `.bin`.
-        open: a reader of the plain bytes, over one of the stored ones.
+        open: a reader of the plain bytes, over one of the stored ones; and the end of these, if it is known.
         create: a Writer of plain bytes, over one of stored ones, and a level; whole at the end of its block.
     """
 
     suffix: str
-    open: Callable[[RangeReader], RangeReader]
+    open: Callable[[RangeReader, Bytes], RangeReader]
     create: Callable[[Writer, int | None], AbstractContextManager[Writer]]
 
 
@@ -196,7 +198,7 @@ def codec_of(uri: str) -> str:
 
 
 CODECS: dict[str, Codec] = {
-    "raw": Codec("", lambda reader: reader, lambda writer, level: contextlib.nullcontext(writer)),
+    "raw": Codec("", lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer)),
     "zstd": Codec(".zst", SegmentedObject, SegmentWriter),
 }
 """name -> codec, the one first that is read where both lie there"""
