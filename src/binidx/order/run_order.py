@@ -90,7 +90,7 @@ class RunOrder:
         return readings, contents_of(self.dataset, readings.sample)
 
     def table(self, steps: range, rank: int | None = None, *, docs: bool = True, tokens: bool = False) -> pa.Table:
-        """`trace` as an Arrow table, without documents unless `docs`; with `tokens`, those that are stored, pads too."""
+        """`trace` as an Arrow table, without documents unless `docs`; with `tokens`, those stored, pads too."""
         from binidx.order.arrow import to_table
 
         readings = self.reading.readings(steps, rank)
