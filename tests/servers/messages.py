@@ -11,6 +11,7 @@ BLOCK = 256 << 10
 
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked", re.IGNORECASE)
+CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
 RANGE = re.compile(rb"\r\nrange:[ \t]*([^\r]*)", re.IGNORECASE)
 
 

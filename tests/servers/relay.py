@@ -21,13 +21,16 @@ from urllib.parse import urlsplit
 
 from servers.faults import FAULTS, OF_CONTENT, Answer, Luck, Play, Weather
 from servers.log import Counts, Logged
-from servers.messages import BLOCK, Request, answer_length, body_blocks, read_head, send_body, status_of
+from servers.messages import BLOCK, CLOSES, Request, answer_length, body_blocks, read_head, send_body, status_of
 
 WHOLE_BYTES = 1 << 20
 """Bodies up to here are passed on in one piece."""
 LOGGED = 200_000
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+IDLE_SECONDS = 2.0
+"""A connection to the server is used again within this time, before it may have been closed for standing idle."""
+
+Idle = tuple[asyncio.StreamReader, asyncio.StreamWriter, float]
 GONE = (ConnectionError, asyncio.IncompleteReadError)
 
 
@@ -41,7 +44,7 @@ class Relay:
     log: deque[Logged] = field(default_factory=lambda: deque(maxlen=LOGGED))
     asked: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     script: deque[str | None] = field(default_factory=deque)
-    idle: list[Connection] = field(default_factory=list)
+    idle: list[Idle] = field(default_factory=list)
     numbered: int = 0
     in_flight: int = 0
     total_due: float = 0.0
@@ -90,8 +93,8 @@ class Relay:
     async def server(self) -> Any:
         """A connection to the server, for one exchange; kept for the next unless this one breaks off."""
         while self.idle:
-            reader, writer = self.idle.pop()
-            if not reader.at_eof() and not writer.is_closing():
+            reader, writer, since = self.idle.pop()
+            if not reader.at_eof() and not writer.is_closing() and time.monotonic() < since + IDLE_SECONDS:
                 break
             writer.close()
         else:
@@ -102,7 +105,7 @@ class Relay:
         except BaseException:
             writer.close()
             raise
-        self.idle.append((reader, writer))
+        self.idle.append((reader, writer, time.monotonic()))
 
     async def due(self, block: bytes, connection_due: float) -> float:
         """Wait until the block may have arrived: it is there when its last byte is. When this connection is free."""
@@ -140,6 +143,8 @@ class Exchange:
                 await self.stream(answer, length, server)
                 return True
             body = await server.readexactly(length) if length else b""
+            if CLOSES.search(answer):
+                to_server.close()
         play = self.play(fault, Answer(answer, body))
         await self.wait(due)
         return await self.perform(play)
