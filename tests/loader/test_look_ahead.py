@@ -340,14 +340,14 @@ def test_two_threads_that_ask_at_once_both_get_what_they_asked_for() -> None:
 
 def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
     window = Window(None, budget_bytes=1000)
-    assert window.batches == 1
+    assert window.batches == 2
     window.measure(10)
     opened = []
     for step in range(400):
         window.serve(waiting=step % 2 == 0)
         opened.append(window.batches)
-    assert sorted(set(opened)) == [4, 8, 16, 32, 64, 100]
-    for size, needed in ((1000, 2), (400, 2), (300, 3), (0, 4)):
+    assert sorted(set(opened)) == [8, 16, 32, 64, 100]
+    for size, needed in ((1000, 2), (400, 2), (300, 3), (100, 8)):
         window = Window(None, budget_bytes=1000)
         window.measure(size)
         assert window.batches == needed
@@ -355,7 +355,7 @@ def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
     calm.measure(10)
     for _ in range(1000):
         calm.serve(waiting=False)
-    assert calm.batches == 4
+    assert calm.batches == 8
 
 
 def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_nothing(

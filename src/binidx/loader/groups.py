@@ -28,13 +28,14 @@ class Group:
 
     Args:
         batches: at least one.
+        pause: seconds until reading begins, if nobody hurries.
     """
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: Sequence[Batch], pause: float = 0.0) -> None:
         self.num_batches = len(batches)
         self._left = deque(batches)
         self._all = [*itertools.chain.from_iterable(batches)]
-        self._scope = Scope()
+        self._scope, self._pause, self._hurried = Scope(), pause, threading.Event()
         self._stirred = threading.Event()
         self.is_here = False
         self.seconds = 0.0
@@ -49,6 +50,7 @@ class Group:
 
     def read(self, read: Read) -> None:
         """Get the samples, or the reason why there are none. In a thread; raises nothing."""
+        self._hurried.wait(self._pause)
         began = time.perf_counter()
         try:
             with cancellable(self._scope):
@@ -64,6 +66,11 @@ class Group:
     def cancel(self) -> None:
         """Stop reading; nobody will take from this group again."""
         self._scope.cancel()
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Begin now."""
+        self._hurried.set()
 
     def wait(self) -> None:
         """Until the samples are here, or an error is.
@@ -113,6 +120,7 @@ class GroupThreads:
         self._count = 0
 
     def submit(self, group: Group) -> None:
+        """Have it read by the next free thread."""
         self._groups.put(group)
         if self._count < self._most:
             self._count += 1

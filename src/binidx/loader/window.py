@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from binidx.storage.stats import remote_requests
 
-FIRST_WINDOW = 4
+FIRST_WINDOW = 8
 LEAST_WINDOW = 2
 # A batch that takes no request, and no longer than this, is not worth a thread: a disk of this machine answers 40 reads
 # in 4 ms; a shared file system may take longer.
@@ -26,7 +26,7 @@ class Window:
     def __init__(self, fixed: int | None, budget_bytes: int) -> None:
         self.is_fixed, self._budget_bytes, self._most = fixed is not None, budget_bytes, 0
         self._served_since = 0
-        self.batches = fixed or 1
+        self.batches = fixed or LEAST_WINDOW
 
     @property
     def is_measured(self) -> bool:
