@@ -252,6 +252,45 @@ static void test_ranges_of_blocks_by_hand(void) {
     CHECK(binidx_place_ranges(&b, bad, 1, places) == BINIDX_NOT_HERE);
 }
 
+/* Sequences 7 8 9 and 4 5, read in this order, two tokens a sample: 7 8 (9) and 9 4 (5). */
+static void test_a_batch_by_hand(void) {
+    uint16_t *map = heap((uint16_t[]){7, 8, 9, 4, 5}, 10);
+    int32_t *lengths = heap((int32_t[]){3, 2}, 8), *rows = heap((int32_t[]){0, 0, 0, 2, 1, 1}, 24);
+    int32_t *documents = heap((int32_t[]){0, 1}, 8);
+    int64_t *pointers = heap((int64_t[]){0, 6}, 16), *spans = heap((int64_t[]){0, 1, 2, -1, 0, 2, 0, 2, 2}, 72);
+    uint32_t *shuffled = heap((uint32_t[]){1, 0}, 8);
+    binidx_orders o = {{lengths, pointers, 2, 2, 8}, shuffled, rows, documents, 2, 2, 2, 0, 0, 1};
+    int64_t *ranges = heap(NULL, 48), places[2] = {0, 1}, served[2] = {0, -1};
+    CHECK(binidx_locate_spans(&o.sequences, spans, 2, ranges) == 2);
+    CHECK(ranges[0] == 2 && ranges[1] == 6 && ranges[2] == 6 && ranges[3] == 10);
+    CHECK(binidx_locate_spans(&o.sequences, spans, 3, ranges) == 2);
+    int64_t tokens[4], labels[4], positions[4], *scratch = heap(NULL, 8 * (5 + 5 * 3));
+    int32_t bounds[6], longest[2], text[6];
+    float loss_mask[4];
+    binidx_gather g = {.rows = places, .num_samples = 2, .num_rows = 2, .sequence_length = 2, .pad = 4, .extra = 1,
+                       .starts = BINIDX_EACH_PIECE, .tokens = tokens, .labels = labels, .positions = positions,
+                       .loss_mask = loss_mask, .cu_seqlens = bounds, .max_seqlen = longest};
+    binidx_mapping mapping = {.base = (int64_t)(uintptr_t)map, .size = 10};
+    CHECK(binidx_read_samples(&o, served, &mapping, &g, scratch, 3, BINIDX_PORTABLE) == 3 && mapping.num_bytes == 12);
+    CHECK(tokens[0] == 9 && tokens[1] == 0 && labels[0] == 0 && labels[1] == 5); /* 4 is the pad */
+    CHECK(loss_mask[0] == 0 && loss_mask[1] == 1 && positions[0] == 0 && positions[1] == 0);
+    CHECK(bounds[0] == 0 && bounds[1] == 1 && bounds[2] == 2 && longest[0] == 1);
+    CHECK(tokens[2] == 7 && tokens[3] == 8 && labels[3] == 9 && bounds[3] == 0 && bounds[4] == 2 && longest[1] == 2);
+    CHECK(binidx_read_samples(&o, served, &mapping, &g, scratch, 2, BINIDX_PORTABLE) == 3 && mapping.num_bytes == 12);
+    g.text = text;
+    CHECK(binidx_read_samples(&o, served, &mapping, &g, scratch, 3, BINIDX_PORTABLE) == 3);
+    CHECK(text[0] == 9 && text[1] == 4 && text[2] == 5 && text[3] == 7 && text[4] == 8 && text[5] == 9);
+    lengths[1] = 1; /* sample 1 reads 9 and no more than its extra token of the other */
+    rows[4] = 1, rows[5] = 0;
+    g.text = NULL;
+    CHECK(binidx_read_samples(&o, served, &mapping, &g, scratch, 3, BINIDX_PORTABLE) == 3);
+    CHECK(bounds[0] == 0 && bounds[1] == 2 && bounds[2] == 2 && longest[0] == 2); /* and the pad is the first's */
+    served[0] = 2;
+    CHECK(binidx_read_samples(&o, served, &mapping, &g, scratch, 3, BINIDX_PORTABLE) == BINIDX_BAD_DOCUMENT);
+    free(map), free(lengths), free(rows), free(documents), free(pointers), free(spans), free(shuffled), free(ranges);
+    free(scratch);
+}
+
 int main(void) {
     test_check_index();
     test_mt19937_is_the_standard_one();
@@ -264,6 +303,7 @@ int main(void) {
     test_bad_documents_lengths_and_tokens_are_codes();
     test_blends_by_hand();
     test_ranges_of_blocks_by_hand();
+    test_a_batch_by_hand();
     if (failures) fprintf(stderr, "%d checks failed\n", failures);
     return failures ? 1 : 0;
 }

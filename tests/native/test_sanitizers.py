@@ -31,6 +31,8 @@ def test_the_c_core_holds() -> None:
         ("sample_index.c", "stop < end ? stop : end", "stop > end ? stop : end", "heap-buffer-overflow"),
         ("sample_rows.h", "if (c->row < c->stop) return;", "", ""),
         ("document_sample.c", "x[targets[k]] = x[i];", "", ""),
+        ("locate.c", "count > length - first", "count > length", "checks failed"),
+        ("gather.c", "piece_tokens(g, last) == 1) last--;", "piece_tokens(g, last) == 0) last--;", "checks failed"),
         ("unaligned.h", "(const char *)base + 4 * i", "(const char *)base + 5 * i", ""),
         ("shuffle_targets.c", "made + GROUP <= room", "made < room", "AddressSanitizer"),
         ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
