@@ -119,12 +119,13 @@ def wrong_length(uri: str, where: Range, found: int) -> ShortReadError:
 
 def out_of_time(uri: str, where: str, history: History, seconds: float) -> StorageError:
     """The error of a read whose deadline passed while this range had no answer."""
-    told = str(history) if history.failures else "no answer came"
+    last = history.failures[-1][1] if history.failures else None
+    told = f"{history}, the last of {filesystem.text(last)}" if last else "no answer came"
     error = StorageError(
         f"{uri}: {where} not done within {seconds:.0f} s; {told}; "
         f"deadline_seconds of storage_options['binidx'] allows more"
     )
-    error.__cause__ = history.failures[-1][1] if history.failures else None
+    error.__cause__ = last
     return error
 
 
