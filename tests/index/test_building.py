@@ -189,3 +189,16 @@ def test_any_store_that_refuses_costs_a_warning(caplog: pytest.LogCaptureFixture
     np.testing.assert_array_equal(cached("s3://no-such-bucket-of-ours/cache"), ARRAY)
     assert "index not cached" in caplog.text
     assert not fsspec.filesystem("memory").exists("/no-such-bucket-of-ours")
+
+
+def test_an_array_that_has_room_beside_one_that_has_none(little_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def build(building: Building) -> None:
+        with building.array("a", (150_000,), np.int32) as one, building.array("b", (150_000,), np.int32) as other:
+            one[:], other[:] = 1, 2
+
+    cache = IndexCache(str(little_disk), "0f-Kind-train")
+    arrays = cache.load_or_build("described", {}, ["a", "b"], build)
+    assert {name: array.sum() for name, array in arrays.items()} == {"a": 150_000, "b": 300_000}
+    assert "No space left on device" in caplog.text
+    assert "binidx.json" not in files(little_disk)
+    assert not [name for name in files(little_disk) if name.endswith(".tmp")]

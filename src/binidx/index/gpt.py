@@ -32,15 +32,15 @@ def build_gpt_index(
     """document_index, sample_index and shuffle_index; see the functions that build each.
 
     Memory: with n = len(documents) * plan.num_epochs and s = plan.num_samples, the anonymous memory of a build for a
-    local disk is at most
+    local disk is at most 2 MiB a thread and the larger of
 
-        8 n bytes           while n <= 2**27, of records (4 n of them at most are not yet in a file)
-        4 n bytes           above, of the document index; after it 4 s of the shuffle index if that is over 1 GiB
+        8 n bytes of records while n <= 2**27, above it 4 n of the document index, and
+        4 s bytes of the shuffle index, where these are over 1 GiB (8 s from 2**32 samples on).
 
-    and 1 MiB a thread. The files are page cache: 4 n + 8 s + 4 s bytes, which the kernel writes out and drops at will.
-    For 10**9 documents of 1,000 tokens in samples of 4,096: 4 GB of memory and 7 GB of files.
+    The files are page cache: 4 n + 8 s + 4 s bytes, which the kernel writes out and drops at will. For 10**9 documents
+    of 1,000 tokens in samples of 4,096: 4 GB of memory and 7 GB of files.
 
-    Cost: 6 ns a document, and 10 of new memory and file pages.
+    Cost: 6 ns a document, and as much again for the first touch of its memory and file pages.
 
     Source: Megatron Core, GPTDataset._build_document_sample_shuffle_indices, which goes by 27 n bytes of memory.
     """
@@ -60,6 +60,7 @@ def build_gpt_index(
             out=(document_index, sample_index),
             threads=threads,
         )
+    del document_index, sample_index  # they are files by now, and what they were filled in goes
     size = plan.num_samples
     dtype: Any = shuffle_dtype(size)
     with building.array("shuffle_index", (size,), dtype, in_order=False) as shuffle_index:
