@@ -178,6 +178,19 @@ def test_a_deadline_ends_the_read_and_frees_its_places(impatient: Scheduler) -> 
     assert impatient.run(Store().read(1)) == [answer(1, 11)]
 
 
+def test_a_long_read_is_not_waited_for_where_nothing_comes(impatient: Scheduler) -> None:
+    """Its 400 MB would be given 400 s, if they came."""
+    store = Store(0.05)
+    store.script = [0.05] * 20 + [99.0] * 80
+    ranges = [(start, start + 10) for start in range(99)] + [(1000, 400_000_000)]
+    read = PendingRead("x://b/k", store.fetch, ranges, deadline_seconds=0.5, hedge=False)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"^x://b/k: range 20-30 not done within 1 s"):
+        impatient.run(read)
+    assert 0.7 < time.monotonic() - began < 5
+    assert read.unanswered == 80
+
+
 def test_a_cancelled_scope_ends_the_read_and_frees_its_places(impatient: Scheduler) -> None:
     store = Store(9.0)
     with cancellable() as scope:

@@ -44,7 +44,8 @@ class PendingRead:
         self.ranges = ranges
         self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # the first place that was not asked yet; how many have no answer
-        self.seconds = deadline_seconds + sum(stop - start for start, stop in ranges) / SLOWEST
+        self.seconds = deadline_seconds
+        self.began = self.answered_at = 0.0  # by the loop's clock: when its first request was sent, its last answered
         self.hedge = hedge
         self.sent = self.retries = self.hedges = 0
         self.troubles: dict[int, Trouble] = {}
@@ -63,6 +64,14 @@ class PendingRead:
     def where(self, place: int) -> str:
         """Of a request, for people."""
         return "opening" if self.opening else "range {}-{}".format(*self.ranges[place])
+
+    def due(self, bytes_in_flight: int) -> float:
+        """When it is given up, by the loop's clock: after its deadline, and what its bytes need on the slowest link.
+
+        A long read ends sooner if nothing comes: as late after its last answer as what is in flight would need.
+        """
+        in_all = sum(stop - start for start, stop in self.ranges)
+        return self.seconds + min(self.began + in_all / SLOWEST, self.answered_at + bytes_in_flight / SLOWEST)
 
     def end(self, error: BaseException | None = None) -> None:
         with suppress(InvalidStateError):

@@ -107,6 +107,7 @@ class Scheduler:
         self._running[task] = read, place, self.loop.time()
         read.sent += 1
         if read.timer is None:
+            read.began = read.answered_at = self.loop.time()
             read.timer = self.loop.call_later(read.seconds, self._expire, read)
         if not self._watching:
             self._watch_again()
@@ -136,7 +137,8 @@ class Scheduler:
         if error is not None:
             self._failed(read, place, sent, error)
         else:
-            self.lateness.note(read.store, read.size(place), self.loop.time() - sent)
+            read.answered_at = self.loop.time()
+            self.lateness.note(read.store, read.size(place), read.answered_at - sent)
             self._answered(read, place, answer)
 
     def _answered(self, read: PendingRead, place: int, answer: Any) -> None:
@@ -163,9 +165,13 @@ class Scheduler:
         self._pump()
 
     def _expire(self, read: PendingRead) -> None:
+        now, due = self.loop.time(), read.due(self._bytes_in_flight())
+        if now < due:
+            read.timer = self.loop.call_later(due - now, self._expire, read)
+            return
         place = next(iter(read.troubles), None) or read.answers.index(None)
         history = read.troubles[place].history if place in read.troubles else History(time.monotonic())
-        self._drop(read, out_of_time(read.uri, read.where(place), history, read.seconds))
+        self._drop(read, out_of_time(read.uri, read.where(place), history, now - read.began))
 
     def _drop(self, read: PendingRead, error: BaseException) -> None:
         read.end(error)
@@ -189,9 +195,12 @@ class Scheduler:
             self._judge(self.loop.time())
         self._watch_again()
 
+    def _bytes_in_flight(self) -> int:
+        return sum(read.size(place) for read, place, _ in self._running.values())
+
     def _judge(self, now: float) -> None:
         oldest = list(self._running.items())
-        in_flight = sum(read.size(place) for read, place, _ in self._running.values())
+        in_flight = self._bytes_in_flight()
         for task, (read, place, sent) in oldest:
             age = now - sent
             if age < self.lateness.FLOOR:
