@@ -1,8 +1,8 @@
 """Time of a GPT sample of 4,096 tokens from a local file in the page cache: alone, in a micro-batch, and in parts.
 
 Times are of one core. A sample alone is Megatron's `__getitem__`; its collate is counted where it says so. The limit is
-to write the outputs: 112 KiB of int64 tokens, labels and positions and float loss mask; 128 with bounds; 16
-of int32 tokens alone. Of a micro-batch, Python and three system calls take about 15 us, whatever its length.
+to write the outputs: 112 KiB of int64 tokens, labels and positions and float loss mask, 128 with bounds of documents,
+16 of int32 tokens alone. Of a micro-batch, Python and three system calls take about 15 us, whatever its length.
 """
 
 from __future__ import annotations
