@@ -22,6 +22,7 @@ BENCHES = (
     "blend",
     "document_sample",
     "prefixes",
+    "order",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
 ON_REQUEST = ("peers", "sweep", "billion", "large")

@@ -1,0 +1,154 @@
+"""Who saw what: orders exported and traced, packed orders at any position, and a baked run from S3.
+
+The other column is the goal. Limits: an export without documents is parquet's encoding of 24 bytes a sample; with them,
+parquet again, of some 100 bytes, and six cache misses. A packed position costs the permutations of the groups before
+it, 81 of 8,192 for a whole Gemstones worker. A baked micro-batch is one request: micro-batch / round trip samples/s for
+each request in flight.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from binidx.tools.seaweed import s3_server
+from servers.latency_proxy import latency_proxy
+
+from binidx.dataset.baked import BakedDataset
+from binidx.format.convert import convert_dataset
+from binidx.format.idx import format_header
+from binidx.index.packed_order import AtEnd, PackedSet
+from binidx.loader.readings import ReadingOrder
+from binidx.loader.schedule import BatchSchedule
+from binidx.loader.torch import build_pretraining_data_loader
+from binidx.order import PackedRunOrder, RunOrder, bake, plan_bake
+from binidx.order.export import export, plan_by_rank
+from tests.bench.corpus import open_ours, write_corpus
+from tests.bench.table import Row, seconds
+
+GOAL = "the goal"
+UNBAKED = "the run unbaked"
+NUM_DOCUMENTS = 3_000_000
+DELAY_MS = 30
+CORPUS_BYTES = 256 << 20
+BATCH = 8
+NUM_BATCHES = 60
+ROUNDS = 3
+
+
+def rows(directory: Path) -> list[Row]:
+    """Everything but the tokens first."""
+    return [*order_rows(directory), *packed_rows(), *baked_rows(directory)]
+
+
+def order_rows(directory: Path) -> list[Row]:
+    """Of a run of some 700,000 samples of 4,096 tokens, in CPU time of one core."""
+    order = order_of(open_ours(write_index(directory / "sparse"), f"{directory}/cache"), ranks=8)
+    steps, count = range(order.num_steps() or 0), len(order.dataset)
+
+    def written(docs: bool) -> Callable[[], object]:
+        names = iter(range(99))
+        return lambda: export(order, f"{directory}/{docs}{next(names)}", plan_by_rank(8, steps), docs=docs)
+
+    bare, full = (median_cpu(written(docs)) for docs in (False, True))
+    traced = median_cpu(lambda: [order.trace(range(step, step + 1)) for step in range(0, 1000, 50)]) / 20
+    return [
+        Row("order exported, without documents", count / bare / 1e6, 5, "M samples/s", True, "one core", GOAL),
+        Row("order exported, with documents and spans", count / full / 1e6, 5, "M samples/s", True, "one core", GOAL),
+        Row("a step of 512 samples traced, warm", traced * 1e3, 20, "ms", False, "indices mapped", GOAL),
+    ]
+
+
+def packed_rows() -> list[Row]:
+    """The numbers of the Gemstones: 256 workers, 82,998 steps of 8 blocks each."""
+
+    def fresh() -> PackedRunOrder:
+        files = PackedSet(256 * 4 * 82, 2048, 4, 1337, at_end=AtEnd.repeat)
+        return PackedRunOrder([files], ["gemstones"], num_ranks=256, micro_batch_size=8)
+
+    def whole() -> None:
+        order = fresh()
+        for rank in range(0, 256, 16):
+            order.rows(range(82_998), rank)
+
+    far = median_cpu(lambda: fresh().rows(range(82_000, 82_001), 17))
+    return [
+        Row(
+            "packed order, 256 workers x 82,998 steps", 16 * median_cpu(whole), 60, "s", False, "16 workers x 16", GOAL
+        ),
+        Row("any position of it opened", far * 1e3, 10, "ms", False, "80 permutations before it", GOAL),
+    ]
+
+
+def baked_rows(directory: Path) -> list[Row]:
+    """Cold, one process, the loader's defaults on both sides."""
+    prefix = write_corpus(directory / "en", CORPUS_BYTES)
+    with s3_server(directory / "server") as server, server.in_environment():
+        bucket = server.make_bucket("bench")
+        convert_dataset(prefix, f"{bucket}/en", verify="size")
+        order = order_of(open_ours(f"{bucket}/en", f"{directory}/ours"), ranks=1)
+        bake(order, f"{bucket}/baked", plan_bake(order, range(NUM_BATCHES * BATCH // 64 + 8)))
+        with latency_proxy(server.endpoint, delay_ms=DELAY_MS) as proxy, proxy.in_environment():
+            plain = open_ours(f"{bucket}/en", f"{directory}/plain")
+            runs = []
+            for _ in range(ROUNDS):
+                baked = BakedDataset(f"{bucket}/baked", replace(order.dataset.config))
+                runs.append((measure(proxy, baked), measure(proxy, plain)))
+    ours, theirs = (
+        [statistics.median(column) for column in zip(*side, strict=True)] for side in zip(*runs, strict=True)
+    )
+    work = f"baked, from S3 {DELAY_MS} ms away"
+    return [
+        Row(f"{work}, no look-ahead", ours[0], theirs[0], "samples/s", True, "one round trip a micro-batch", UNBAKED),
+        Row(f"{work}, look-ahead", ours[1], theirs[1], "samples/s", True, "", UNBAKED),
+        Row(f"{work}, requests", ours[2], theirs[2], "a sample", False, "", UNBAKED),
+        Row(f"{work}, bytes moved per byte used", ours[3], theirs[3], "", False, "", UNBAKED),
+    ]
+
+
+def measure(proxy: Any, dataset: Any) -> tuple[float, float, float, float]:
+    """Samples/s without and with look-ahead, requests a sample, bytes moved per byte used."""
+    count, before = NUM_BATCHES * BATCH, proxy.counts()
+    slow = seconds(lambda: take(dataset, 0))
+    moved = proxy.counts() - before
+    quick = seconds(lambda: take(dataset, None))
+    return count / slow, count / quick, moved.requests / count, moved.bytes / count / (4097 * 2)
+
+
+def take(dataset: Any, look_ahead: int | None) -> None:
+    loader = build_pretraining_data_loader(dataset, 0, BATCH, look_ahead=look_ahead)
+    assert loader is not None
+    for _, _ in zip(range(NUM_BATCHES), loader, strict=False):
+        pass
+
+
+def order_of(dataset: Any, ranks: int) -> RunOrder:
+    return RunOrder(dataset, ReadingOrder(BatchSchedule(64 * ranks, 8, ranks), len(dataset)))
+
+
+def write_index(prefix: Path) -> str:
+    """A dataset whose tokens are a hole: orders do not read them."""
+    lengths = np.maximum(1, np.random.default_rng(0).lognormal(6.4, 1.0, NUM_DOCUMENTS)).astype(np.int32)
+    pointers = (np.cumsum(lengths, dtype=np.int64) - lengths) * 2
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(format_header(np.uint16, NUM_DOCUMENTS, NUM_DOCUMENTS + 1))
+        for array in (lengths, pointers, np.arange(NUM_DOCUMENTS + 1)):
+            array.tofile(file)
+    with open(f"{prefix}.bin", "wb") as file:
+        file.truncate(int(lengths.sum(dtype=np.int64)) * 2)
+    return str(prefix)
+
+
+def medians(laps: Sequence[tuple[float, ...]]) -> list[float]:
+    """Of each column."""
+    return [statistics.median(column) for column in zip(*laps, strict=True)]
+
+
+def median_cpu(run: Callable[[], object]) -> float:
+    """CPU seconds of the process."""
+    return statistics.median(seconds(run, time.process_time) for _ in range(ROUNDS))
