@@ -14,7 +14,6 @@ part of every run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import subprocess
@@ -29,10 +28,11 @@ from binidx.tools.seaweed import LAUNCH, S3Server, answers, free_ports, s3_clien
 SECONDS_TO_START = 120.0
 
 CONFIGURATION = """
+# The map as a file, so that clients know the cluster's fsid before they ask: else some are refused, "wrong fsid".
 [global]
 fsid = {fsid}
 mon host = [v1:127.0.0.1:{mon}/0]
-mon initial members = a
+monmap = {directory}/monmap
 auth cluster required = none
 auth service required = none
 auth client required = none
@@ -152,9 +152,6 @@ class Cluster:
             process.kill()
             process.wait()
 
-    def status(self) -> str:
-        return json.dumps(json.loads(self.run("ceph", "--connect-timeout=5", "status", "--format=json")), indent=1)
-
 
 def wait_for(server: S3Server, cluster: Cluster) -> None:
     deadline = time.monotonic() + SECONDS_TO_START
@@ -162,7 +159,9 @@ def wait_for(server: S3Server, cluster: Cluster) -> None:
     try:
         while not answers(client):
             if time.monotonic() > deadline or any(each.poll() is not None for each in cluster.running):
-                raise RuntimeError(f"radosgw does not answer at {server.endpoint}; {cluster.status()}")
+                raise RuntimeError(
+                    f"radosgw does not answer at {server.endpoint}; {cluster.run('ceph', '--connect-timeout=5', 'status')}"
+                )
             time.sleep(0.2)
     finally:
         client.close()
