@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from binidx.storage import filesystem
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
+from binidx.storage.ranges import Range
 from binidx.storage.retries import PASSING, complete, wrong_length, wrong_place
 
 log = logging.getLogger(__name__)
@@ -136,22 +137,26 @@ async def ask(uri: str, address: Address, start: int, stop: int) -> bytes | int:
     """
     headers = {**address.headers, "Range": f"bytes={start}-{stop - 1}"}
     async with address.session.get(address.url, headers=headers, **address.options) as response:
-        if response.status == 206 or (response.status == 200 and start == 0):
-            length = response.content_length
-            place = response.headers.get("Content-Range", "")
-            if length != stop - start and length is not None:
-                response.close()
-                raise wrong_length(uri, (start, stop), length)
-            if place and not place.startswith(f"bytes {start}-{stop - 1}/"):
-                response.close()
-                raise wrong_place(uri, (start, stop), place)
+        if response.status in (200, 206):
+            _check_head(uri, (start, stop), response)
             return complete(uri, (start, stop), await response.read())
-        if response.status == 200:
-            response.close()
-            raise wrong_length(uri, (start, stop), response.content_length or 0)
         if response.status in PASSING:
             raise HTTPStatusError(response.status, _said(await response.text(errors="replace")) or response.reason)
         return int(response.status)
+
+
+def _check_head(uri: str, where: Range, response: Any) -> None:
+    """Before its body is waited for: a server that does not heed ranges sends all of the object."""
+    start, stop = where
+    whole = response.status == 200 and start > 0
+    asked = f"bytes {start}-{stop - 1}/"
+    place = response.headers.get("Content-Range", asked)
+    if whole or response.content_length not in (None, stop - start):
+        response.close()
+        raise wrong_length(uri, where, response.content_length or 0)
+    if not place.startswith(asked):
+        response.close()
+        raise wrong_place(uri, where, place)
 
 
 AddressOf = Callable[[Any, Opened], Awaitable[Address]]
