@@ -1,8 +1,7 @@
 """Sequences and documents -> one `.bin`/`.idx` pair, in a memory that does not grow with them.
 
     tokens ──────────────► .bin      (unseen until finalize; compressed if it is called .bin.zst)
-    lengths, modes ──┐
-    document bounds ─┴───► spools ─► .idx      in blocks; the pointers are a running sum
+    lengths, modes, bounds ─► .idx      `index_columns`
 
 Both files are written whole, unseen, before anything that stands is touched. Then, at once: the old `.idx` goes, and a
 `.bin.zst` or `.bin.xxh3` of old; the `.bin` appears, its checksums if asked, the new `.idx`. So nobody reads new tokens
@@ -25,9 +24,9 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import ConfigError, FormatError
 from binidx.format.bin_object import prefix_of
 from binidx.format.bin_writer import BinWriter
-from binidx.format.idx import DType, SequenceIndex, format_header, get_idx_path, stored
+from binidx.format.idx import DType, SequenceIndex, get_idx_path
+from binidx.format.index_columns import IndexColumns
 from binidx.format.pair import open_pair
-from binidx.format.spool import SpooledColumn
 from binidx.format.tokens import as_tokens
 from binidx.storage.publish import create_object
 from binidx.storage.transfer import stream
@@ -73,14 +72,12 @@ class IndexedDatasetBuilder:
         self.dtype = DType.dtype_from_code(DType.code_from_dtype(dtype))  # a type without a code fails here
         self.multimodal = multimodal
         self._options = storage_options
-        self._lengths, self._modes, self._bounds = SpooledColumn("i4"), SpooledColumn("i1"), SpooledColumn("i8")
-        self._bounds.extend([0])
-        self._last_bound = 0
+        self._columns = IndexColumns(self.dtype, multimodal)
         self._pid = os.getpid()
         self._failure: str | None = None
         self._bin = BinWriter(self.bin_path, storage_options, level=compression_level, checksums=checksums)
         # Also when the builder is forgotten: the half-written object and the spools must not stay.
-        self._release = weakref.finalize(self, _abandon, self._bin, [self._lengths, self._modes, self._bounds])
+        self._release = weakref.finalize(self, _abandon, self._bin, self._columns)
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
         """Append one sequence to the open document; `end_document` closes it.
@@ -111,8 +108,7 @@ class IndexedDatasetBuilder:
         """Close the document: what was added since the last bound. Nothing added is an empty document."""
         self._check_open()
         with self._closed_on_failure():
-            self._last_bound = len(self._lengths)
-            self._bounds.extend([self._last_bound])
+            self._columns.end_document()
 
     def add_index(self, path_prefix: str | os.PathLike[str]) -> None:
         """Append a whole dataset, in blocks. Bytes of its `.bin` past its last sequence stay behind.
@@ -143,7 +139,7 @@ class IndexedDatasetBuilder:
         """
         self._check_open()
         path = os.fspath(idx_path)
-        left = len(self._lengths) - self._last_bound
+        left = self._columns.num_open
         if left:
             raise FormatError(f"{path}: {left} sequences after the last document bound; call end_document()")
         self._bin.goes.extend({path, get_idx_path(prefix_of(self.bin_path))})
@@ -151,7 +147,7 @@ class IndexedDatasetBuilder:
             self._closed_on_failure(),
             create_object(path, self._options, before_publish=self._bin.publish) as writer,
         ):
-            for piece in self._format_index():
+            for piece in self._columns.format():
                 writer.write(piece)
         self.close()
 
@@ -174,18 +170,16 @@ class IndexedDatasetBuilder:
             self._check_modes(lengths, modes)
         with self._closed_on_failure():
             self._bin.write(tokens.view(np.uint8).data)
-            self._lengths.extend(lengths)
+            self._columns.lengths.extend(lengths)
             if self.multimodal:
-                self._modes.extend([0] * len(lengths) if modes is None else modes)
+                self._columns.modes.extend([0] * len(lengths) if modes is None else modes)
 
     def _extend(self, index: SequenceIndex) -> None:
-        before = len(self._lengths)
-        self._lengths.extend(index.sequence_lengths)
+        before = len(self._columns.lengths)
+        self._columns.lengths.extend(index.sequence_lengths)
         if index.sequence_modes is not None:
-            self._modes.extend(index.sequence_modes)
-        self._bounds.extend(index.document_indices[1:], plus=before)
-        if len(index.document_indices) > 1:
-            self._last_bound = len(self._lengths)
+            self._columns.modes.extend(index.sequence_modes)
+        self._columns.add_bounds(index.document_indices[1:], plus=before)
 
     @contextlib.contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
@@ -222,24 +216,7 @@ class IndexedDatasetBuilder:
         if not self.multimodal and any(modes):
             raise ConfigError(f"{self.bin_path}: modes given, keeping them needs multimodal=True")
 
-    def _format_index(self) -> Iterator[bytes]:
-        yield format_header(self.dtype, len(self._lengths), len(self._bounds))
-        yield from (block.tobytes() for block in self._lengths.blocks())
-        yield from (block.tobytes() for block in _pointers(self._lengths.blocks(), np.dtype(self.dtype).itemsize))
-        yield from (block.tobytes() for block in self._bounds.blocks())
-        yield from (block.tobytes() for block in self._modes.blocks())
 
-
-def _pointers(lengths: Iterator[NDArray[np.int32]], item_bytes: int) -> Iterator[NDArray[np.int64]]:
-    """The first byte of each sequence, block by block."""
-    start = 0
-    for block in lengths:
-        ends = np.cumsum(block, dtype=np.int64)
-        yield ((start + ends - block) * item_bytes).astype(stored(np.int64))
-        start += int(ends[-1])
-
-
-def _abandon(unfinished: BinWriter, columns: list[SpooledColumn]) -> None:
-    for column in columns:
-        column.close()
+def _abandon(unfinished: BinWriter, columns: IndexColumns) -> None:
+    columns.close()
     unfinished.abandon()
