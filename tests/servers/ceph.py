@@ -159,9 +159,8 @@ def wait_for(server: S3Server, cluster: Cluster) -> None:
     try:
         while not answers(client):
             if time.monotonic() > deadline or any(each.poll() is not None for each in cluster.running):
-                raise RuntimeError(
-                    f"radosgw does not answer at {server.endpoint}; {cluster.run('ceph', '--connect-timeout=5', 'status')}"
-                )
+                status = cluster.run("ceph", "--connect-timeout=5", "status")
+                raise RuntimeError(f"radosgw does not answer at {server.endpoint}; {status}")
             time.sleep(0.2)
     finally:
         client.close()
