@@ -114,7 +114,7 @@ def test_the_first_of_two_answers_wins_and_the_other_is_dropped(impatient: Sched
     read = store.read(1)
     began = time.monotonic()
     assert impatient.run(read) == [answer(1, 11)]
-    assert 0.2 < time.monotonic() - began < 2
+    assert 0.2 < time.monotonic() - began < 5
     assert (read.sent, read.hedges) == (2, 1)
     assert eventually(lambda: store.dropped == 1)
 
@@ -187,7 +187,7 @@ def test_a_long_read_is_not_waited_for_where_nothing_comes(impatient: Scheduler)
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"^x://b/k: range 20-30 not done within 1 s"):
         impatient.run(read)
-    assert 0.7 < time.monotonic() - began < 5
+    assert 0.7 < time.monotonic() - began < 20
     assert read.unanswered == 80
 
 
