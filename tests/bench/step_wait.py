@@ -70,7 +70,7 @@ def fast_rows(directory: Path, uri: str) -> list[Row]:
 
 def memory_row(directory: Path, uri: str) -> Row:
     rested = train(directory, uri, None, RESTING)
-    note = "growth of the resident peak after the first batch, all read that a trainer without rest has asked ahead"
+    note = "growth of resident memory after the first batch, all read that a trainer without rest has asked ahead"
     return Row("memory of look-ahead", rested["grown"] / 2**20, BUDGET_BYTES / 2**20, "MiB", False, note, "its budget")
 
 

@@ -172,8 +172,7 @@ class Reading:
         on_the_way = sum(not each.is_here for each in self._groups)
         self._window.serve(waiting=not group.is_here and on_the_way <= GROUPS_IN_FLIGHT)
         self._fill()
-        for each in self._groups if not group.is_here else ():
-            each.hurry()
+        group.hurry()
         group.wait()
         self._prediction.served(batch)
         try:
@@ -201,16 +200,20 @@ class Reading:
         if self._pace.is_quick:
             return
         room = self._window.batches - sum(group.num_batches for group in self._groups)
-        pause = PAUSE_SECONDS if self._groups and all(group.is_here for group in self._groups) else 0.0
         while room >= (size := min(self._next_size, self._largest_group())):
             batches: list[Batch] = []
             while len(batches) < size and (batch := self._prediction.next()) is not None:
                 batches.append(batch)
             if not batches:
                 return
-            self._groups.append(Group(batches, pause))
+            self._groups.append(Group(batches, self._pause()))
             self._threads.submit(self._groups[-1])
             self._next_size, room = 2 * size, room - size
+
+    def _pause(self) -> float:
+        """Before a group is read: where nothing that is on its way is waited for, or the very first batch is."""
+        calm = all(group.is_here for group in self._groups) or not self._window.is_measured
+        return PAUSE_SECONDS if self._groups and calm else 0.0
 
     def _largest_group(self) -> int:
         if not self._in_groups:
