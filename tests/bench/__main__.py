@@ -1,12 +1,15 @@
-"""The table of figures."""
+"""The table of figures, and each bench's own in bench-results/ as soon as it ends."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
+import time
+import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # tests import their helpers by name
 
@@ -26,6 +29,7 @@ BENCHES = (
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
 ON_REQUEST = ("peers", "sweep", "billion", "large")
+RESULTS = Path("bench-results")
 
 
 def main() -> None:
@@ -40,11 +44,29 @@ def main() -> None:
     arguments = parser.parse_args()
     from tests.bench.table import show
 
-    rows = []
+    rows, failed = [], []
     for name in arguments.benches or BENCHES:
-        with tempfile.TemporaryDirectory() as directory:
-            rows += import_module(f"tests.bench.{name}").rows(Path(directory))
+        began = time.monotonic()
+        try:
+            found = run(name)
+        except Exception:  # the others shall run: it may be the middle of the night
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        rows += found
+        (RESULTS / f"{name}.json").write_text(show(found, as_json=True))
+        print(f"{name}: {time.monotonic() - began:,.0f} s", file=sys.stderr)
     print(show(rows, arguments.json))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def run(name: str) -> list[Any]:
+    """The rows of one bench; what it wrote is gone after it."""
+    RESULTS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        found: list[Any] = import_module(f"tests.bench.{name}").rows(Path(directory))
+    return found
 
 
 if __name__ == "__main__":

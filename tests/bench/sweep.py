@@ -4,7 +4,7 @@ A sample is one range of 16 KiB: 4,096 tokens of int32 in one piece. The limit i
 the reader's CPU binds: a request costs s3fs some 600 us, the fast path 60. The server is one that costs nearly nothing
 (`servers/far_object.c`): a real one on the same cores would draw its own limit instead.
 
-Medians of runs in turns. The picture goes to bench-results/sweep.png, the figures it is drawn from beside it.
+Medians of runs in turns. The picture goes to bench-results/sweep.png, the points it is drawn from beside it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def rows(directory: Path) -> list[Row]:
         file.truncate(OBJECT_BYTES)
     points = [point for latency in LATENCIES_MS for point in points_at(path, latency)]
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "sweep.json").write_text(json.dumps([asdict(point) for point in points], indent=1))
+    (RESULTS / "sweep-points.json").write_text(json.dumps([asdict(point) for point in points], indent=1))
     draw(points, RESULTS / "sweep.png")
     return [row_of(point) for point in points]
 
