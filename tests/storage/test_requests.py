@@ -183,7 +183,7 @@ def test_a_403_is_asked_again_with_a_new_address_once(s3_proxy: tuple[Proxy, str
 
 def test_the_bound_holds_over_objects_and_threads(distant: tuple[Proxy, Open]) -> None:
     proxy, open_it = distant
-    readers = [open_it(concurrency=7) for _ in range(5)]
+    readers = [open_it(concurrency=7, hedge=False) for _ in range(5)]
     proxy.become(delay_ms=20)
     proxy.reset()
     read_many([(reader, RANGES) for reader in readers])
@@ -205,7 +205,8 @@ def test_more_than_a_hundred_are_in_flight_where_more_are_wanted(
     uri = uri or f"{proxy.endpoint}/bucket/data"
     settings = {"fast": fast, "concurrency": 120, "max_gap": 0, "hedge": False}
     reader = FsspecObject(uri, {**options, "binidx": settings})
-    proxy.become(delay_ms=1500)
+    reader.read([(0, 10)])
+    proxy.become(delay_ms=3000)
     proxy.reset()
     reader.read([(start, start + 10) for start in range(0, 120_000, 1000)])
     assert proxy.counts().most_at_once > 100
