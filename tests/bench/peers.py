@@ -46,7 +46,7 @@ WEATHERS: dict[str, dict[str, float]] = {"": {}, ", 90 MB/s a connection": {"meg
 def rows(directory: Path) -> list[Row]:
     """Time to the first batch, samples a second over the first thousand, bytes and requests: each peer, each dtype."""
     if not PEERS_PYTHON.exists():
-        raise RuntimeError("bench of the peers: no environment for them found; needed one that `make bench-peers` makes")
+        raise RuntimeError("peers: no environment for them found; needed the one that `make bench-peers` makes")
     return [row for dtype in DTYPES for row in rows_of(directory / dtype, dtype)]
 
 
