@@ -1,6 +1,8 @@
 """Settings of ours: from the options, the environment, or the defaults, and never seen by fsspec."""
 
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,41 @@ def test_what_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BINIDX_CACHE_BYTES", "many")
     with pytest.raises(ConfigError, match=r"BINIDX_CACHE_BYTES: found 'many'"):
         ReadSettings.of(None)
+
+
+def test_text_means_the_same_in_the_options_as_in_the_environment(tmp_path: Path) -> None:
+    given = {"cache_bytes": "500GB", "concurrency": "32", "deadline_seconds": "7.5", "hedge": "no", "fast": "0"}
+    read = ReadSettings(cache_bytes=500 * 10**9, concurrency=32, deadline_seconds=7.5, hedge=False, fast=False)
+    assert ReadSettings.of({"binidx": given}) == read
+    assert ReadSettings.of({"binidx": {"cache_dir": tmp_path}}) == ReadSettings(cache_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"binidx cache_bytes: found 'many'"):
+        ReadSettings.of({"binidx": {"cache_bytes": "many"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("concurrency", -5),  # nothing would ever be sent
+        ("concurrency", 0),
+        ("deadline_seconds", float("nan")),
+        ("deadline_seconds", -1.0),
+        ("deadline_seconds", None),
+        ("cache_bytes", -1),
+        ("cache_chunk_bytes", 0),
+        ("max_gap", -7),
+        ("max_gap", [8]),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: found .*, needs a number, at least [01]"):
+        ReadSettings.of({"binidx": {name: value}})
+    if isinstance(value, int | float):
+        monkeypatch.setenv(f"BINIDX_{name.upper()}", str(value))
+        with pytest.raises(ConfigError, match=name):
+            ReadSettings.of(None)
+
+
+@pytest.mark.parametrize("ours", ["x", ["fast"], 7])
+def test_what_is_no_table_of_settings_is_refused(ours: Any) -> None:
+    with pytest.raises(ConfigError, match=r"storage_options\['binidx'\]: found .*, needs fast, "):
+        ReadSettings.of({"binidx": ours})

@@ -8,6 +8,7 @@ The key `binidx` of `storage_options` is taken out before fsspec sees them; what
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class ReadSettings:
         max_gap: bytes fetched in vain rather than a second request; 0: not one; None: what a request costs in bytes.
 
     Raises:
-        ConfigError: a setting that is none of these, or a value that cannot be read.
+        ConfigError: a setting that is none of these, or a value that cannot be read, or makes no sense.
     """
 
     fast: bool | None = None
@@ -49,15 +50,28 @@ class ReadSettings:
     concurrency: int | None = None
     max_gap: int | None = None
 
+    def __post_init__(self) -> None:
+        # A bound that nothing fits into, or a time that is none, would be waited for in vain.
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is None and getattr(type(self), name) is None:
+                continue
+            if not isinstance(value, int | float) or not value >= least or math.isnan(value):
+                raise ConfigError(f"{name}: found {value!r}, needs a number, at least {least}")
+
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
-        """Those of the options, else of the environment (BINIDX_FAST=0, ...), else the defaults."""
-        given = dict((storage_options or {}).get(OURS) or {})
-        unknown = sorted(given.keys() - PARSERS.keys())
+        """Those of the options, else of the environment (BINIDX_FAST=0, ...), else the defaults.
+
+        Text means the same in both, so that options may come from a file: {"cache_bytes": "500GB"}.
+        """
+        given = (storage_options or {}).get(OURS) or {}
+        unknown = sorted(given.keys() - PARSERS.keys()) if isinstance(given, Mapping) else [repr(given)]
         if unknown:
             raise ConfigError(f"storage_options['{OURS}']: found {', '.join(unknown)}, needs {', '.join(PARSERS)}")
         found = {name: text for name in PARSERS if (text := os.environ.get(f"BINIDX_{name.upper()}"))}
-        return cls(**{name: _parsed(name, text) for name, text in found.items()} | given)
+        read = {name: _parsed(f"BINIDX_{name.upper()}", name, text) for name, text in found.items()}
+        return cls(**read | {name: _parsed(f"{OURS} {name}", name, value) for name, value in given.items()})
 
 
 def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -79,11 +93,14 @@ def parse_flag(text: str) -> bool:
     ]
 
 
-def _parsed(name: str, text: str) -> Any:
+def _parsed(subject: str, name: str, value: Any) -> Any:
+    """A value as it is, unless it is text or a path."""
+    if not isinstance(value, str | os.PathLike):
+        return value
     try:
-        return PARSERS[name](text)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"BINIDX_{name.upper()}: found {text!r}, which is no value for it") from error
+        return PARSERS[name](os.fspath(value))
+    except (KeyError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{subject}: found {value!r}, which is no value for it") from error
 
 
 PARSERS: dict[str, Callable[[str], Any]] = {
@@ -98,3 +115,12 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "max_gap": parse_bytes,
 }
 """setting -> how its text in the environment is read"""
+
+LEAST: dict[str, float] = {
+    "cache_bytes": 0,
+    "cache_chunk_bytes": 1,
+    "deadline_seconds": 0,
+    "concurrency": 1,
+    "max_gap": 0,
+}
+"""setting that is a number -> the least it may be"""
