@@ -340,7 +340,7 @@ def test_two_threads_that_ask_at_once_both_get_what_they_asked_for() -> None:
 
 def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
     window = Window(None, budget_bytes=1000)
-    assert window.batches == 2
+    assert window.batches == 1
     window.measure(10)
     opened = []
     for step in range(400):

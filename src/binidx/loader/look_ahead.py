@@ -7,8 +7,8 @@
 The sampler is a function of its state, so a copy of it says what comes. Each batch is compared with what is asked for:
 after a restart, or under another sampler, it is read there and then, and looking ahead starts again from it.
 
-Memory: the batches that are read ahead are a *window*. It is 2 at first, 8 when the size of a batch is known, and
-doubles when the trainer had to wait though all of it was being read: up to 128 MiB of samples a process (a loader's
+Memory: the batches that are read ahead are a *window*. It is the first batch, then 8 when the size of one is known,
+and doubles when the trainer had to wait though all of it was being read: up to 128 MiB of samples a process (a loader's
 workers share them), and 2 batches at least. So a trainer that does not wait keeps it small, and so does one that is
 faster than the link; and little is read in vain at the end.
 
@@ -182,6 +182,7 @@ class Reading:
                 self._groups.popleft()
         if not self._window.is_measured:
             self._window.measure(num_bytes(samples))
+            self._next_size = 1  # the second batch is soon asked for, too
         self._pace.took(group.seconds / group.num_batches)
         self._fill()
         return samples
@@ -211,9 +212,8 @@ class Reading:
             self._next_size, room = 2 * size, room - size
 
     def _pause(self) -> float:
-        """Before a group is read: where nothing that is on its way is waited for, or the very first batch is."""
-        calm = all(group.is_here for group in self._groups) or not self._window.is_measured
-        return PAUSE_SECONDS if self._groups and calm else 0.0
+        """Before a group is read: where all is here that was asked for before it."""
+        return PAUSE_SECONDS if self._groups and all(group.is_here for group in self._groups) else 0.0
 
     def _largest_group(self) -> int:
         if not self._in_groups:

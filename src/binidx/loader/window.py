@@ -26,7 +26,7 @@ class Window:
     def __init__(self, fixed: int | None, budget_bytes: int) -> None:
         self.is_fixed, self._budget_bytes, self._most = fixed is not None, budget_bytes, 0
         self._served_since = 0
-        self.batches = fixed or LEAST_WINDOW
+        self.batches = fixed or 1  # the first batch goes first: a second one would share its requests in flight
 
     @property
     def is_measured(self) -> bool:
