@@ -10,7 +10,8 @@ after a restart, or under another sampler, it is read there and then, and lookin
 Memory: the batches that are read ahead are a *window*. It is the first batch, then 8 when the size of one is known,
 and doubles when the trainer had to wait though all of it was being read: up to 128 MiB of samples a process (a loader's
 workers share them), and 2 batches at least. So a trainer that does not wait keeps it small, and so does one that is
-faster than the link; and little is read in vain at the end.
+faster than the link; and little is read in vain at the end. A batch is part of its group's memory: whoever keeps one
+keeps up to 64 samples.
 
 Groups in flight: a micro-batch of 8 samples of 4,096 tokens is about 50 ranges, and 64 requests go at once. Two groups
 keep them busy; the third waits behind them for the moment when one ends; the fourth has arrived and is being laid out.
