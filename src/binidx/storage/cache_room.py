@@ -223,9 +223,12 @@ class Room:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.close(self._descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the end of the interpreter modules may be gone before this object.
+        try:
+            close(self._descriptor)
+        except (OSError, AttributeError):
+            pass
 
 
 def _after_fork() -> None:

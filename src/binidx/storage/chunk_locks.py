@@ -13,7 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from binidx.storage.chunk_cache import runs_of
 
@@ -54,6 +54,9 @@ class ChunkLocks:
                 return
         held.append(run)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.close(self._descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # At the end of the interpreter modules may be gone before this object.
+        try:
+            close(self._descriptor)
+        except (OSError, AttributeError):
+            pass
