@@ -84,6 +84,13 @@ def test_an_export_goes_on_where_it_broke_off(s3: Bucket, tmp_path: Path) -> Non
         export(other, where, parts)
 
 
+def test_the_documents_may_be_left_out(tmp_path: Path) -> None:
+    for seed in range(6):
+        order = order_of(tmp_path / str(seed), seed, 1)
+        steps = range(order.num_steps() or 0)
+        assert order.table(steps, docs=False) == order.table(steps).drop(["docs"])
+
+
 def test_row_groups_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("binidx.order.export.GROUP_ROWS", 7)
     order = order_of(tmp_path, 2, 2)
