@@ -16,6 +16,7 @@ COMMANDS = {
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),
     "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
+    "merge": ("merge", "several datasets into one; the store moves the tokens where it can"),
     "order": ("order", "who reads what: the order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
     "trace": ("trace_step", "what was in a step: samples, documents, text"),

@@ -34,8 +34,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 if __name__ == "__main__":  # python tools/convert.py: a script says itself which package it belongs to (PEP 366)
     __package__ = "binidx.tools"
 
@@ -46,6 +44,7 @@ from binidx.storage.copy_state import PART_BYTES
 from binidx.storage.resumable import SAVE_SECONDS
 from binidx.storage.segment_writer import check_level
 
+from ._bar import Bar
 from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
 
 
@@ -87,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def convert(arguments: argparse.Namespace) -> int:
     """Copy, and say what was done."""
-    with Bar() as bar:
+    with Bar("convert") as bar:
         done = convert_dataset(
             arguments.source,
             arguments.target,
@@ -151,42 +150,6 @@ def describe(done: Conversion) -> str:
         f"  {human_bytes(done.bytes_sent)} sent in {human_seconds(done.seconds)} ({rate}/s)"
         f"{kept if done.parts_kept else ''}; {how}"
     )
-
-
-class Bar:
-    """A Watch that draws a progress bar on stderr when it is a terminal, and says messages there always."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._end()
-
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """A new bar, below the one before."""
-        self._end()
-        # disable=None: no bar unless it is a terminal.
-        self._bar = tqdm(
-            desc=what, total=total_bytes, initial=done_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=None
-        )
-
-    def advance(self, num_bytes: int) -> None:
-        """So much more is done."""
-        if self._bar is not None:
-            self._bar.update(num_bytes)
-
-    def say(self, message: str) -> None:
-        """A line on stderr."""
-        self._end()
-        print(f"binidx convert: {message}", file=sys.stderr)
-
-    def _end(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        self._bar = None
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from oracle import megatron
 
 from binidx.errors import FormatError
+from binidx.format import index_stream
 from binidx.format.idx import DType, format_header, parse_index
 
 DTYPES = [np.dtype(kind.name).type for kind in DType]
@@ -83,6 +84,16 @@ def test_each_broken_rule_has_its_message(name: str) -> None:
     data, message = HOSTILE[name]
     with pytest.raises(FormatError, match=f"^s3://b/en.idx: {message}"):
         parse_index(data, uri="s3://b/en.idx")
+
+
+@pytest.mark.parametrize("block", [1, 2, 1 << 18])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_in_blocks_each_broken_rule_has_the_same_message(name: str, block: int, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(index_stream, "BLOCK", block)
+    data, message = HOSTILE[name]
+    (tmp_path / "en.idx").write_bytes(data)
+    with pytest.raises(FormatError, match=f"en.idx: {message}"):
+        index_stream.IndexStream(str(tmp_path / "en")).check()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@
     GET    /download/.../o/KEY          content, by Range; generation=N answers 404 once the object was replaced
     GET    /storage/v1/b/B/o[/KEY]      metadata, or a list by prefix and delimiter
     DELETE /storage/v1/b/B/o/KEY
+    POST   /storage/v1/b/B/o/KEY/compose    up to 32 objects of the bucket, of these generations
 
 Nobody is asked who he is; gcsfs must be told so (`in_environment`), and not to look for gRPC, before it is imported.
 """
@@ -158,6 +159,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if kind == "upload":
             self.upload(bucket, body)
+        elif name.endswith("/compose") and self.command == "POST":
+            self.compose(bucket, name.removesuffix("/compose"), json.loads(body)["sourceObjects"])
         elif name:
             self.one_object(f"{bucket}/{name}", kind)
         else:
@@ -176,6 +179,15 @@ class Handler(BaseHTTPRequestHandler):
             self.content(found.data)
         else:
             self.send(200, self.server.metadata(key))
+
+    def compose(self, bucket: str, name: str, sources: list[dict[str, str]]) -> None:
+        found = [(self.server.objects.get(f"{bucket}/{each['name']}"), each.get("generation")) for each in sources]
+        if len(sources) > 32:
+            self.send(400, {"error": {"code": 400, "message": "The number of source components exceeds 32"}})
+        elif any(one is None or generation not in (None, str(one.generation)) for one, generation in found):
+            self.send(404, {"error": {"code": 404, "message": "No such object, or generation"}})
+        else:
+            self.stored(f"{bucket}/{name}", b"".join(one.data for one, _ in found if one), None)
 
     def content(self, data: bytes) -> None:
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))

@@ -165,6 +165,17 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceI
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 
+def parse_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.number[Any]], int, int, bool]:
+    """What the first 34 bytes of an `.idx` of `size` bytes say: dtype, sequences, document bounds, whether modes follow.
+
+    Raises:
+        FormatError: the header breaks a rule, or the size is not what it needs.
+    """
+    dtype, num_sequences, num_bounds = _parse_header(header, uri)
+    _check_size(size, num_sequences, num_bounds, False, uri)
+    return dtype, num_sequences, num_bounds, size > text_size(num_sequences, num_bounds)
+
+
 def _parse_header(view: memoryview, uri: str) -> tuple[type[np.number[Any]], int, int]:
     if len(view) < HEADER.size:
         raise FormatError(f"{uri}: {len(view)} bytes, an .idx header needs {HEADER.size}")

@@ -140,7 +140,7 @@ class S3Parts:
     staged: str | None = None
 
     def __init__(self, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
-        self.uri = uri
+        self.uri, self._options = uri, storage_options
         self._fs, path = filesystem.open_filesystem(uri, storage_options)
         bucket, key, _ = self._fs.split_path(path)
         self._object = {"Bucket": bucket, "Key": key}
@@ -157,6 +157,18 @@ class S3Parts:
             # botocore takes bytes and files, no views; this copy is 1 % of what sending costs.
             answer = self._call("upload_part", UploadId=self.token, PartNumber=part, Body=bytes(data))
         return str(answer["ETag"])
+
+    def copy(self, part: int, source: str, where: Range | None, etag: str) -> str:
+        """Let the store copy a part out of another object that has this ETag; None: all of it. The tag it gave."""
+        bucket, key, version = self._fs.split_path(filesystem.open_filesystem(source, self._options)[1])
+        arguments: dict[str, Any] = {
+            "CopySource": {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
+        }
+        arguments.update({"CopySourceIfMatch": etag} if etag else {})
+        arguments.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where else {})
+        with filesystem.storage_errors(source):
+            answer = self._call("upload_part_copy", UploadId=self.token, PartNumber=part, **arguments)
+        return str(answer["CopyPartResult"]["ETag"])
 
     def publish(self, tags: Mapping[int, str]) -> None:
         numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]

@@ -1,0 +1,98 @@
+"""A dataset that is read from end to end: its index in blocks, its tokens as they are stored or plain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from binidx.errors import ConfigError, FormatError, ObjectChangedError
+from binidx.format.convert_source import Source, place_of
+from binidx.format.convert_target import Target
+from binidx.format.index_columns import IndexColumns
+from binidx.format.index_stream import IndexStream
+from binidx.storage.publish import create_object
+
+Options = Mapping[str, Any] | None
+Prefix = str | os.PathLike[str]
+
+
+class Finished:
+    """The dataset under a prefix, and what identified it when it was opened.
+
+    Attributes:
+        source: its objects.
+        index: its `.idx`.
+        bin_bytes: stored bytes of the object that holds its tokens.
+
+    Raises:
+        ObjectNotFoundError: one of the two files is missing.
+        FormatError: the header of its `.idx` breaks a rule.
+    """
+
+    def __init__(self, prefix: Prefix, options: Options = None) -> None:
+        self.prefix = os.fspath(prefix)
+        self.source = Source(self.prefix, options)
+        self._identity = self.source.identity()
+        self.index = IndexStream(self.prefix, options)
+
+    @property
+    def bin_bytes(self) -> int:
+        return int(self._identity["bin"]["size"])
+
+    def check_size(self, plain_bytes: int) -> int:
+        """The bytes that its index covers, known once that was read.
+
+        Raises:
+            FormatError: the `.bin` has fewer.
+        """
+        needed = self.index.num_tokens * self.index.item_bytes
+        if plain_bytes < needed:
+            raise FormatError(
+                f"{self.source.bin_uri}: {plain_bytes} bytes, its .idx needs {needed} "
+                f"({self.index.num_tokens} tokens of {self.index.dtype.__name__})"
+            )
+        return needed
+
+    def check_unchanged(self) -> None:
+        """ObjectChangedError unless both files are still those that were opened.
+
+        Whoever replaces a dataset removes its `.idx` first. So if that is the same before and after, the tokens read in
+        between were its own.
+        """
+        if self.source.identity() != self._identity:
+            raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
+
+
+def free_target(
+    prefix: Prefix, codec: str, sources: Sequence[Finished], options: Options, *, overwrite: bool
+) -> Target:
+    """A place that a dataset may be written to.
+
+    Raises:
+        ConfigError: it is a folder, or one of the sources.
+        ObjectExistsError: something stands there, and nobody said `overwrite`.
+    """
+    name = os.fspath(prefix)
+    if name.endswith("/"):
+        raise ConfigError(f"{name}: a folder, needed a prefix such as {name}en")
+    if any(place_of(name) == place_of(source.prefix) for source in sources):
+        raise ConfigError(f"{name}: is read and written, needed another prefix to write to")
+    target = Target(name, codec, options)
+    if not overwrite:
+        target.check_free(None, ours=False)
+    return target
+
+
+def publish(
+    target: Target, columns: IndexColumns, publish_bin: Callable[[], object], check: Callable[[], object]
+) -> None:
+    """Write the `.idx` unseen; then `check`, show the `.bin` by `publish_bin`, and the `.idx` last."""
+
+    def before() -> None:
+        check()
+        publish_bin()
+
+    with create_object(target.idx_uri, target.options, before_publish=before) as writer:
+        for piece in columns.format():
+            writer.write(piece)

@@ -1,0 +1,41 @@
+"""An .idx in blocks says what the whole one says; what it refuses is in test_idx.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_datasets import build_ours, random_documents
+
+from binidx.format import index_stream
+from binidx.format.index_stream import IndexStream
+from binidx.format.indexed_dataset import IndexedDataset
+
+
+@pytest.fixture(params=[1, 3, 7, 1 << 18])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(index_stream, "BLOCK", request.param)
+    return int(request.param)
+
+
+@pytest.mark.parametrize("multimodal", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_blocks_joined_are_the_index(tmp_path: Path, count: int, multimodal: bool, block: int) -> None:
+    documents = random_documents(np.random.default_rng(count), np.uint16, count)
+    prefix = build_ours(tmp_path / "en", documents, np.uint16, multimodal)
+    whole, stream = IndexedDataset(prefix, multimodal=multimodal).index, IndexStream(prefix)
+    assert stream.check() == whole.num_tokens
+    assert (stream.num_sequences, stream.num_documents) == (len(whole), count)
+    assert np.array_equal(np.concatenate([[], *stream.lengths()]), whole.sequence_lengths)
+    assert np.array_equal(np.concatenate(list(stream.bounds())), whole.document_indices)
+    if multimodal:
+        assert np.array_equal(np.concatenate([np.zeros(0), *stream.modes()]), whole.sequence_modes)
+    for limit in (None, 0, 5):
+        found = [
+            (each.first + n, int(start), int(stop))
+            for each in stream.documents(limit)
+            for n, (start, stop) in enumerate(zip(each.token_bounds()[:-1], each.token_bounds()[1:], strict=True))
+        ]
+        ends = np.cumsum([0, *(len(each.tokens) for each in documents[:limit])]).tolist()
+        assert found == [(n, ends[n], ends[n + 1]) for n in range(len(ends) - 1)]

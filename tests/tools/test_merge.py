@@ -1,0 +1,36 @@
+"""binidx merge: the call, what a person and a program are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from binidx.tools import main
+from converting import build, pair
+
+from binidx.format.convert import convert_dataset
+from binidx.format.convert_source import Way
+
+
+def test_it_merges_and_says_what_it_did(tmp_path: Path, capsys) -> None:
+    sources = [build(tmp_path / name, 100, n) for n, name in enumerate("ab")]
+    assert main(["merge", *sources, "--to", f"{tmp_path}/all"]) == 0
+    out, err = capsys.readouterr()
+    assert f"{tmp_path}/all: 2 datasets\n  20 documents, 20 sequences, 200 tokens\n" in out
+    assert "400 bytes copied by the kernel, 0 bytes through this process" in out
+    assert err == ""
+    assert main(["merge", *sources, "--to", f"{tmp_path}/all"]) == 2
+    assert "holds another dataset, needed a free name; --overwrite replaces it" in capsys.readouterr().err
+    assert main(["merge", *sources, "--to", f"{tmp_path}/all", "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tokens"] == 200
+    assert pair(f"{tmp_path}/all")[0] == b"".join(pair(source)[0] for source in sources)
+
+
+def test_dropped_checksums_and_bad_data_are_said(tmp_path: Path, capsys) -> None:
+    source = build(tmp_path / "en", 100)
+    convert_dataset(source, source, way=Way(checksums=True))
+    assert main(["merge", source, "--to", f"{tmp_path}/all"]) == 0
+    assert f"not carried along; binidx convert {tmp_path}/all {tmp_path}/all --checksums" in capsys.readouterr().out
+    Path(f"{source}.idx").write_bytes(b"nonsense")
+    assert main(["merge", source, "--to", f"{tmp_path}/other"]) == 1
+    assert "binidx merge: " in capsys.readouterr().err

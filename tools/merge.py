@@ -1,0 +1,88 @@
+"""Merge datasets of one dtype into one: their documents, in the order in which they are named.
+
+Only the index is rewritten, in a few MB of memory however many documents there are. The tokens are moved by the store
+itself from S3 to S3 and within a bucket of GCS, and by the kernel from disk to disk (copy_file_range, which shares the
+blocks where the file system can); anything else passes through this machine. Nothing stands under the target's name
+before it is whole: the .idx comes last. After a break, the same command begins again.
+
+Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed or none.
+Checksums (.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
+
+exit status: 0 merged, 1 the data is bad, 2 the call is
+
+example:
+  binidx merge data/part-0 data/part-1 data/part-2 --to data/en
+  binidx merge s3://corpus/en s3://corpus/code --to s3://corpus/all
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+if __name__ == "__main__":  # python tools/merge.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.prepare.merge import Merged, merge_datasets
+
+from ._bar import Bar
+from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run("merge", lambda: merge(arguments), after_interrupt="interrupted; nothing was written")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("merge", __doc__)
+    options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
+    options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
+    options.add_argument("--overwrite", action="store_true", help="replace a dataset that stands there")
+    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
+    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
+    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    return options
+
+
+def merge(arguments: argparse.Namespace) -> int:
+    """Merge, and say what was done."""
+    with Bar("merge") as bar:
+        done = merge_datasets(
+            arguments.sources,
+            arguments.to,
+            overwrite=arguments.overwrite,
+            source_options=arguments.source_options,
+            target_options=arguments.target_options,
+            watch=bar,
+        )
+    print(json.dumps(done.to_json()) if arguments.json else describe(done))
+    return 0
+
+
+HOW = {
+    "server": "moved by the store",
+    "copy_file_range": "copied by the kernel",
+    "stream": "streamed through this machine",
+}
+
+
+def describe(done: Merged) -> str:
+    """What was done, for people."""
+    lines = [
+        f"{done.target}: {done.num_sources} datasets",
+        f"  {done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens",
+        f"  {human_bytes(done.bin_bytes)} {HOW[done.how]}, {human_bytes(done.moved_bytes)} through this process",
+        f"  {human_seconds(done.seconds)}",
+    ]
+    if done.dropped_sums:
+        lines += [f"  checksums were not carried along; binidx convert {done.target} {done.target} --checksums"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
