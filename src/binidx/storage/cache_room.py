@@ -225,7 +225,7 @@ class Room:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # At the end of the interpreter modules may be gone before this object.
-        try:
+        try:  # noqa: SIM105
             close(self._descriptor)
         except (OSError, AttributeError):
             pass

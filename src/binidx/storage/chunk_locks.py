@@ -56,7 +56,7 @@ class ChunkLocks:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # At the end of the interpreter modules may be gone before this object.
-        try:
+        try:  # noqa: SIM105
             close(self._descriptor)
         except (OSError, AttributeError):
             pass
