@@ -27,7 +27,7 @@ def test_the_c_core_holds() -> None:
     ("file", "right", "wrong", "message"),
     [
         ("blend_index.c", "behind > most", "behind >= most", "checks failed"),
-        ("sample_rows.h", "c->last < end && c->row < c->stop", "c->last < end", "heap-buffer-overflow"),
+        ("sample_rows.h", "c->away < 0 && c->row < c->stop", "c->away < 0", "heap-buffer-overflow"),
         ("sample_index.c", "stop < end ? stop : end", "stop > end ? stop : end", "heap-buffer-overflow"),
         ("sample_rows.h", "if (c->row < c->stop) return;", "", ""),
         ("document_sample.c", "x[targets[k]] = x[i];", "", ""),
