@@ -19,6 +19,7 @@ from servers.http_objects import http_objects
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem, publish
 from binidx.storage.backends import open_object
+from binidx.storage.driver_options import CONCURRENCY_WITHOUT_DRIVER
 from binidx.storage.publish import create_object, delete_object, join_uri, object_exists, object_identity, put_if_absent
 
 # Of aiohttp, about the bytes that gcsfs gives it.
@@ -147,7 +148,8 @@ def test_existence_never_comes_from_a_stale_listing(s3: Bucket) -> None:
     base, caching = s3.fresh(), {"use_listings_cache": True}
     uri = join_uri(base, "x")
     put_if_absent(join_uri(base, "neighbour"), b"")
-    fs, path = filesystem.open_filesystem(base, caching)
+    # The one that is asked: as it is opened to be read.
+    fs, path = filesystem.open_filesystem(base, caching, reading=CONCURRENCY_WITHOUT_DRIVER)
     for call in (f"put_if_absent({uri!r}, b'x')", f"delete_object({uri!r})", f"put_if_absent({uri!r}, b'y')"):
         fs.ls(path)
         subprocess.run([sys.executable, "-c", f"from binidx.storage.publish import *; {call}"], check=True)

@@ -15,10 +15,12 @@ from servers.http_objects import http_objects
 from servers.latency_proxy import Proxy, latency_proxy
 
 from binidx.errors import CancelledReadError, ObjectNotFoundError, ShortReadError, StorageError
+from binidx.format.bin_object import open_bin
 from binidx.storage import stats
+from binidx.storage.backends import open_object
 from binidx.storage.cancel import cancellable
 from binidx.storage.fsspec_object import FsspecObject
-from binidx.storage.publish import create_object
+from binidx.storage.publish import create_object, object_identity
 from binidx.storage.vectored import read_many
 from binidx.testing import ended_well, forked
 
@@ -100,6 +102,20 @@ def test_opening_is_tried_again_too(distant: tuple[Proxy, Open]) -> None:
     proxy, open_it = distant
     proxy.become(script=["503", "500"], only="all")
     assert_reads(open_it())
+
+
+@pytest.mark.parametrize("ask", [open_object, open_bin, object_identity], ids=lambda ask: ask.__name__)
+def test_whatever_is_asked_of_a_store_that_never_answers_ends_at_the_deadline(
+    distant: tuple[Proxy, Open], ask: Callable[..., object]
+) -> None:
+    proxy, open_it = distant
+    reader = open_it(deadline_seconds=1.0)
+    proxy.become(faults={"hang": 1.0}, only="all")
+    uri = reader.uri if ask is open_bin else f"{reader.uri}.bin.zst"
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="opening not done within 1 s; no answer came"):
+        ask(uri, storage_options=reader.storage_options)
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("fault", ["hang", "stall"])

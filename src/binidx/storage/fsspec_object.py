@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
 from binidx.storage.cancel import current_scope
+from binidx.storage.inquiry import object_info
 from binidx.storage.pending import Fetch, PendingRead
 from binidx.storage.pinned import Opened, cat_ranges, smells_of_change
 from binidx.storage.ranges import Range, assemble, check_ranges, coalesce
@@ -20,7 +20,7 @@ from binidx.storage.retries import complete, retried
 from binidx.storage.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
-from binidx.storage.transports import fetch_of, has_coroutines, info_of
+from binidx.storage.transports import fetch_of
 
 # A request costs 0.6 ms of CPU in s3fs and 0.06 ms without it. At 100 MB/s, which is what a connection carries, 64 KiB
 # and 8 KiB pass in that time: up to there a gap is cheaper.
@@ -49,7 +49,7 @@ class FsspecObject:
         info: what the store has just told of it, if it was asked: `look_up`.
 
     Raises:
-        MissingDriverError, ObjectNotFoundError, StorageError: see `filesystem.open_filesystem` and `object_info`.
+        MissingDriverError, ObjectNotFoundError, StorageError: see `open_filesystem` and `object_info`.
         ShortReadError: on read, answers are not as long as their range, again and again: s3fs and gcsfs hand on a 206
             that is too short and a 200 with the whole object without a word.
         ObjectChangedError: on read, the object is not the one that was opened, as far as the store can tell: `pinned`.
@@ -137,22 +137,8 @@ class FsspecObject:
 
     def _info(self, *, tries: int = 0) -> dict[str, Any]:
         """What the store says of the object now, asked with the same care as for its bytes."""
-        client, seconds = self._client(), self.settings.deadline_seconds
-        if not has_coroutines(client.fs, self.uri):
-            ask = functools.partial(filesystem.object_info, client.fs, client.path, self.uri)
-            return retried(self.uri, ask, deadline_seconds=seconds)
-        client.fs.invalidate_cache()
-        asked = PendingRead(
-            self.uri,
-            info_of(client.fs, client.path),
-            [(0, 0)],
-            deadline_seconds=seconds,
-            hedge=self.settings.hedge,
-            tries=tries,
-            opening=True,
-        )
-        found: dict[str, Any] = scheduler(client.fs.loop, self._in_flight()).run(asked)[0]
-        return filesystem.checked_info(found, self.uri)
+        client = self._client()
+        return object_info(client.fs, client.path, self.uri, self.settings, in_flight=self._in_flight(), tries=tries)
 
     def _in_flight(self) -> int:
         return filesystem.in_flight(self.uri, self.storage_options, self.settings)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage import filesystem
-from binidx.storage.retries import retried
+from binidx.storage.inquiry import ask_store, object_info
 from binidx.storage.settings import ReadSettings
 
 REFUSALS = {401, 403, 404, 405, 410}
@@ -51,17 +51,12 @@ def look_up(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_b
     names = (each.__name__ for each in type(fs).__mro__)
     look = next((LOOKS[name] for name in names if name in LOOKS), None)
 
-    def ask() -> Found:
-        if look is None:
-            return Found(filesystem.object_info(fs, path, uri))
-        from fsspec.asyn import sync
-
-        with filesystem.storage_errors(uri):
-            found: Found = sync(fs.loop, look, fs, path, end_bytes)
-        return Found(filesystem.checked_info(found.info, uri), found.end)
-
+    brief = replace(settings, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
     try:
-        return retried(uri, ask, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
+        if look is None:
+            return Found(object_info(fs, path, uri, brief, in_flight=in_flight))
+        found = ask_store(fs, uri, lambda: look(fs, path, end_bytes), brief, in_flight=in_flight)
+        return Found(filesystem.checked_info(found.info, uri), found.end)
     except StorageError as error:
         if says_no(error):
             return None

@@ -19,7 +19,9 @@ from typing import Any, Protocol, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
+from binidx.storage.inquiry import object_info
 from binidx.storage.ranges import Bytes
+from binidx.storage.settings import ReadSettings
 from binidx.storage.unfinished import ONE_PUT, File, Upload, beside, sync_directory
 
 ATTEMPTS = 5
@@ -130,9 +132,11 @@ def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, A
     Raises:
         ObjectNotFoundError: there is no such object.
     """
-    uri = os.fspath(uri)
-    fs, path = filesystem.open_filesystem(uri, storage_options or {})
-    return filesystem.identity_of(filesystem.object_info(fs, path, uri))
+    uri, options = os.fspath(uri), storage_options or {}
+    settings = ReadSettings.of(options)
+    in_flight = filesystem.in_flight(uri, options, settings)
+    fs, path = filesystem.open_filesystem(uri, options, reading=in_flight)
+    return filesystem.identity_of(object_info(fs, path, uri, settings, in_flight=in_flight))
 
 
 def join_uri(base: str, *parts: str) -> str:

@@ -11,7 +11,7 @@ for ever), and ours count for all of them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from binidx.storage import filesystem
@@ -39,15 +39,6 @@ def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch | None:
         return complete(opened.uri, (start, stop), await driver(start, stop))
 
     return DirectRequests(fs, opened, address, by_driver).fetch if fast and address else by_driver
-
-
-def info_of(fs: Any, path: str) -> Callable[[int, int], Coroutine[Any, Any, Any]]:
-    """What asks an asynchronous filesystem about an object, as if for a range."""
-
-    async def fetch(_start: int, _stop: int) -> Any:
-        return await fs._info(path)
-
-    return fetch
 
 
 def has_coroutines(fs: Any, uri: str) -> bool:
