@@ -14,12 +14,14 @@ COMMANDS = {
     "bake": ("bake", "the tokens of a run in training order, one range a micro-batch"),
     "cache": ("cache", "fill, list, check and prune the copy of remote data on a disk"),
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
+    "cut": ("cut", "the head of a dataset, a sample of its documents, or a split into several"),
     "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),
     "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
     "merge": ("merge", "several datasets into one; the store moves the tokens where it can"),
     "order": ("order", "who reads what: the order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
     "trace": ("trace_step", "what was in a step: samples, documents, text"),
+    "verify": ("verify", "whether a dataset is sound: structure, checksums, token ids"),
     "where": ("where", "who saw a document: every step, rank and slot"),
 }
 

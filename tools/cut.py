@@ -1,0 +1,123 @@
+"""Cut a dataset by its documents, without tokenising again: its head, a sample, or a split into several.
+
+  head    the first N documents. From S3 to S3 and from disk to disk the tokens are moved without passing through here
+  sample  a part of the documents
+  split   each document into one of several datasets; into none, if the fractions leave something over
+
+Samples and splits go by a hash of the seed and the number of the document: the same on every machine, a smaller sample
+within each larger one, and near the fraction that was asked for, not exactly it. The order of the documents stays.
+
+A compressed dataset gives compressed ones. Checksums (.bin.xxh3) are not carried along: binidx convert takes them anew.
+Nothing stands under a target's name before it is whole. After a break, the same command begins again.
+
+exit status: 0 done, 1 the data is bad, 2 the call is
+
+example:
+  binidx cut head data/en --to data/en-10k -n 10000
+  binidx cut sample s3://corpus/en --to data/small --fraction 0.001 --seed 1
+  binidx cut split data/en --to data/train data/valid --fractions 0.99 0.01 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+if __name__ == "__main__":  # python tools/cut.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.prepare.cut import Cut, head_dataset, split_dataset
+from binidx.storage.resumable import Watch
+
+from ._bar import Bar
+from ._face import human_seconds, json_object, parser, prefix, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run("cut", lambda: cut(arguments), after_interrupt="interrupted; what is not whole was not written")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("cut", __doc__)
+    commands = options.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, body: Callable[[argparse.Namespace, Watch], Cut], purpose: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
+        found.add_argument("source", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
+        many = "+" if name == "split" else 1
+        found.add_argument("--to", required=True, nargs=many, type=prefix, metavar="PREFIX", help="to write to")
+        found.add_argument("--overwrite", action="store_true", help="replace a dataset that stands there")
+        found.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's, for the source")
+        found.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for what is written")
+        found.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+        found.set_defaults(body=body)
+        return found
+
+    first = command("head", run_head, "the first documents")
+    first.add_argument(
+        "-n", dest="count", type=int, required=True, metavar="N", help="how many; all if there are fewer"
+    )
+    for name, body, purpose in (
+        ("sample", run_split, "a part of the documents"),
+        ("split", run_split, "each document into one of several datasets"),
+    ):
+        found = command(name, body, purpose)
+        option, many = ("--fractions", "+") if name == "split" else ("--fraction", 1)
+        found.add_argument(option, dest="fractions", nargs=many, type=float, required=True, metavar="F", help="0 to 1")
+        found.add_argument("--seed", type=int, required=True, help="of the hash")
+    return options
+
+
+def cut(arguments: argparse.Namespace) -> int:
+    """Cut, and say what was written."""
+    with Bar("cut") as bar:
+        done: Cut = arguments.body(arguments, bar)
+    print(json.dumps(done.to_json()) if arguments.json else describe(done))
+    return 0
+
+
+def run_head(arguments: argparse.Namespace, watch: Watch) -> Cut:
+    """The first documents."""
+    return head_dataset(
+        arguments.source,
+        arguments.to[0],
+        arguments.count,
+        overwrite=arguments.overwrite,
+        source_options=arguments.source_options,
+        target_options=arguments.target_options,
+        watch=watch,
+    )
+
+
+def run_split(arguments: argparse.Namespace, watch: Watch) -> Cut:
+    """A sample, or several."""
+    return split_dataset(
+        arguments.source,
+        arguments.to,
+        arguments.fractions,
+        seed=arguments.seed,
+        overwrite=arguments.overwrite,
+        source_options=arguments.source_options,
+        target_options=arguments.target_options,
+        watch=watch,
+    )
+
+
+def describe(done: Cut) -> str:
+    """What was written, for people."""
+    lines = [f"{done.source}: {done.num_documents:,} documents; {human_seconds(done.seconds)}"]
+    lines += [
+        f"  {each.target}: {each.num_documents:,} documents, {each.num_sequences:,} sequences, "
+        f"{each.num_tokens:,} tokens"
+        for each in done.shares
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

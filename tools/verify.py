@@ -1,0 +1,86 @@
+"""Check a dataset: its index, the size of its .bin, its checksums, and its token ids against a vocabulary.
+
+Every rule of the .idx is checked, and all tokens are read, wherever they lie: against the checksums of a .bin.xxh3 or
+the frames of a .bin.zst where there are any, and with --vocab-size against the vocabulary. --quick reads only the index
+and the sizes. The first document that is wrong is named.
+
+exit status: 0 all is sound, 1 something is wrong, 2 the call is
+
+example:
+  binidx verify data/en --vocab-size 50257
+  binidx verify s3://corpus/en --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+if __name__ == "__main__":  # python tools/verify.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.prepare.verify import Verified, verify_dataset
+
+from ._bar import Bar
+from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run("verify", lambda: verify(arguments))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("verify", __doc__)
+    options.add_argument("prefix", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
+    options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
+    options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
+    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
+    options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
+    return options
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Check, and say what was found."""
+    with Bar("verify") as bar:
+        found = verify_dataset(
+            arguments.prefix,
+            vocab_size=arguments.vocab_size,
+            quick=arguments.quick,
+            storage_options=arguments.storage_options,
+            watch=bar,
+        )
+    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+    return 0
+
+
+def describe(found: Verified) -> str:
+    """What was found, for people."""
+    empty = f", {found.empty_documents:,} of them empty" if found.empty_documents else ""
+    trailing = f", {found.trailing_bytes:,} bytes after the last token" if found.trailing_bytes else ""
+    return "\n".join(
+        [
+            f"{found.prefix}: sound; {human_seconds(found.seconds)}",
+            f"  {found.num_documents:,} documents{empty}, {found.num_sequences:,} sequences",
+            f"  {found.num_tokens:,} tokens of {found.dtype}, {human_bytes(found.bin_bytes)}{trailing}",
+            f"  {tokens_read(found)}",
+        ]
+    )
+
+
+def tokens_read(found: Verified) -> str:
+    """What was looked at of the tokens."""
+    if found.token_range is None:
+        return "tokens were not read" if found.num_tokens else "there are no tokens"
+    below = f", all in a vocabulary of {found.vocab_size:,}" if found.vocab_size is not None else ""
+    sums = {"checksums": "compared with their checksums", "frames": "compared with the checksums of their frames"}
+    read = sums.get(found.checked_by or "", "read; there are no checksums to compare them with")
+    return f"tokens from {found.token_range[0]:,} to {found.token_range[1]:,}{below}; {read}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
