@@ -18,6 +18,7 @@ BENCHES = (
     "from_s3",
     "clients",
     "ceiling",
+    "step_wait",
     "local_cold",
     "disk_cache",
     "segments",
