@@ -194,9 +194,9 @@ def test_records_of_another_number_are_refused() -> None:
     rows, records = np.empty((2, 2), np.int32), np.empty(3, np.int64)
     with pytest.raises(ValueError, match="3 documents, 2 records"):
         native.fill_records(samples, records[:2])
-    with pytest.raises(ValueError, match="2 documents from 1 on, 3 records, 2 rows"):
+    with pytest.raises(ValueError, match="2 documents from 1 on, 3 records"):
         native.shuffle_records(samples, RandomState(0), records, 1, 0, 3, rows)
-    with pytest.raises(ValueError, match="3 documents from 0 on, 3 records, 1 rows"):
+    with pytest.raises(ValueError, match="rows: 1, needs 2"):
         native.shuffle_records(samples, RandomState(0), records, 0, 0, 3, rows[:1])
     with pytest.raises(TypeError, match="contiguous int64"):
         document_sample.fill_records(samples, np.empty(6, np.int64)[::2])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from binidx import native
 from binidx.errors import IndexBuildError
+from binidx.native.gather import GPTRows, Recipe
+from binidx.native.pieces import Pieces
 
 LENGTHS, DOCUMENTS = np.array([3, 4], np.int32), np.array([1, 0], np.int32)
 ROWS = np.empty((3, 2), np.int32)
@@ -59,3 +63,53 @@ def test_blends_refuse_outputs_of_another_length() -> None:
 def test_checks_refuse_lengths_and_pointers_that_do_not_match() -> None:
     with pytest.raises(ValueError, match="2 lengths, 3 pointers"):
         native.check_sequences(LENGTHS, np.zeros(3, np.int64), 2)
+
+
+def test_arrays_of_another_shape_are_refused() -> None:
+    """With no second axis, (4, 0), their memory is empty, however long they are."""
+    weights, sequences = np.array([0.5, 0.5]), native.Sequences(LENGTHS, np.array([0, 6]), dtype_code=8, item_bytes=2)
+    samples, shuffled, rows = native.Samples(LENGTHS, DOCUMENTS), np.array([0, 1]), np.zeros((3, 2), np.int32)
+    calls: list[Callable[[], object]] = [
+        lambda: native.blend_weighted(weights, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
+        lambda: native.blend_weighted(weights, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
+        lambda: native.blend_exhaustive(np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)),
+        lambda: native.fill_records(samples, np.empty((2, 0), np.int64)),
+        lambda: sequences.locate(np.zeros((3, 2), np.int64)),
+        lambda: sequences.locate(np.zeros(3, np.int64)),
+        lambda: native.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
+        lambda: native.Orders(shuffled, rows, np.zeros((4, 0), np.int32), sequences, add_extra_token=True),
+        lambda: native.Orders(shuffled, rows.astype(np.int16), DOCUMENTS, sequences, add_extra_token=True),
+        lambda: fill(ranges=np.zeros(2, np.int64)),
+        lambda: fill(bounds=np.zeros((2, 0), np.int64)),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="needs"):
+            call()
+
+
+def fill(
+    ranges: NDArray[np.int64] | None = None,
+    bounds: NDArray[np.int64] | None = None,
+    dtype_code: int = 8,
+    item_bytes: int = 2,
+) -> None:
+    pieces = Pieces(None, np.zeros((1, 2), np.int64) if ranges is None else ranges)
+    bounds = np.array([0, 1]) if bounds is None else bounds
+    GPTRows(Recipe(4, pad=0), 1).fill(pieces, bounds, [0], dtype_code=dtype_code, item_bytes=item_bytes)
+
+
+def test_rows_are_as_many_as_the_samples_say() -> None:
+    samples = native.Samples(LENGTHS, DOCUMENTS, 3, 7, 2)
+    for rows in (np.empty((1, 2), np.int64), np.empty((4, 2), np.int32), np.empty((3, 2), np.int16)):
+        with pytest.raises((TypeError, ValueError), match="needs"):
+            native.fill_rows(samples, rows)
+        with pytest.raises((TypeError, ValueError), match="needs"):
+            native.put_end(samples, rows, 7)
+
+
+@pytest.mark.parametrize(("dtype_code", "item_bytes"), [(8, 0), (8, -2), (5, 1), (8, 4), (9, 2), (0, 1)])
+def test_bytes_of_a_token_are_those_of_its_dtype(dtype_code: int, item_bytes: int) -> None:
+    with pytest.raises(ValueError, match="bytes of a token"):
+        native.Sequences(LENGTHS, np.array([0, 6]), dtype_code=dtype_code, item_bytes=item_bytes)
+    with pytest.raises(ValueError, match="bytes of a token"):
+        fill(dtype_code=dtype_code, item_bytes=item_bytes)

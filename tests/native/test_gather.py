@@ -261,7 +261,7 @@ def test_orders_of_other_types_are_refused() -> None:
     documents, rows = np.zeros(1, np.int32), np.zeros((1, 2), np.int32)
     with pytest.raises(TypeError, match="shuffle_index of int32"):
         Orders(np.zeros(1, np.int32), rows, documents, sequences, add_extra_token=True)
-    with pytest.raises(TypeError, match=r"sample_index of shape \(2, 3\)"):
+    with pytest.raises(TypeError, match=r"needs \(n, 2\), found shape \(2, 3\)"):
         Orders(np.zeros(1, np.uint32), np.zeros((2, 3), np.int32), documents, sequences, add_extra_token=True)
     with pytest.raises(ValueError, match="1 lengths of sequences with 2 pointers"):
         Sequences(np.zeros(1, np.int32), np.zeros(2, np.int64), dtype_code=8, item_bytes=2)

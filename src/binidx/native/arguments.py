@@ -24,6 +24,16 @@ MAX_COUNT = 2**53
 """Counts stay below this: sums of two fit int64, and each is exact as a double."""
 
 
+TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
+"""By the codes of an `.idx`."""
+
+
+def check_token(dtype_code: int, item_bytes: int) -> None:
+    """C divides by the bytes of a token, and reads so many as its dtype has."""
+    if item_bytes != TOKEN_BYTES.get(dtype_code):
+        raise ValueError(f"bytes of a token: {item_bytes} of dtype {dtype_code}, needs {TOKEN_BYTES}")
+
+
 def pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
     """A `const void *` to an array that may be unaligned, as those mapped from an .idx are."""
     if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
@@ -31,11 +41,13 @@ def pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
     return ffi.from_buffer(array)
 
 
-def items(array: NDArray[Any], dtype: DTypeLike, *, write: bool = False) -> Any:
-    """A typed pointer to an aligned, C-contiguous array; `write` refuses one that is read-only."""
-    found, needed = array.dtype, np.dtype(dtype)
+def items(array: NDArray[Any], dtype: DTypeLike, columns: int | None = None, *, write: bool = False) -> Any:
+    """A typed pointer to an aligned, C-contiguous array, 1-D or of shape (n, columns), writable for `write`."""
+    found, needed, row = array.dtype, np.dtype(dtype), () if columns is None else (columns,)
     if found != needed or not array.flags.c_contiguous or not array.flags.aligned:
         raise TypeError(f"needs an aligned, contiguous {needed.name} array, found {found} with strides {array.strides}")
+    if array.shape[1:] != row or array.ndim == 0:
+        raise TypeError(f"needs {'1-D' if columns is None else f'(n, {columns})'}, found shape {array.shape}")
     return ffi.from_buffer(C_ITEMS[needed], array, require_writable=write)
 
 

@@ -81,7 +81,7 @@ class Blend:
         """The rows of `lanes` chunks side by side, from `counts`, shape (lanes, width), which move to their ends."""
         if counts.shape != (self.lanes, self.width) or not 0 <= first <= self.size - self.lanes * length:
             raise ValueError(f"{counts.shape} counts, rows from {first}, {length} a chunk, {self.size} in all")
-        lib.binidx_blend_chunks(self._c, self.level, first, length, items(counts, np.float64, write=True))
+        lib.binidx_blend_chunks(self._c, self.level, first, length, items(counts, np.float64, self.width, write=True))
 
     def replay(self, first: int, stop: int, counts: NDArray[np.float64], guess: NDArray[np.float64] | None) -> int:
         """Rows from `first` from the true counts, until they meet those of the rows that came from `guess`."""
@@ -132,6 +132,10 @@ def _each_in_threads(
 
 def in_turn(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
     """The rows of `num` equal weights: of equal counts the first dataset wins, and a count more is always behind."""
+    (
+        items(dataset_index, np.int16, write=True),
+        items(dataset_sample_index, np.int64, write=True),
+    )  # else views are copies
     rounds, rest = divmod(len(dataset_index), num)
     dataset_index[: rounds * num].reshape(rounds, num)[:] = np.arange(num)
     dataset_sample_index[: rounds * num].reshape(rounds, num)[:] = np.arange(rounds)[:, None]

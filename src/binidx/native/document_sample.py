@@ -48,10 +48,10 @@ def shuffle_records(
         num_tokens: tokens of the records.
         rows: int32 or int64, shape (num_samples + 1, 2).
     """
-    check_rows(rows)
+    check_rows(rows, samples.c.num_samples)
     documents = samples.documents[count("first", first) :][: len(records)]
-    if len(documents) != len(records) or len(rows) != samples.c.num_samples + 1 or len(records) > MOST_RECORDS:
-        raise ValueError(f"{len(documents)} documents from {first} on, {len(records)} records, {len(rows)} rows")
+    if len(documents) != len(records) or len(records) > MOST_RECORDS:
+        raise ValueError(f"{len(documents)} documents from {first} on, {len(records)} records")
     shuffle = lib.binidx_shuffle_records_4 if rows.itemsize == 4 else lib.binidx_shuffle_records_8
     shuffle(
         samples.c,
@@ -62,7 +62,7 @@ def shuffle_records(
         count("token", token),
         count("num_tokens", num_tokens),
         items(documents, np.int32, write=True),
-        items(rows, rows.dtype, write=True),
+        items(rows, rows.dtype, 2, write=True),
     )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
-from binidx.native.arguments import items
+from binidx.native.arguments import check_token, items
 from binidx.native.cpu import runnable
 from binidx.native.locate import NUMBERS, Orders
 from binidx.native.pieces import Pieces
@@ -123,7 +123,8 @@ class Rows:
         """
         if len(bounds) != len(rows) + 1:
             raise ValueError(f"{len(rows)} rows with {len(bounds)} bounds")
-        g, keep = self._for(rows), (items(pieces.ranges, np.int64), items(bounds, np.int64))
+        check_token(dtype_code, item_bytes)
+        g, keep = self._for(rows), (items(pieces.ranges, np.int64, 2), items(bounds, np.int64))
         g.base, (g.ranges, g.bounds), g.num_pieces = 0, keep, len(pieces.ranges)
         g.item_bytes, g.dtype = item_bytes, dtype_code
         self._check(lib.binidx_gather_samples(g, runnable(level)))
@@ -174,4 +175,4 @@ class TextRows(Rows):
     def __init__(self, recipe: Recipe, num_rows: int) -> None:
         super().__init__(recipe, num_rows)
         self.text: NDArray[np.int32] = np.empty((num_rows, recipe.sequence_length + 1), np.int32)
-        self.bound.text = self.block = items(self.text, np.int32, write=True)
+        self.bound.text = self.block = items(self.text, np.int32, recipe.sequence_length + 1, write=True)

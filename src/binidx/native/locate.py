@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
-from binidx.native.arguments import items, pointer
+from binidx.native.arguments import check_token, items, pointer
 
 NUMBERS = ffi.typeof("int64_t[]")
 SHUFFLED = (np.dtype(np.uint32), np.dtype(np.int64))
+ROWS = (np.dtype(np.int32), np.dtype(np.int64))
 
 
 class Sequences:
@@ -30,6 +31,7 @@ class Sequences:
     ) -> None:
         if len(lengths) != len(pointers):
             raise ValueError(f"{len(lengths)} lengths of sequences with {len(pointers)} pointers")
+        check_token(dtype_code, item_bytes)
         self.dtype_code, self.item_bytes = dtype_code, item_bytes
         self.bound = ffi.new("binidx_sequences *")
         self.keep = pointer(lengths, np.int32), pointer(pointers, np.int64)  # the struct only borrows them
@@ -43,8 +45,8 @@ class Sequences:
             spans: (sequence, first token, tokens), shape (n, 3); sequence -1 is the last one.
         """
         ranges = np.empty((len(spans), 2), np.int64)
-        where = items(spans, np.int64)
-        right = lib.binidx_locate_spans(self.bound, where, len(spans), items(ranges, np.int64, write=True))
+        where = items(spans, np.int64, 3)
+        right = lib.binidx_locate_spans(self.bound, where, len(spans), items(ranges, np.int64, 2, write=True))
         return ranges, int(right)
 
 
@@ -68,17 +70,15 @@ class Orders:
         *,
         add_extra_token: bool,
     ) -> None:
-        if shuffle_index.dtype not in SHUFFLED or sample_index.ndim != 2 or sample_index.shape[1:] != (2,):
-            raise TypeError(
-                f"shuffle_index of {shuffle_index.dtype}, sample_index of shape {sample_index.shape}; "
-                "needs uint32 or int64, and (num_samples + 1, 2)"
-            )
+        if shuffle_index.dtype not in SHUFFLED or sample_index.dtype not in ROWS:
+            found = f"shuffle_index of {shuffle_index.dtype}, sample_index of {sample_index.dtype}"
+            raise TypeError(f"{found}; needs uint32 or int64, and int32 or int64")
         self.arrays = shuffle_index, sample_index, document_index
         self.sequences, self.add_extra_token = sequences, add_extra_token
         self.pieces_per_sample = 16
         self.bound = bound = ffi.new("binidx_orders *")
         served = items(shuffle_index, shuffle_index.dtype)
-        self.keep = served, items(sample_index, sample_index.dtype), items(document_index, np.int32)
+        self.keep = served, items(sample_index, sample_index.dtype, 2), items(document_index, np.int32)
         bound.shuffle_index, bound.sample_index, bound.document_index = self.keep
         bound.num_served, bound.num_documents = len(shuffle_index), len(document_index)
         bound.num_samples = max(len(sample_index) - 1, 0)
@@ -106,7 +106,7 @@ class Orders:
             raise IndexError(f"sample {numbers[known]}, there are {self.bound.num_served}")
         num_spans = lib.binidx_count_spans(self.bound, rows, count, items(bounds, np.int64, write=True))
         spans = np.empty((max(num_spans, 0), 3), np.int64)
-        where = items(spans, np.int64, write=True)
+        where = items(spans, np.int64, 3, write=True)
         if num_spans < 0 or lib.binidx_sample_spans(self.bound, rows, count, where) < 0:
             raise IndexBuildError(f"rows {list(rows)}: lead outside sample_index, document_index or the sequences")
         return spans, bounds

@@ -27,7 +27,7 @@ class Pieces:
 
 def placed_pieces(owner: Any, places: NDArray[np.int64]) -> tuple[Pieces, int]:
     """Pieces at these addresses, shape (n, 2), in files that `owner` keeps mapped, read ahead; and their bytes."""
-    count = lib.binidx_read_ahead(0, ANYWHERE, items(places, np.int64), len(places), PAGESIZE)
+    count = lib.binidx_read_ahead(0, ANYWHERE, items(places, np.int64, 2), len(places), PAGESIZE)
     return Pieces(owner, places), int(count)
 
 
@@ -51,7 +51,7 @@ class Mapped:
     def read_ahead(self, ranges: NDArray[np.int64]) -> None:
         """Ask the disk for ranges (first byte, end), shape (n, 2), all at once."""
         about = self.template
-        lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64), len(ranges), about.page_bytes)
+        lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64, 2), len(ranges), about.page_bytes)
 
     def taking(self, *, ask_ahead: bool) -> Any:
         """For one call of C: what it is to take from, and where it says what that was."""

@@ -38,7 +38,11 @@ class PlacedBlocks:
         block_bytes: int,
     ) -> None:
         needed = -(-size // block_bytes)
-        if min(len(addresses), len(used)) < needed or len(good) < -(-size // chunk_bytes):
+        if (
+            min(chunk_bytes, block_bytes) < 1
+            or min(len(addresses), len(used)) < needed
+            or len(good) < -(-size // chunk_bytes)
+        ):
             raise ValueError(f"{len(good)} chunks, {len(addresses)} and {len(used)} blocks for {size} bytes")
         self._keep = [items(good, np.uint8), items(addresses, np.int64), items(used, np.int64, write=True)]
         self._blocks = ffi.new(BLOCKS)  # borrows the arrays, which `_keep` holds
@@ -63,6 +67,6 @@ class PlacedBlocks:
         if ranges.shape != places.shape:
             raise ValueError(f"ranges of shape {ranges.shape}, need (n, 2)")
         self._blocks.tick = tick
-        wanted, found = items(ranges, np.int64), items(places, np.int64, write=True)
+        wanted, found = items(ranges, np.int64, 2), items(places, np.int64, 2, write=True)
         count = lib.binidx_place_ranges(self._blocks, wanted, len(ranges), found)
         return None if count < 0 else (places, int(count))

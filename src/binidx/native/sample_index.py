@@ -65,12 +65,14 @@ class Samples:
         return IndexBuildError(f"sample index: the documents hold {found} tokens, needs those counted: {counted}")
 
 
-def check_rows(rows: NDArray[Any]) -> None:
+def check_rows(rows: NDArray[Any], num_samples: int) -> None:
     """Rows are int32 or int64 pairs, and row 0 is always there."""
     if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) < 1:
         raise TypeError(f"rows: shape {rows.shape}, needs (num_samples + 1, 2)")
     if rows.dtype not in (np.int32, np.int64):
         raise TypeError(f"rows: {rows.dtype}, needs int32 or int64")
+    if len(rows) != num_samples + 1:
+        raise ValueError(f"rows: {len(rows)}, needs {num_samples + 1}")
 
 
 def sample_index(
@@ -97,7 +99,7 @@ def sample_index(
     Raises:
         IndexBuildError: a document number, a length, or the sum of the lengths is not what it must be.
     """
-    check_rows(rows)
+    check_rows(rows, len(rows) - 1)
     samples = Samples(
         sequence_lengths,
         document_index,
@@ -120,12 +122,13 @@ def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32],
 
 def fill_rows(samples: Samples, rows: NDArray[Any], threads: int = 1) -> None:
     """All rows at once; there are as many as `samples` says."""
+    check_rows(rows, samples.c.num_samples)
     if count("threads", threads, 1) > 1 and len(samples.documents) > WINDOW:
         _fill_in_parts(samples, rows, threads)
         return
     build = lib.binidx_sample_index_4 if rows.itemsize == 4 else lib.binidx_sample_index_8
     found = ffi.new("int64_t *")
-    samples.check(build(samples.c, items(rows, rows.dtype, write=True), found), found[0])
+    samples.check(build(samples.c, items(rows, rows.dtype, 2, write=True), found), found[0])
 
 
 def _fill_in_parts(samples: Samples, rows: NDArray[Any], threads: int) -> None:
@@ -135,7 +138,7 @@ def _fill_in_parts(samples: Samples, rows: NDArray[Any], threads: int) -> None:
     document order is the one raised.
     """
     put = lib.binidx_sample_rows_4 if rows.itemsize == 4 else lib.binidx_sample_rows_8
-    out, own = items(rows, rows.dtype, write=True), threading.local()
+    out, own = items(rows, rows.dtype, 2, write=True), threading.local()
 
     def start() -> None:
         own.scratch = np.empty(WINDOW, np.int32)
@@ -173,6 +176,7 @@ def _gather(samples: Samples, first: int, size: int, lengths: Any) -> int:
 
 def put_end(samples: Samples, rows: NDArray[Any], tokens: int) -> None:
     """The row of a last sample cut short, after all others; `tokens` are those found in the documents."""
+    check_rows(rows, samples.c.num_samples)
     put = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8
-    if tokens != samples.c.num_tokens or put(samples.c, items(rows, rows.dtype, write=True)) < 0:
+    if tokens != samples.c.num_tokens or put(samples.c, items(rows, rows.dtype, 2, write=True)) < 0:
         raise samples.wrong_tokens(tokens)
