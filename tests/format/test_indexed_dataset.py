@@ -11,6 +11,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+import xxhash
 from oracle import megatron
 from random_datasets import DTYPES, Document, build_ours, build_theirs, random_documents
 
@@ -168,6 +169,11 @@ def test_identity_is_that_of_the_index_wherever_it_lies(dataset: IndexedDataset,
         documents[0].lengths = change
         assert IndexedDataset(build_ours(tmp_path / "other", documents, np.uint16)).identity != dataset.identity
     json.dumps(dataset.identity)
+
+
+def test_the_digest_of_an_index_is_xxh3_of_lengths_and_bounds(dataset: IndexedDataset) -> None:
+    content = dataset.sequence_lengths.tobytes() + dataset.document_indices.tobytes()
+    assert dataset.identity["index_digest"] == xxhash.xxh3_128_hexdigest(content)
 
 
 def test_what_it_gives_cannot_be_written_to(dataset: IndexedDataset) -> None:

@@ -7,12 +7,12 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, ObjectChangedError
@@ -165,9 +165,10 @@ class IndexedDataset:
     def identity(self) -> dict[str, Any]:
         """What an order of this dataset depends on, in JSON values: equal for equal data, wherever the files lie.
 
-        The digest is over lengths and document bounds, one pass over 4 S + 8 D bytes; no token is read.
+        The digest is XXH3 over lengths and document bounds, one pass over 4 S + 8 D bytes at the speed of memory; no
+        token is read. It tells data apart that changed; data made to collide is not its matter.
         """
-        digest = hashlib.blake2b(digest_size=16)
+        digest = xxhash.xxh3_128()
         for array in (self.index.sequence_lengths, self.index.document_indices):
             digest.update(array.view(np.uint8).data)
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest.hexdigest()}
