@@ -16,6 +16,7 @@ COMMANDS = {
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "cut": ("cut", "the head of a dataset, a sample of its documents, or a split into several"),
     "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),
+    "diff": ("diff", "two datasets by their documents: added, removed, repeated, reordered"),
     "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
     "merge": ("merge", "several datasets into one; the store moves the tokens where it can"),
     "order": ("order", "who reads what: the order of a run as parquet files"),

@@ -1,0 +1,92 @@
+"""Compare two datasets by their documents: which were added or removed, which repeat, whether the order is another.
+
+Documents are compared by a 128-bit hash of their tokens (xxh3_128, tokens as int64), so the dtypes may differ, and so
+may compression and place; how a document is cut into sequences is not looked at. All tokens of both are read. Memory:
+about 32 bytes a document.
+
+Of each kind the first few are named, by their numbers in the dataset that has them. An order break is a document of A
+whose match stands in B before that of the document ahead of it.
+
+exit status: 0 the same documents in the same order, 1 they differ or the data is bad, 2 the call is
+
+example:
+  binidx diff data/en s3://corpus/en
+  binidx diff data/old data/new --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+if __name__ == "__main__":  # python tools/diff.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.prepare.diff import Difference, diff_datasets
+
+from ._bar import Bar
+from ._face import human_seconds, json_object, parser, prefix, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run("diff", lambda: diff(arguments))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("diff", __doc__)
+    options.add_argument("left", type=prefix, metavar="A", help="prefix: path or URI without .bin and .idx")
+    options.add_argument("right", type=prefix, metavar="B", help="prefix to compare it with")
+    options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
+    options.add_argument("--left-options", metavar="JSON", type=json_object, help="fsspec's options for A")
+    options.add_argument("--right-options", metavar="JSON", type=json_object, help="the same for B")
+    options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
+    return options
+
+
+def diff(arguments: argparse.Namespace) -> int:
+    """Compare, and say what was found."""
+    with Bar("diff") as bar:
+        found = diff_datasets(
+            arguments.left,
+            arguments.right,
+            few=max(arguments.few, 0),
+            left_options=arguments.left_options,
+            right_options=arguments.right_options,
+            watch=bar,
+        )
+    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+    return 0 if found.same else 1
+
+
+def describe(found: Difference) -> str:
+    """What was found, for people."""
+    lines = [
+        f"{name} {prefix}: {documents:,} documents, {tokens:,} tokens, {copies:,} copies of earlier documents"
+        for name, prefix, documents, tokens, copies in zip(
+            "AB", found.prefixes, found.num_documents, found.num_tokens, found.num_duplicates, strict=True
+        )
+    ]
+    lines += [
+        f"  in both       {found.num_common:,}",
+        f"  removed       {counted(found.num_removed, found.removed, 'A')}",
+        f"  added         {counted(found.num_added, found.added, 'B')}",
+        f"  order breaks  {counted(found.num_order_breaks, found.order_breaks, 'A')}",
+        f"  {'the same documents in the same order' if found.same else 'they differ'}; {human_seconds(found.seconds)}",
+    ]
+    return "\n".join(lines)
+
+
+def counted(count: int, first: Sequence[int], where: str) -> str:
+    """`12: documents 3, 7, 9 ... of A`."""
+    if not first:
+        return f"{count:,}"
+    return f"{count:,}: documents {', '.join(map(str, first))}{' ...' if count > len(first) else ''} of {where}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
