@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint test test-ceph bench bench-peers bench-sweep soak clean
+.PHONY: demo check lint test arm test-ceph bench bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -24,6 +24,9 @@ lint: $(VENV)/.test
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow"
+
+arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
+	native/check_arm.sh
 
 soak: $(VENV)/.test             ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -1,15 +1,12 @@
 /* fuzz_main.c: what libFuzzer's main does, for compilers without it.
  *
- *     fuzz_x 5000          so many random inputs, always the same ones
+ *     fuzz_x 5000          so many random inputs, always the same ones; prints a digest of all that came of them
  *     fuzz_x file ...      those that libFuzzer found
  *
  * With it: clang -std=c11 -g -O1 -ffp-contract=off -fsanitize=fuzzer,address,undefined native/fuzz_shuffle.c and the
  * files of the core, without test_*.c and this one.
  */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -25,7 +22,7 @@ static uint64_t draw(uint64_t *state) {
 static void random_inputs(long count) {
     uint64_t state = 1;
     for (long run = 0; run < count; run++) {
-        size_t size = draw(&state) % (draw(&state) % 2 ? 64 : LONGEST);
+        size_t most = draw(&state) % 2 ? 64 : LONGEST, size = draw(&state) % most;
         uint8_t *data = malloc(size ? size : 1); /* so long that one byte too many is seen */
         if (!data) abort();
         for (size_t i = 0; i < size; i++) {
@@ -35,6 +32,7 @@ static void random_inputs(long count) {
         LLVMFuzzerTestOneInput(data, size);
         free(data);
     }
+    printf("%016llx\n", (unsigned long long)fuzz_digest);
 }
 
 static int replay(const char *path) {

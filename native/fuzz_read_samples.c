@@ -129,6 +129,7 @@ static void check_case(fuzz_case *c, int level, int text) {
     if (done) same(mapping.num_bytes == bytes && mapping.disk_moved == 0);
     if (done) g->base = mapping.base, g->ranges = ranges, g->bounds = bounds;
     check_rows(g, done);
+    if (level == BINIDX_PORTABLE) note_rows(g);
     free(scratch), free_rows(g);
 }
 

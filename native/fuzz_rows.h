@@ -24,6 +24,12 @@ static inline void free_rows(binidx_gather *g) {
     free(g->cu_seqlens), free(g->max_seqlen), free(g->text);
 }
 
+static inline void note_rows(const binidx_gather *g) {
+    int64_t cells = ROWS * g->sequence_length;
+    if (g->text) note(g->text, 4 * (cells + ROWS));
+    else note(g->tokens, 8 * cells), note(g->labels, 8 * cells), note(g->loss_mask, 4 * cells), note(g->positions, 8 * cells);
+}
+
 static inline int64_t stored_token(const binidx_gather *g, const uint8_t *at) {
     int16_t i16;
     uint16_t u16;

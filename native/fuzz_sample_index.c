@@ -132,6 +132,7 @@ static void check(const binidx_samples *s, int64_t cut, int64_t token) {
     from_wrong_tokens(s, token, s->num_tokens, wide);
     if (at_once(s, narrow, wide) > 0) {
         check_rows(s, narrow, wide);
+        note(wide, 16 * num);
         memset(narrow, 0xa5, 8 * (size_t)num), memset(wide, 0xa5, 16 * (size_t)num);
         by_parts(s, cut, narrow, wide);
         check_rows(s, narrow, wide);
