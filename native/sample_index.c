@@ -31,7 +31,7 @@ static inline int64_t next_length(const binidx_samples *s, int64_t position) {
     __builtin_prefetch((const void *)((uintptr_t)s->sequence_lengths + 4 * (uintptr_t)s->document_index[later]));
     int64_t sequence = s->document_index[position];
     if (sequence < 0 || sequence >= s->num_sequences) return BINIDX_BAD_DOCUMENT;
-    int64_t length = load_length(s, position);
+    int64_t length = load_i32(s->sequence_lengths, sequence);
     return length < 0 ? BINIDX_BAD_LENGTH : length;
 }
 
@@ -51,7 +51,8 @@ static inline int64_t sample_end(const binidx_samples *s, void *rows, int wide) 
     if (missing < 1) return 0;
     if (missing > 1 || s->num_tokens <= s->extra) return BINIDX_BAD_TOKENS;
     int64_t position = s->num_documents - 1; /* the last document, or the last that can hold the extra token */
-    while (load_length(s, position) < s->extra) position--;
+    while (position >= 0 && load_length(s, position) < s->extra) position--;
+    if (position < 0) return BINIDX_BAD_TOKENS;
     put_row(rows, wide, s->num_samples, position, load_length(s, position) - s->extra);
     return 0;
 }

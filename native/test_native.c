@@ -190,6 +190,10 @@ static void test_bad_documents_lengths_and_tokens_are_codes(void) {
     memcpy(lengths, &(int32_t){-3}, 4);
     samples = drawn_samples(lengths, documents, 1, 3);
     CHECK(code_of(samples, &found) == BINIDX_BAD_LENGTH && found == 0);
+    memset(lengths, 0, 16); /* since they were summed, as a file may be written to meanwhile */
+    int32_t *rows = heap(NULL, 40);
+    CHECK(binidx_sample_end_4(&(binidx_samples){lengths, 4, documents, 4, 4, 1, 14, 4}, rows) == BINIDX_BAD_TOKENS);
+    free(rows);
     free(raw), free(documents);
 }
 
