@@ -22,6 +22,7 @@ BENCHES = (
     "local_cold",
     "disk_cache",
     "segments",
+    "merge",
     "shuffle",
     "blend",
     "document_sample",

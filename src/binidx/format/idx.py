@@ -166,7 +166,7 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceI
 
 
 def parse_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.number[Any]], int, int, bool]:
-    """What the first 34 bytes of an `.idx` of `size` bytes say: dtype, sequences, document bounds, whether modes follow.
+    """What the first 34 bytes of an `.idx` of `size` bytes say: dtype, sequences, bounds, whether modes follow.
 
     Raises:
         FormatError: the header breaks a rule, or the size is not what it needs.

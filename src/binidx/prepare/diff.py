@@ -5,7 +5,8 @@
 A document is its tokens: how they are cut into sequences, their dtype and their modes are not looked at. The k-th copy
 of a document in A is matched with the k-th in B; what finds no match was removed or added.
 
-Memory: 16 bytes a document of B, 24 of A, and some 8 of both while a bucket is sorted. Price: about 1 us a document and 1 ns a token.
+Memory: 16 bytes a document of B, 24 of A, and some 8 of both while a bucket is sorted.
+Price: about 1 us a document and 1 ns a token.
 """
 
 from __future__ import annotations
