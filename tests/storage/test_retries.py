@@ -72,6 +72,14 @@ def test_a_long_history_is_told_by_its_ends() -> None:
     assert isinstance(error.__cause__, StatusError)
 
 
+def test_a_history_tells_what_a_driver_hides() -> None:
+    hidden = FileNotFoundError("http://host/k")
+    hidden.__cause__ = ConnectionResetError("by peer")
+    history = History(time.monotonic())
+    history.note(hidden)
+    assert str(history) == "failed once in 0.0 s: 0.0 s ConnectionResetError"
+
+
 def test_one_failure_is_told_without_a_history() -> None:
     history = History(time.monotonic())
     history.note(StorageError("s3://b/k: broken"))

@@ -150,7 +150,10 @@ def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> F
 
 def _shortly(error: Exception) -> str:
     status = filesystem.status_of(error)
-    name = type(error.__cause__ if isinstance(error, BinidxError) and error.__cause__ else error).__name__
+    # fsspec's http says FileNotFoundError whatever happened.
+    hidden = filesystem.reason_of(error) if isinstance(error, FileNotFoundError) else None
+    told = hidden or (error.__cause__ if isinstance(error, BinidxError) and error.__cause__ else error)
+    name = type(told).__name__
     return f"{name} {status}" if status else name
 
 
