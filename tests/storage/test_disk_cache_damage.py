@@ -103,13 +103,20 @@ def test_random_flips_never_give_a_wrong_byte(tmp_path: Path) -> None:
         gc.collect()
 
 
-def test_damage_is_said_and_names_object_and_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    block = warm(tmp_path)[0]
-    flip(block, TABLE + 7_777)
-    read_all(tmp_path)
+def test_damage_is_said_once_with_object_and_place_and_then_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks = warm(tmp_path)
+    for at in (7, 12):
+        flip(blocks[0], TABLE + 1000 * at)
+    overwrite(blocks[1], TABLE, bytes(20_000))
+    reader = small(MarkedObject(DATA), tmp_path)
+    for start in range(0, len(DATA), 500):
+        assert bytes(reader.read([(start, start + 500)])[0]) == DATA[start : start + 500]
     assert [record.message for record in caplog.records] == [
-        f"memory-object: chunk 7 of its copy in {block.parent} was damaged; fetched again"
+        f"memory-object: its copy in {blocks[0].parent}: chunk 7 was damaged; fetched again, as will be others that are"
     ]
+    assert reader.stats.damaged == reader.stats.misses == 2 + 20
 
 
 def test_a_chunk_of_another_object_is_not_taken_for_ones_own(tmp_path: Path) -> None:

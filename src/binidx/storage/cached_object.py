@@ -138,20 +138,21 @@ class CachedObject:
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
         return [chunk for chunk in unsure if (block := self._block(maps, chunk)) is None or not block.holds(chunk)]
 
-    def lacking_afresh(self, chunks: Sequence[int]) -> list[int]:
-        """The same for who may now fetch them: another node may have written what this one has older pages of."""
-        held = {}
-        for chunk in self.lacking(chunks):
-            block = self._block(self.maps, chunk)
-            held[chunk] = block is not None and block.holds(chunk)
+    def lacking_afresh(self, chunks: Sequence[int]) -> tuple[list[int], int]:
+        """The same for who may now fetch them: another node may have written what this one has older pages of.
+
+        And how many of them are here, but damaged: all are counted, one is named for an object and process.
+        """
+        blocks = {chunk: self._block(self.maps, chunk) for chunk in self.lacking(chunks)}
+        held = {chunk: block is not None and block.holds(chunk) for chunk, block in blocks.items()}
         for number in {self.layout.place_of(chunk)[0] for chunk in held}:
             with contextlib.suppress(OSError):
                 revalidate(block_path(self.path, number))
         lacking = self.lacking(chunks)
-        for chunk in lacking:
-            if held[chunk]:
-                logger.warning("%s: chunk %d of its copy in %s was damaged; fetched again", self.uri, chunk, self.path)
-        return lacking
+        if damaged := [chunk for chunk in lacking if held[chunk]]:
+            what = f"chunk {damaged[0]} was damaged; fetched again, as will be others that are"
+            _warn_once(f"{self.uri}: its copy in {self.path}", what)
+        return lacking, len(damaged)
 
     # Keeping
 

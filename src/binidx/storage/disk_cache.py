@@ -164,7 +164,9 @@ class DiskCache:
         while lacking:
             with self.cached.flights.claimed(lacking[place : place + at_once]) as (ours, theirs):
                 with self.cached.locks.held(ours.keys) as held:
-                    if not self._fetch_chunks(self.cached.lacking_afresh(held), loose):
+                    absent, damaged = self.cached.lacking_afresh(held)
+                    self.stats.count_chunks(damaged=damaged)
+                    if not self._fetch_chunks(absent, loose):
                         break
                 ours.land(loose)
             place += at_once

@@ -117,20 +117,23 @@ class CacheStats(LayerStats):
 
     hits, misses    chunks that were here, and that were not, when they were wanted
     waits           of the misses: chunks that another read was fetching already
+    damaged         of the misses: chunks that were here, but not as their sums say
     cache           the kind whose sum they count in: "memory" or "disk"
     """
 
     hits: int = 0
     misses: int = 0
     waits: int = 0
+    damaged: int = 0
     cache: str = "memory"
 
-    def count_chunks(self, *, hits: int = 0, misses: int = 0, waits: int = 0) -> None:
+    def count_chunks(self, *, hits: int = 0, misses: int = 0, waits: int = 0, damaged: int = 0) -> None:
         with _lock:
             for each in (self, _caches.setdefault(self.cache, CacheStats(cache=self.cache))):
                 each.hits += hits
                 each.misses += misses
                 each.waits += waits
+                each.damaged += damaged
 
 
 def total() -> ReadStats:
