@@ -9,10 +9,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from binidx.errors import BinidxError, ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError
+from binidx.errors import (
+    AccessError,
+    BinidxError,
+    ConfigError,
+    MissingDriverError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    UnreachableError,
+)
 from binidx.format.convert_journal import ENDS
 
-CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError)
+CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors that another call mends; the others are about the data."""
 
 

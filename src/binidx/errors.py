@@ -10,6 +10,8 @@
         ├── ObjectNotFoundError FileNotFoundError
         ├── ObjectExistsError   FileExistsError   a put-if-absent, or a target nobody said to replace
         ├── ObjectChangedError                    not the object that was opened
+        ├── AccessError         PermissionError   who asks may not, or nobody knows who asks
+        ├── UnreachableError    ConnectionError   nobody answers where the store should be
         ├── CancelledReadError                    the reader was told to stop: storage.cancel
         └── ShortReadError      EOFError          fewer bytes than were asked
 
@@ -56,6 +58,14 @@ class ObjectExistsError(StorageError, FileExistsError):
 
 class ObjectChangedError(StorageError):
     """The object under this URI is not the one that was opened."""
+
+
+class AccessError(StorageError, PermissionError):
+    """The store refuses these credentials, or there are none."""
+
+
+class UnreachableError(StorageError, ConnectionError):
+    """Nobody answers where the store should be: another endpoint, host or network is needed."""
 
 
 class ShortReadError(StorageError, EOFError):

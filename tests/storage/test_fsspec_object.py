@@ -16,7 +16,15 @@ from conftest import Bucket
 from servers.http_objects import Server, http_objects
 from servers.latency_proxy import latency_proxy
 
-from binidx.errors import MissingDriverError, ObjectNotFoundError, ShortReadError, StorageError
+from binidx.errors import (
+    AccessError,
+    ConfigError,
+    MissingDriverError,
+    ObjectNotFoundError,
+    ShortReadError,
+    StorageError,
+    UnreachableError,
+)
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
 from binidx.storage.chunk_cache import ChunkCache
@@ -92,11 +100,9 @@ def test_an_answer_of_the_wrong_length_is_refused(lying: FsspecObject, web: Serv
 
 def test_forbidden_names_the_uri_and_the_way_out(lying: FsspecObject, web: Server) -> None:
     web.behaviour = "forbidden"
-    with pytest.raises(
-        StorageError, match=rf"^{lying.uri}: access denied .*; check the credentials, AWS_ACCESS_KEY_ID"
-    ):
+    with pytest.raises(AccessError, match=rf"^{lying.uri}: access denied .*; check the credentials, AWS_ACCESS_KEY_ID"):
         lying.read([(100, 200)])
-    with pytest.raises(StorageError, match=rf"^{lying.uri}: access denied"):
+    with pytest.raises(AccessError, match=rf"^{lying.uri}: access denied"):
         FsspecObject(lying.uri, lying.storage_options)
 
 
@@ -243,9 +249,9 @@ def test_forks_read_right_while_the_parents_threads_read(uri: str) -> None:
         ("s3://Not_A_Bucket!/x", StorageError, "s3://Not_A_Bucket!/x: ParamValidationError: "),
         ("memory://nope", ObjectNotFoundError, "memory://nope: no such object"),
         ("{web}/nope", ObjectNotFoundError, "{web}/nope: no such object"),
-        ("http://127.0.0.1:1/x", StorageError, "http://127.0.0.1:1/x: ClientConnectorError: Cannot connect"),
-        ("foo://x", StorageError, "foo://x: Protocol not known: foo; needed a path or a protocol that fsspec knows"),
-        ("simplecache::foo://x", StorageError, "simplecache::foo://x: "),
+        ("http://127.0.0.1:1/x", UnreachableError, "http://127.0.0.1:1/x: ClientConnectorError: Cannot connect"),
+        ("foo://x", ConfigError, "foo://x: Protocol not known: foo; needed a path or a protocol that fsspec knows"),
+        ("simplecache::foo://x", ConfigError, "simplecache::foo://x: "),
         ("://x", ObjectNotFoundError, "://x: no such object"),
     ],
 )
@@ -257,7 +263,7 @@ def test_errors_begin_with_the_uri(s3: Bucket, web: Server, uri: str, error: typ
 
 
 def test_a_wrong_secret_is_access_denied(s3: Bucket, uri: str) -> None:
-    with pytest.raises(StorageError, match=rf"^{uri}: access denied .*; check the credentials"):
+    with pytest.raises(AccessError, match=rf"^{uri}: access denied .*; check the credentials"):
         open_object(uri, storage_options={"key": s3.server.key, "secret": "wrong"})
 
 
@@ -302,7 +308,7 @@ def test_no_credentials_names_the_uri_and_the_way_out() -> None:
         AWS_SHARED_CREDENTIALS_FILE=os.devnull,
         AWS_ENDPOINT_URL="http://127.0.0.1:1",
     )
-    assert "StorageError: s3://b/k: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in found
+    assert "AccessError: s3://b/k: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in found
     assert "storage_options={'anon': True}" in found
 
 

@@ -96,7 +96,7 @@ def test_every_character_of_a_name_is_part_of_it(base: str, name: str, size: int
 
 
 def test_a_double_colon_behind_a_chain_is_refused_by_name() -> None:
-    with pytest.raises(StorageError, match=r"^simplecache::memory://b/a::b: found :: in the name of .*; rename it$"):
+    with pytest.raises(ConfigError, match=r"^simplecache::memory://b/a::b: found :: in the name of .*; rename it$"):
         object_exists("simplecache::memory://b/a::b")
 
 

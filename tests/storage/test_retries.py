@@ -7,9 +7,19 @@ import time
 
 import pytest
 
-from binidx.errors import ShortReadError, StorageError
+from binidx.errors import ShortReadError, StorageError, UnreachableError
 from binidx.storage.lateness import Lateness
-from binidx.storage.retries import FEW_TRIES, FIRST_PAUSE, LONGEST_PAUSE, History, given_up, passes, patience, pause
+from binidx.storage.retries import (
+    FEW_TRIES,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    History,
+    given_up,
+    out_of_time,
+    passes,
+    patience,
+    pause,
+)
 
 
 class StatusError(OSError):
@@ -84,6 +94,14 @@ def test_one_failure_is_told_without_a_history() -> None:
     history = History(time.monotonic())
     history.note(StorageError("s3://b/k: broken"))
     assert given_up("s3://b/k", history, "range 0-9") is history.failures[0][1]
+
+
+def test_a_store_that_never_answered_is_unreachable_at_the_deadline_and_one_that_did_is_not() -> None:
+    silent, answering, down = (History(time.monotonic(), opening=True) for _ in range(3))
+    answering.note(StatusError(503))
+    down.note(ConnectionRefusedError(111, "refused"))
+    found = [type(out_of_time("s3://b/k", "opening", each, 5.0)) for each in (silent, answering, down)]
+    assert found == [UnreachableError, StorageError, UnreachableError]
 
 
 def test_late_is_many_times_the_median_of_like_answers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 from binidx.tools import COMMANDS, main
 from binidx.tools._face import human_bytes, human_seconds, parser, run
+from conftest import Bucket
 
 import binidx
 from binidx import errors
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "int32"
+SOMEBODY = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -78,6 +81,8 @@ def test_the_commands_bring_no_torch() -> None:
         (errors.ObjectNotFoundError("x"), 2),
         (errors.ObjectExistsError("x"), 2),
         (errors.MissingDriverError("x"), 2),
+        (errors.AccessError("x"), 2),
+        (errors.UnreachableError("x"), 2),
     ],
 )
 def test_our_errors_are_one_line_and_a_status(error: Exception, status: int, capsys) -> None:
@@ -86,6 +91,40 @@ def test_our_errors_are_one_line_and_a_status(error: Exception, status: int, cap
 
     assert run("name", fail) == status
     assert capsys.readouterr().err == "binidx name: x\n"
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "message"),
+    [
+        ("s3://b/k", {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "no credentials found; set AWS_ACCESS_KEY_ID"),
+        ("s3://b/k", {"AWS_PROFILE": "nope"}, "The config profile (nope) could not be found; check the credentials"),
+        ("s3://b/k", {**SOMEBODY, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, "Could not connect to the endpoint"),
+        ("s3://b/k", {**SOMEBODY, "AWS_ENDPOINT_URL": "http://host.invalid"}, "Could not connect to the endpoint"),
+        ("http://127.0.0.1:1/k", {}, "Cannot connect to host 127.0.0.1:1"),
+        ("foo://b/k", {}, "Protocol not known: foo"),
+    ],
+)
+def test_who_may_not_or_cannot_reach_the_store_called_wrongly(
+    uri: str, environment: dict[str, str], message: str
+) -> None:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    nobody = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": ""}
+    found = subprocess.run(
+        [Path(sys.executable).parent / "binidx", "inspect", uri],
+        capture_output=True,
+        text=True,
+        env={**ours, **nobody, **environment},
+    )
+    assert found.returncode == 2
+    assert message in found.stderr
+    assert found.stderr.startswith(f"binidx inspect: {uri}.")
+    assert found.stderr.count("\n") == 1
+
+
+def test_refused_credentials_are_a_wrong_call(s3: Bucket, capsys) -> None:
+    options = json.dumps({"key": s3.server.key, "secret": "wrong"})
+    assert main(["inspect", f"{s3.uri}/k", "--storage-options", options]) == 2
+    assert "access denied" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_130(capsys) -> None:

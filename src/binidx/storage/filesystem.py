@@ -11,7 +11,15 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from binidx.errors import BinidxError, MissingDriverError, ObjectNotFoundError, StorageError
+from binidx.errors import (
+    AccessError,
+    BinidxError,
+    ConfigError,
+    MissingDriverError,
+    ObjectNotFoundError,
+    StorageError,
+    UnreachableError,
+)
 from binidx.storage.driver_options import CONCURRENCY, CONCURRENCY_WITHOUT_DRIVER, users_config, with_defaults
 from binidx.storage.settings import ReadSettings, drivers_own
 
@@ -64,7 +72,9 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: in
 
     Raises:
         MissingDriverError: the filesystem's package is not installed.
-        StorageError: no such protocol, or the driver refuses the URI or its options.
+        ConfigError: no such protocol, or a URI that fsspec cannot read.
+        AccessError: the profile that is asked for does not exist.
+        StorageError: the driver refuses the options.
     """
     try:
         import fsspec
@@ -78,7 +88,7 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: in
     except ImportError as error:
         raise missing_driver(uri, error) from error
     except ValueError as error:
-        raise StorageError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from error
+        raise ConfigError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from error
     except Exception as error:
         raise translated(uri, error) from error
     _kept.setdefault(id(fs), fs)
@@ -92,7 +102,7 @@ def _open_literally(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     from fsspec import filesystem, get_filesystem_class
 
     if len(links(uri)) > 1:
-        raise StorageError(f"{uri}: found :: in the name of a chained object, which fsspec cannot read; rename it")
+        raise ConfigError(f"{uri}: found :: in the name of a chained object, which fsspec cannot read; rename it")
     protocol = protocols(uri)[0]
     kind = get_filesystem_class(protocol)
     return filesystem(protocol, **{**kind._get_kwargs_from_urls(uri), **options}), kind._strip_protocol(uri)
@@ -203,10 +213,26 @@ def translated(uri: str, error: Exception) -> BinidxError:
         return ObjectNotFoundError(f"{uri}: no such object")
     forbidden = status_of(error) in (401, 403) or str(error).startswith("Forbidden: ")  # the latter is gcsfs'
     if isinstance(error, PermissionError) or forbidden:
-        return StorageError(f"{uri}: access denied ({text(error)}); check the credentials, {credentials_of(uri)}")
-    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"):
-        return StorageError(f"{uri}: no credentials found; set {credentials_of(uri)}")
-    return StorageError(f"{uri}: {text(error)}")
+        return AccessError(f"{uri}: access denied ({text(error)}); check the credentials, {credentials_of(uri)}")
+    names = {each.__name__ for each in type(error).__mro__}
+    if names & NO_CREDENTIALS:
+        return AccessError(f"{uri}: no credentials found; set {credentials_of(uri)}")
+    if names & BAD_CREDENTIALS:
+        return AccessError(f"{uri}: {text(error)}; check the credentials, {credentials_of(uri)}")
+    return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {text(error)}")
+
+
+NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+BAD_CREDENTIALS = {"ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError", "SSOError", "RefreshError"}
+UNREACHABLE = {
+    "ClientConnectorError",
+    "ConnectTimeoutError",
+    "ConnectionRefusedError",
+    "EndpointConnectionError",
+    "ProxyConnectionError",
+    "gaierror",
+}
+"""Classes, or bases of them: botocore's, Google's, aiohttp's, builtin."""
 
 
 def missing_driver(uri: str, error: ImportError) -> MissingDriverError:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from binidx.errors import BinidxError, ShortReadError, StorageError
+from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError
 from binidx.storage import filesystem
 from binidx.storage.ranges import Range
 
@@ -121,7 +121,8 @@ def out_of_time(uri: str, where: str, history: History, seconds: float) -> Stora
     """The error of a read whose deadline passed while this range had no answer."""
     last = history.failures[-1][1] if history.failures else None
     told = f"{history}, the last of {filesystem.text(last)}" if last else "no answer came"
-    error = StorageError(
+    unheard_of = isinstance(filesystem.translated(uri, last), UnreachableError) if last else history.opening
+    error = (UnreachableError if unheard_of else StorageError)(
         f"{uri}: {where} not done within {seconds:.0f} s; {told}; "
         f"deadline_seconds of storage_options['binidx'] allows more"
     )
