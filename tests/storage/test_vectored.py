@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from conftest import Bucket
+from servers.http_objects import Server, http_objects
 from servers.latency_proxy import latency_proxy
 
-from binidx.storage import stats
+from binidx.errors import CancelledReadError, ObjectChangedError, ObjectNotFoundError, ShortReadError
+from binidx.storage import stats, vectored
 from binidx.storage.backends import open_object
 from binidx.storage.cancel import Scope, cancellable, current_scope
 from binidx.storage.chunk_cache import ChunkCache
@@ -87,6 +89,65 @@ def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
     assert (moved.requests, moved.bytes) == (8, 16)
     # One after the other they would take 0.8 s.
     assert 0.1 <= elapsed < 0.7
+
+
+@pytest.fixture
+def objects() -> Iterator[tuple[Server, list[FsspecObject]]]:
+    """Sixty of a server of this process; the object of number n holds 1000 times the byte n."""
+    with http_objects({f"/b/{each}": bytes([each]) * 1000 for each in range(60)}) as server:
+        yield server, [FsspecObject(f"{server.endpoint}/b/{each}") for each in range(60)]
+
+
+def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
+    objects: tuple[Server, list[FsspecObject]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = objects
+    with latency_proxy(server.endpoint, delay_ms=0) as proxy:
+        readers = [FsspecObject(f"{proxy.endpoint}/b/{each}", {"binidx": {"hedge": False}}) for each in range(60)]
+        proxy.become(delay_ms=1500)
+        monkeypatch.setattr("binidx.storage.vectored._submit", None)
+        found = read_many([(each, [(1, 3), (0, 0), (990, 1000)]) for each in readers])
+        assert proxy.counts().most_at_once == 60 > vectored.THREADS
+    assert [list(map(bytes, views)) for views in found] == [
+        [bytes([each]) * 2, b"", bytes([each]) * 10] for each in range(60)
+    ]
+    assert {(each.stats.requests, each.stats.bytes_asked, each.stats.bytes_moved) for each in readers} == {(1, 12, 999)}
+    assert all(1.4 < each.stats.seconds < 15 for each in readers)
+
+
+def test_objects_and_layers_over_them_are_read_together(objects: tuple[Server, list[FsspecObject]]) -> None:
+    bare = objects[1]
+    mixed = [ChunkCache(each) if place % 3 else each for place, each in enumerate(bare)]
+    found = read_many([(each, [(5, 7)] if place % 7 else [(3, 3)]) for place, each in enumerate(mixed)])
+    assert [bytes(views[0]) for views in found] == [bytes([each]) * (2 if each % 7 else 0) for each in range(60)]
+
+
+def test_the_first_error_of_many_objects_is_raised_after_all_have_ended(
+    objects: tuple[Server, list[FsspecObject]],
+) -> None:
+    server, readers = objects
+    server.objects["/b/7"] = b"another"
+    del server.objects["/b/9"]
+    with pytest.raises(ObjectChangedError, match=r"/b/7: changed since it was opened"):
+        read_many([(each, [(1, 3)]) for each in readers])
+    with pytest.raises(ObjectNotFoundError, match=r"/b/9: no such object"):
+        read_many([(each, [(1, 3)]) for each in readers[8:]])
+    # What was read all the same is counted, what failed is not.
+    assert [each.stats.bytes_asked for each in readers[:11]] == [2] * 7 + [0, 4, 0, 4]
+
+
+def test_a_range_outside_of_one_object_leaves_nothing_of_the_others(
+    objects: tuple[Server, list[FsspecObject]],
+) -> None:
+    readers = objects[1]
+    with cancellable() as scope:
+        with pytest.raises(ShortReadError, match=r"/b/2: bytes 0-1001 asked"):
+            read_many([(each, [(0, 1001 if place == 2 else 10)]) for place, each in enumerate(readers)])
+        assert not scope._watchers
+        scope.cancel()
+        with pytest.raises(CancelledReadError):
+            read_many([(each, [(0, 10)]) for each in readers])
+    assert bytes(read_many([(readers[0], [(0, 10)])])[0][0]) == bytes(10)
 
 
 def test_the_total_counts_each_byte_once(tmp_path: Path, s3: Bucket) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +23,7 @@ from binidx.storage.retries import complete, retried
 from binidx.storage.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
-from binidx.storage.transports import fetch_of
+from binidx.storage.transports import fetch_of, has_coroutines
 
 # A request costs 0.6 ms of CPU in s3fs and 0.06 ms without it. At 100 MB/s, which is what a connection carries, 64 KiB
 # and 8 KiB pass in that time: up to there a gap is cheaper.
@@ -37,7 +40,15 @@ class Client:
     fs: Any
     path: str
     fetch: Fetch | None = None
-    """None: until it is asked for first, and where the filesystem has no coroutines."""
+    """None: until it is asked for first."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A read that is on its way: `result` waits, and gives what `read` does; `outcome` is there once it is over."""
+
+    outcome: Future[list[bytes]]
+    result: Callable[[], list[memoryview]]
 
 
 class FsspecObject:
@@ -75,16 +86,54 @@ class FsspecObject:
         self.identity = filesystem.identity_of(info)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        if not self.needs_no_thread:
+            return self._one_by_one(ranges)
+        with self.begin(ranges) as begun:
+            return begun.result()
+
+    @property
+    def needs_no_thread(self) -> bool:
+        """Whether a read can `begin`: its filesystem has coroutines."""
+        return has_coroutines(self._client().fs, self.uri)
+
+    @contextlib.contextmanager
+    def begin(self, ranges: Sequence[Range]) -> Iterator[Begun]:
+        """A `read` that is on its way in the block, so that one thread waits for many; where `needs_no_thread`.
+
+        Raises:
+            ShortReadError: a range outside the object.
+            CancelledReadError: its scope is cancelled already; the rest comes from the result.
+        """
+        requests = self._planned(ranges)
+        client, settings = self._client(), self.settings
+        opened = Opened(self.uri, client.path, self.identity)
+        client.fetch = fetch = client.fetch or fetch_of(client.fs, opened, fast=settings.fast is not False)
+        read = PendingRead(self.uri, fetch, requests, deadline_seconds=settings.deadline_seconds, hedge=settings.hedge)
+        began = time.monotonic()
+        if not requests:
+            read.end()
+        try:
+            with scheduler(client.fs.loop, self._in_flight()).sending(read) if requests else contextlib.nullcontext():
+                yield Begun(read.outcome, functools.partial(self._come, opened, read, ranges))
+        finally:
+            self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
+            if read.over and read.outcome.exception() is None:
+                self._count(ranges, read.answers, read.ended - began)
+
+    def _come(self, opened: Opened, read: PendingRead, ranges: Sequence[Range]) -> list[memoryview]:
+        with self._change_noticed(opened):
+            return assemble(ranges, read.ranges, read.outcome.result())
+
+    def _planned(self, ranges: Sequence[Range]) -> list[Range]:
         check_ranges(self.uri, self.size, ranges)
-        requests = coalesce(ranges, max_gap=self._max_gap(), max_request=MAX_REQUEST)
-        began = time.perf_counter()
-        answers = self._fetch(requests) if requests else []
+        return coalesce(ranges, max_gap=self._max_gap(), max_request=MAX_REQUEST)
+
+    def _count(self, ranges: Sequence[Range], answers: Sequence[bytes], seconds: float) -> None:
         self.stats.add(
             bytes_asked=sum(stop - start for start, stop in ranges),
             bytes_moved=sum(map(len, answers)),
-            seconds=time.perf_counter() - began,
+            seconds=seconds,
         )
-        return assemble(ranges, requests, answers)
 
     def _max_gap(self) -> int:
         if self.settings.max_gap is not None:
@@ -92,29 +141,16 @@ class FsspecObject:
         direct = filesystem.goes_direct(self.uri, self.settings)
         return MAX_GAP_WITHOUT_DRIVER if direct else MAX_GAP
 
-    def _fetch(self, requests: Sequence[Range]) -> list[bytes]:
-        client = self._client()
-        opened = Opened(self.uri, client.path, self.identity)
-        client.fetch = client.fetch or fetch_of(client.fs, opened, fast=self.settings.fast is not False)
-        try:
-            if client.fetch is None:
-                return self._one_by_one(opened, requests)
-            return self._at_once(client.fetch, client.fs.loop, requests)
-        except StorageError as error:
-            if smells_of_change(error):
-                self._look_again(opened, error)
-            raise
-
-    def _at_once(self, fetch: Fetch, loop: Any, requests: Sequence[Range]) -> list[bytes]:
-        settings = self.settings
-        read = PendingRead(self.uri, fetch, requests, deadline_seconds=settings.deadline_seconds, hedge=settings.hedge)
-        try:
-            return scheduler(loop, self._in_flight()).run(read)
-        finally:
-            self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
-
-    def _one_by_one(self, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
+    def _one_by_one(self, ranges: Sequence[Range]) -> list[memoryview]:
         """In this thread: all that a filesystem without coroutines can do."""
+        requests, began = self._planned(ranges), time.monotonic()
+        opened = Opened(self.uri, self._client().path, self.identity)
+        with self._change_noticed(opened):
+            answers = self._asked(opened, requests) if requests else []
+        self._count(ranges, answers, time.monotonic() - began)
+        return assemble(ranges, requests, answers)
+
+    def _asked(self, opened: Opened, requests: Sequence[Range]) -> list[bytes]:
         scope = current_scope()
 
         def ask() -> list[bytes]:
@@ -125,6 +161,16 @@ class FsspecObject:
             return [complete(self.uri, *each) for each in zip(requests, answers, strict=True)]
 
         return retried(self.uri, ask, deadline_seconds=self.settings.deadline_seconds)
+
+    @contextlib.contextmanager
+    def _change_noticed(self, opened: Opened) -> Iterator[None]:
+        """What fails in the block because the object is another says so."""
+        try:
+            yield
+        except StorageError as error:
+            if smells_of_change(error):
+                self._look_again(opened, error)
+            raise
 
     def _look_again(self, opened: Opened, error: StorageError) -> None:
         """ObjectChangedError or ObjectNotFoundError if that is what made a read fail."""

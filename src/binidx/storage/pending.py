@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -45,7 +46,8 @@ class PendingRead:
         self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # the first place that was not asked yet; how many have no answer
         self.seconds = deadline_seconds
-        self.began = self.answered_at = 0.0  # by the loop's clock: when its first request was sent, its last answered
+        # By the loop's clock: when its first request was sent, its last answered, and it was over.
+        self.began = self.answered_at = self.ended = 0.0
         self.hedge = hedge
         self.sent = self.retries = self.hedges = 0
         self.troubles: dict[int, Trouble] = {}
@@ -74,6 +76,8 @@ class PendingRead:
         return self.seconds + min(self.began + in_all / SLOWEST, self.answered_at + bytes_in_flight / SLOWEST)
 
     def end(self, error: BaseException | None = None) -> None:
+        if not self.over:
+            self.ended = time.monotonic()  # as loops tell it
         with suppress(InvalidStateError):
             self.outcome.set_exception(error) if error else self.outcome.set_result(self.answers)
         if self.timer is not None:

@@ -17,8 +17,8 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from binidx.errors import StorageError
@@ -36,7 +36,7 @@ class StalledError(TimeoutError):
 
 
 class Scheduler:
-    """Sends requests; all but `run` happens on its loop.
+    """Sends requests; all but `run` and `sending` happens on its loop.
 
     What is kept for a request is one tuple: each object more is 1 us, and one more for the collector to look at.
     """
@@ -58,15 +58,26 @@ class Scheduler:
             StorageError: a request failed for good, or the deadline passed.
             CancelledReadError: the scope of the caller was cancelled.
         """
+        with self.sending(read):
+            return read.outcome.result()
+
+    @contextmanager
+    def sending(self, read: PendingRead) -> Iterator[None]:
+        """The read is on its way in the block, where its outcome can be waited for; it is dropped if that is left.
+
+        Raises:
+            StorageError: this is the thread of the loop.
+            CancelledReadError: the scope of the caller is cancelled already.
+        """
         if asyncio._get_running_loop() is self.loop:
             raise StorageError(f"{read.uri}: read on the event loop that would have to answer; read in another thread")
         scope = current_scope()
         try:
             with scope.watched_by(lambda: self._stop(read, scope)) if scope else nullcontext():
                 self.loop.call_soon_threadsafe(self._submit, read)
-                return read.outcome.result()
+                yield
         finally:
-            if not read.over:  # the thread was interrupted
+            if not read.over:  # interrupted, or one begun beside it could not be
                 self.loop.call_soon_threadsafe(self._drop, read, InterruptedError())
 
     def _stop(self, read: PendingRead, scope: Scope) -> None:

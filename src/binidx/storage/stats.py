@@ -5,7 +5,7 @@ retries       of these, sent again because the answer before was none
 hedges        of these, sent beside one that was late; the first answer wins
 bytes_asked   what the caller wanted
 bytes_moved   what came over the wire for it: more through gaps and whole chunks, less through a cache
-seconds       time spent waiting, summed over threads
+seconds       time spent waiting, summed over objects, also of those waited for together
 """
 
 from __future__ import annotations

@@ -23,14 +23,12 @@ from binidx.storage.retries import complete
 MakeFetch = Callable[[Any, Opened], Fetch]
 
 
-def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch | None:
-    """What asks for a range; None for a filesystem that has no coroutines, or that is a chain of several.
+def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch:
+    """What asks for a range of an object on a filesystem that `has_coroutines`.
 
     Args:
         fast: without the driver where that is possible.
     """
-    if not has_coroutines(fs, opened.uri):
-        return None
     kinds = [each.__name__ for each in type(fs).__mro__]
     driver = next((DRIVERS[each] for each in kinds if each in DRIVERS), _of_any)(fs, opened)
     address = next((ADDRESSES[each] for each in kinds if each in ADDRESSES), None)

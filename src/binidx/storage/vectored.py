@@ -10,13 +10,15 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from typing import TypeVar
 
+from binidx.storage.fsspec_object import Begun, FsspecObject
 from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import Range, RangeReader
 
 THREADS = 32
-"""Objects read at once in a process; the requests of each are bounded by its filesystem."""
+"""Objects read at once in a process that need a thread each: those with a layer over them."""
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -25,19 +27,28 @@ Second = TypeVar("Second")
 def read_many(requests: Sequence[tuple[RangeReader, Sequence[Range]]]) -> list[list[memoryview]]:
     """What each reader's `read` gives for its ranges, in the order of the requests.
 
-    Mapped files are read in this thread, as is a reader that is the only remote one; other readers in threads.
+    Objects are asked for from this thread, all at once. Of the others the mapped files are read in it, as is the first
+    remote one, and the rest in threads.
 
     Raises:
-        The first request's error that fails, after all of them have ended.
+        The first request's error that fails, after all of them have ended; at once what cannot be asked for.
     """
-    remote = [place for place, (reader, ranges) in enumerate(requests) if ranges and not isinstance(reader, LocalFile)]
-    elsewhere = remote[1:]
-    pending = {place: _submit(functools.partial(requests[place][0].read, requests[place][1])) for place in elsewhere}
-    try:
-        here = {place: reader.read(ranges) for place, (reader, ranges) in enumerate(requests) if place not in pending}
-    finally:
-        wait(pending.values())
-    return [pending[place].result() if place in pending else here[place] for place in range(len(requests))]
+    remote = {place: each for place, each in enumerate(requests) if each[1] and not isinstance(each[0], LocalFile)}
+    with ExitStack() as sending:
+        begun = {
+            place: sending.enter_context(reader.begin(ranges))
+            for place, (reader, ranges) in remote.items()
+            if isinstance(reader, FsspecObject) and reader.needs_no_thread
+        }
+        in_threads = [place for place in remote if place not in begun][1:]
+        pending = {place: _submit(functools.partial(remote[place][0].read, remote[place][1])) for place in in_threads}
+        elsewhere: dict[int, Begun | Future[list[memoryview]]] = {**begun, **pending}
+        try:
+            here = {place: reader.read(each) for place, (reader, each) in enumerate(requests) if place not in elsewhere}
+        finally:
+            wait(pending.values())
+            wait([each.outcome for each in begun.values()])
+        return [elsewhere[place].result() if place in elsewhere else here[place] for place in range(len(requests))]
 
 
 def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tuple[First, Second]:
