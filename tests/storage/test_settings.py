@@ -74,6 +74,26 @@ def test_a_number_that_makes_no_sense_is_refused(name: str, value: Any, monkeypa
             ReadSettings.of(None)
 
 
+def test_a_deadline_that_no_read_meets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="deadline_seconds: found 0, needs a number above it"):
+        ReadSettings.of({"binidx": {"deadline_seconds": 0}})
+    monkeypatch.setenv("BINIDX_DEADLINE_SECONDS", "0.0")
+    with pytest.raises(ConfigError, match="deadline_seconds: found 0"):
+        ReadSettings.of(None)
+
+
+def test_a_cache_dir_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of a script that is not set: else a directory called `  ` appears where the job was started."""
+    monkeypatch.setenv("BINIDX_CACHE_DIR", "  ")
+    with pytest.raises(ConfigError, match="cache_dir: found '  ', needs a directory, or None for no cache"):
+        ReadSettings.of(None)
+    for nowhere in ("", " "):
+        with pytest.raises(ConfigError, match="cache_dir: found"):
+            ReadSettings.of({"binidx": {"cache_dir": nowhere}})
+    monkeypatch.setenv("BINIDX_CACHE_DIR", "")  # as all variables: empty is not set
+    assert ReadSettings.of(None).cache_dir is None
+
+
 @pytest.mark.parametrize("ours", ["x", ["fast"], 7])
 def test_what_is_no_table_of_settings_is_refused(ours: Any) -> None:
     with pytest.raises(ConfigError, match=r"storage_options\['binidx'\]: found .*, needs fast, "):

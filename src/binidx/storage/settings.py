@@ -58,6 +58,10 @@ class ReadSettings:
                 continue
             if not isinstance(value, int | float) or not value >= least or math.isnan(value):
                 raise ConfigError(f"{name}: found {value!r}, needs a number, at least {least}")
+        if self.deadline_seconds == 0:
+            raise ConfigError("deadline_seconds: found 0, needs a number above it; no read would ever be in time")
+        if self.cache_dir is not None and not self.cache_dir.strip():
+            raise ConfigError(f"cache_dir: found {self.cache_dir!r}, needs a directory, or None for no cache")
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
