@@ -144,9 +144,10 @@ def run_warm(arguments: argparse.Namespace) -> int:
 def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float) -> str:
     """What was done, for people."""
     rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
+    rest = ", the rest was there" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
     text = (
         f"{directory}: {human_bytes(done.num_bytes)} of {num_objects} object{'s' * (num_objects != 1)}\n"
-        f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s), the rest was there"
+        f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s){rest}"
     )
     if done.lacking_bytes:
         text += f"\n  {human_bytes(done.lacking_bytes)} found no room: raise --bytes, or prune what is not needed"

@@ -79,6 +79,11 @@ def test_warm_goes_on_where_it_was_killed(prefix: str, tmp_path: Path, capsys) -
     assert (done["num_bytes"], done["fetched_bytes"]) == (2 * TOKENS, 2 * TOKENS - 5 * 65536)
 
 
+def test_warm_says_that_the_rest_was_there_only_where_there_was_one(prefix: str, tmp_path: Path, capsys) -> None:
+    assert re.search(r"fetched in .*/s\)$", call(capsys, "warm", f"{prefix}.bin", "--dir", tmp_path), re.MULTILINE)
+    assert re.search(r"/s\), the rest was there$", call(capsys, "warm", prefix, "--dir", tmp_path), re.MULTILINE)
+
+
 def test_a_cache_that_is_too_small_is_said_before_anything_is_fetched(prefix: str, tmp_path: Path, capsys) -> None:
     assert main(["cache", "warm", prefix, "--dir", str(tmp_path), "--bytes", "500kB"]) == 2
     assert re.search(r"needs 78\d\.\d KiB, its bound is 488\.3 KiB; raise --bytes", capsys.readouterr().err)
