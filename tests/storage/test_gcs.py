@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 
 import numpy as np
 import pytest
 
-from binidx.errors import ObjectChangedError, ObjectNotFoundError
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.backends import open_object
@@ -43,3 +44,21 @@ def test_what_is_not_on_gs_is_not_found(gs: str) -> None:
     assert not object_exists(f"{gs}/no/such/object")
     with pytest.raises(ObjectNotFoundError, match=f"^{gs}/no/such/object: no such object"):
         open_object(f"{gs}/no/such/object")
+
+
+def test_a_directory_on_gs_is_no_object(gs: str) -> None:
+    prefix = f"{gs}/{uuid.uuid4().hex}"
+    write(f"{prefix}/en", 7)
+    with pytest.raises(ObjectNotFoundError, match=f"^{prefix}: found a directory, needed an object"):
+        open_object(prefix)
+    assert not object_exists(prefix)
+
+
+@pytest.mark.parametrize("name", ["en.bin", "en.bin.zst"])
+def test_nobody_at_the_endpoint_is_told_soon(name: str) -> None:
+    """gcsfs asks six times, half a minute long, and we gave each up as one that stands still."""
+    options = {"endpoint_url": "http://127.0.0.1:9", "token": "anon"}
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"Cannot connect to host 127\.0\.0\.1:9.*; opening failed 4 times in"):
+        open_object(f"gs://bucket/{name}", storage_options=options)
+    assert time.monotonic() - began < 8

@@ -1,7 +1,7 @@
 """What the store tells of an object, by one request: of those that may be there and mostly are not, or with their end.
 
-The drivers ask more: s3fs lists for a directory of that name, fsspec's http asks once more by GET. Where listing is
-forbidden S3 says 403 of what is not there, so a store that refuses to tell is taken to have none.
+The drivers ask more: s3fs and gcsfs list for a directory of that name, fsspec's http asks once more by GET. Where
+listing is forbidden S3 says 403 of what is not there, so a store that refuses to tell is taken to have none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage import filesystem
-from binidx.storage.inquiry import ask_store, object_info
+from binidx.storage.inquiry import ask_store, object_info, object_on_gcs
 from binidx.storage.settings import ReadSettings
 
 REFUSALS = {401, 403, 404, 405, 410}
@@ -97,6 +97,11 @@ async def _ask_http(fs: Any, path: str, end_bytes: int) -> Found:
         return Found(info, end if len(end) == part_bytes else b"")
 
 
+async def _ask_gcs(fs: Any, path: str, end_bytes: int) -> Found:
+    """Without the end: what tells the generation brings no bytes."""
+    return Found(await object_on_gcs(fs, path))
+
+
 def _sizes(content_range: str | None, length: int | None) -> tuple[int | None, int]:
     """Bytes of the object, and of its end in this answer: none where all of it is sent, which is not waited for."""
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range or "")
@@ -108,5 +113,5 @@ def _sizes(content_range: str | None, length: int | None) -> tuple[int | None, i
 
 Look = Callable[[Any, str, int], Coroutine[Any, Any, Found]]
 
-LOOKS: dict[str, Look] = {"S3FileSystem": _ask_s3, "HTTPFileSystem": _ask_http}
+LOOKS: dict[str, Look] = {"S3FileSystem": _ask_s3, "GCSFileSystem": _ask_gcs, "HTTPFileSystem": _ask_http}
 """class of the filesystem, or a base of it -> how to ask by one request"""
