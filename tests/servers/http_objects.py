@@ -6,8 +6,8 @@
         server.etag = None               no ETag is sent from now on
 
 What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
-everything, "no suffix" does so where the last N bytes are asked, "forbidden" a 403, "contrary" a 412 to every If-Match.
-No signature is checked.
+everything, "no suffix" does so where the last N bytes are asked, "endless" a 200 that does not say how long it is and
+never ends, "forbidden" a 403, "contrary" a 412 to every If-Match. No signature is checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from urllib.parse import urlsplit
 
 
 class Server(ThreadingHTTPServer):
-    """The server; `requests` remembers (method, path, Range header) of all that came, `conditions` their If-Match."""
+    """The server; `requests` remembers (method, path, Range header) of all that came, `conditions` their If-Match.
+
+    `left` is released once for each endless answer whose client has gone.
+    """
 
     daemon_threads = True
     request_queue_size = 256
@@ -34,6 +37,7 @@ class Server(ThreadingHTTPServer):
         self.etag: Callable[[bytes], str] | None = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
         self.requests: list[tuple[str, str, str | None]] = []
         self.conditions: list[str | None] = []
+        self.left = threading.Semaphore(0)
 
     @property
     def endpoint(self) -> str:
@@ -67,6 +71,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(412, b"<Error><Code>PreconditionFailed</Code><Message>It is another.</Message></Error>")
         elif wanted is not None and int(wanted[1]) >= len(data):
             self.send(416, b"<Error><Code>InvalidRange</Code><Message>It is shorter.</Message></Error>")
+        elif with_body and behaviour == "endless":
+            self.send_without_end(data)
         elif not with_body or wanted is None or behaviour == "whole":
             self.send(200, data, self.etag_of_answer(data), with_body=with_body)
         else:
@@ -99,6 +105,16 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if with_body:
             self.wfile.write(body)
+
+    def send_without_end(self, data: bytes) -> None:
+        """Until nobody listens any more."""
+        self.close_connection = True
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                self.wfile.write(data)
+        self.server.left.release()
 
     def log_message(self, *args: object) -> None:
         """Nothing on stderr."""

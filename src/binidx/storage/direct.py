@@ -139,7 +139,7 @@ async def ask(uri: str, address: Address, start: int, stop: int) -> bytes | int:
     async with address.session.get(address.url, headers=headers, **address.options) as response:
         if response.status in (200, 206):
             _check_head(uri, (start, stop), response)
-            return complete(uri, (start, stop), await response.read())
+            return complete(uri, (start, stop), await _body(uri, (start, stop), response))
         if response.status in PASSING:
             raise HTTPStatusError(response.status, _said(await response.text(errors="replace")) or response.reason)
         return int(response.status)
@@ -149,14 +149,29 @@ def _check_head(uri: str, where: Range, response: Any) -> None:
     """Before its body is waited for: a server that does not heed ranges sends all of the object."""
     start, stop = where
     whole = response.status == 200 and start > 0
+    length = response.content_length
     asked = f"bytes {start}-{stop - 1}/"
     place = response.headers.get("Content-Range", asked)
-    if whole or response.content_length not in (None, stop - start):
+    if whole or length not in (None, stop - start):
         response.close()
-        raise wrong_length(uri, where, response.content_length or 0)
+        raise wrong_length(uri, where, "all" if length is None else length)
     if not place.startswith(asked):
         response.close()
         raise wrong_place(uri, where, place)
+
+
+async def _body(uri: str, where: Range, response: Any) -> bytes:
+    """Of an answer that does not say how long it is, no more than a byte too many: it may never end."""
+    if response.content_length is not None and "Content-Encoding" not in response.headers:
+        whole: bytes = await response.read()
+        return whole
+    body, most = bytearray(), where[1] - where[0]
+    while piece := await response.content.read(most + 1 - len(body)):
+        body += piece
+        if len(body) > most:
+            response.close()
+            raise wrong_length(uri, where, f"more than {most}")
+    return bytes(body)
 
 
 AddressOf = Callable[[Any, Opened], Awaitable[Address]]

@@ -110,7 +110,7 @@ def wrong_place(uri: str, where: Range, place: str) -> ShortReadError:
     return ShortReadError(f"{uri}: found {place} where bytes {where[0]}-{where[1] - 1} were asked")
 
 
-def wrong_length(uri: str, where: Range, found: int) -> ShortReadError:
+def wrong_length(uri: str, where: Range, found: int | str) -> ShortReadError:
     return ShortReadError(
         f"{uri}: {found} bytes for range {where[0]}-{where[1]}, needed {where[1] - where[0]}; "
         f"the store or a proxy before it does not honour ranges"
