@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import BinidxError
-from binidx.storage import join
+from binidx.storage import join_files
 from binidx.storage.backends import open_stored
-from binidx.storage.join import open_join
+from binidx.storage.join import Join, open_join
 from binidx.storage.join_plan import MOST_PARTS, Copied, Piece, num_bytes, plan_parts
 from binidx.storage.transfer import read_whole
 from binidx.testing import MemoryObject
@@ -79,7 +79,7 @@ def stored(base: str, sizes: list[int]) -> tuple[list, list[bytes]]:
     return [open_stored(f"{base}/{number}") for number in range(len(sizes))], contents
 
 
-def unite(uri: str, pieces: list[Piece]) -> join.Join:
+def unite(uri: str, pieces: list[Piece]) -> Join:
     made = open_join(uri, pieces)
     made.fill(lambda _: None)
     made.publish(lambda: None)
@@ -153,7 +153,7 @@ def test_a_source_that_changed_is_an_error_and_leaves_nothing(kind: str, gs: str
     assert names_beside(f"{base}/all") == []
 
 
-def unite_or_abandon(made: join.Join) -> None:
+def unite_or_abandon(made: Join) -> None:
     try:
         made.fill(lambda _: None)
         made.publish(lambda: None)
@@ -162,7 +162,7 @@ def unite_or_abandon(made: join.Join) -> None:
 
 
 def test_where_the_kernel_cannot_copy_this_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "copy_in_kernel", lambda *arguments: -1)
+    monkeypatch.setattr(join_files, "copy_in_kernel", lambda *arguments: -1)
     readers, contents = stored(str(tmp_path), [9 * MIB, 3])
     made = unite(f"{tmp_path}/all", [Piece(readers[0], 1, 9 * MIB), Piece(readers[1], 0, 3)])
     assert (tmp_path / "all").read_bytes() == contents[0][1:] + contents[1]
