@@ -7,7 +7,8 @@
 
 What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
 everything, "no suffix" does so where the last N bytes are asked, "endless" a 200 that does not say how long it is and
-never ends, "forbidden" a 403, "contrary" a 412 to every If-Match. No signature is checked.
+never ends, "forbidden" a 403, "no signed URLs" a 403 to these, "contrary" a 412 to every If-Match. No signature is
+checked.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.conditions.append(condition)
         data = self.server.objects.get(path)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.range_of(data))
-        if behaviour == "forbidden":
+        if behaviour == "forbidden" or (behaviour == "no signed URLs" and "X-Amz-Signature=" in self.path):
             self.send(403, b"")
         elif data is None:
             self.send(404, b"")

@@ -154,7 +154,25 @@ def test_what_cannot_be_asked_for_directly_is_left_to_the_driver(caplog: pytest.
         reader = FsspecObject("s3://b/k", options)
         assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
     assert by_driver(reader)
-    assert "s3://b/k: left to its driver: NotDirectError: a proxy stands before it" in caplog.text
+    assert "s3://b/k: left to its driver for 240 s: NotDirectError: a proxy stands before it" in caplog.text
+
+
+def test_an_object_whose_signed_requests_are_refused_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="binidx")
+    ranges = [(start, start + 10) for start in range(0, 80_000, 20_000)]
+    with http_objects({"/b/k": DATA, "/b/l": DATA}) as server:
+        readers = [FsspecObject(f"s3://b/{each}", {"endpoint_url": server.endpoint, **KEYS}) for each in "kl"]
+        server.behaviour = "no signed URLs"
+        for reader in readers * 2:
+            assert [bytes(view) for view in reader.read(ranges)] == [DATA[start:stop] for start, stop in ranges]
+        assert all(map(by_driver, readers))
+        readers[0]._client().fetch.__self__._by_driver_until = 0.0  # type: ignore[union-attr]  # as after 240 s
+        readers[0].read(ranges)
+        assert by_driver(readers[0])
+    told = [each.getMessage() for each in caplog.records if each.name == "binidx.storage.direct"]
+    assert told == [
+        f"s3://b/{each}: left to its driver for 240 s: status 403 where the driver has none" for each in "kl"
+    ]
 
 
 def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ class DirectRequests:
         self._found_at = 0.0
         self._finding = asyncio.Lock()
         self._by_driver_until = 0.0
+        self._told = False
 
     async def fetch(self, start: int, stop: int) -> bytes:
         if (address := await self._current()) is None:
@@ -97,7 +98,7 @@ class DirectRequests:
             return answer
         found = await self._driver(start, stop)
         if answer not in OF_THE_OBJECT:
-            self._leave_it(f"status {answer} where the driver has none")
+            self._leave_it(f"status {answer} where the driver has none", refused=True)
         return found
 
     @property
@@ -122,9 +123,12 @@ class DirectRequests:
                     self._leave_it(filesystem.text(error))
             return self._address
 
-    def _leave_it(self, reason: str) -> None:
+    def _leave_it(self, reason: str, *, refused: bool = False) -> None:
         self._by_driver_until, self._address = time.monotonic() + RENEW_SECONDS, None
-        log.debug("%s: left to its driver: %s", self._opened.uri, reason)
+        # Refusals cost whoever reads ten times the CPU, so they are told: once, for they come in dozens and again.
+        level = logging.INFO if refused and not self._told else logging.DEBUG
+        self._told = self._told or refused
+        log.log(level, "%s: left to its driver for %d s: %s", self._opened.uri, RENEW_SECONDS, reason)
 
 
 async def ask(uri: str, address: Address, start: int, stop: int) -> bytes | int:
