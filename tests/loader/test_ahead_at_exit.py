@@ -13,7 +13,7 @@ import pytest
 SCRIPT = """
 import sys, threading, time
 sys.path.insert(0, {tests!r})
-from loader.test_look_ahead import Numbers, loader
+from looking_ahead import Numbers, loader
 
 class Stuck(Numbers):
     stuck = True
@@ -29,7 +29,7 @@ print("ready", flush=True)
 {then}
 """
 UNCANCELLABLE = "time.sleep(600)"
-CANCELLABLE = "from loader.test_look_ahead import hang; hang()"
+CANCELLABLE = "from looking_ahead import hang; hang()"
 
 
 def start(hang: str, then: str, workers: int = 0) -> subprocess.Popen[str]:

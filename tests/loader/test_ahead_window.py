@@ -1,0 +1,122 @@
+"""How far is read ahead: as far as the trainer waits, within a budget, and not at all where it need not wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from looking_ahead import Numbers, no_thread_is_left, wait_for  # noqa: F401
+
+from binidx.loader import look_ahead as ahead_module
+from binidx.loader import window as window_module
+from binidx.loader.look_ahead import LookAhead, num_bytes
+from binidx.loader.samplers import build_sampler
+from binidx.loader.window import Window
+
+
+def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
+    window = Window(None, budget_bytes=1000)
+    assert window.batches == 1
+    window.measure(10)
+    opened = []
+    for step in range(400):
+        window.serve(waiting=step % 2 == 0)
+        opened.append(window.batches)
+    assert sorted(set(opened)) == [8, 16, 32, 64, 100]
+    for size, needed in ((1000, 2), (400, 2), (300, 3), (100, 8)):
+        window = Window(None, budget_bytes=1000)
+        window.measure(size)
+        assert window.batches == needed
+    calm = Window(None, budget_bytes=1000)
+    calm.measure(10)
+    for _ in range(1000):
+        calm.serve(waiting=False)
+    assert calm.batches == 8
+
+
+def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four threads, groups of up to 64 samples: more than that in the window would only lie in a queue."""
+    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    ahead = LookAhead(Numbers(8000, seconds=0.1), build_sampler("single", range(8000), 0, 8, 0, 1))
+    for start in range(0, 3000, 8):
+        ahead.__getitems__([*range(start, start + 8)])
+    assert ahead._reading is not None
+    assert 32 <= ahead._reading._window.batches <= 128
+
+
+def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.1)  # for a machine that is busy with other things
+    dataset = Numbers(10_000)
+    ahead = LookAhead(dataset, build_sampler("cyclic", range(10_000), 0, 4, 0, 1))
+    order = [*build_sampler("cyclic", range(10_000), 0, 4, 0, 1)]
+
+    def ask(first: int, stop: int) -> None:
+        for batch in order[first:stop]:
+            assert [int(sample) for sample in ahead.__getitems__(batch)] == [3 * idx for idx in batch]
+
+    ask(0, 500)
+    time.sleep(0.02)
+    assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:500]))
+    assert dataset.asked[-1] == order[499]
+    dataset.seconds = 0.11
+    ask(500, 505)
+    wait_for(lambda: order[507][0] in chain(*dataset.asked))  # it looks ahead again, and from the right place
+    dataset.seconds = 0.0
+    ask(505, 1000)
+    assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:1000]))
+
+
+def test_whatever_is_asked_for_and_however_slow_it_is_the_batches_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jumps, restarts and strangers, while looking ahead begins and ends all the time."""
+    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.002)
+    monkeypatch.setattr(window_module, "QUICK_BATCHES", 4)
+    monkeypatch.setattr(window_module, "SLOW_COUNTS", 2)
+    rng = np.random.default_rng(3)
+    dataset = Numbers(100_000)
+    ahead = LookAhead(dataset, build_sampler("single", range(100_000), 0, 3, 0, 1))
+    place, modes = 0, set()
+    for _ in range(2000):
+        dataset.seconds = 0.003 if rng.integers(200) == 0 else 0 if rng.integers(20) == 0 else dataset.seconds
+        place = 0 if rng.integers(200) == 0 else place + 3 * int(rng.integers(5) if rng.integers(10) == 0 else 1)
+        batch = [*range(place, place + 3)] if rng.integers(30) else rng.integers(0, 100_000, 5).tolist()
+        assert [int(sample) for sample in ahead.__getitems__(batch)] == [3 * idx for idx in batch]
+        assert ahead._reading is not None
+        modes.add((ahead._reading._pace.is_quick, bool(ahead._reading._groups)))
+    assert len(modes) == 4
+
+
+def test_samples_are_weighed_each_tensor_once() -> None:
+    shared = torch.zeros(1000, dtype=torch.int64)
+    samples = [{"tokens": torch.zeros(10, dtype=torch.int64), "positions": shared, "id": 3} for _ in range(4)]
+    assert num_bytes(samples) == 4 * 80 + 8000
+    assert num_bytes("text") == 0
+
+
+def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 MiB of a budget for samples of 64 KiB each, in batches of 4: 8 batches at most wait to be asked for."""
+    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "is_remote", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "BUDGET_BYTES", 2 << 20)
+
+    class Large(Numbers):
+        def __getitems__(self, idxs: Sequence[int]) -> list[torch.Tensor]:
+            super().__getitems__(idxs)
+            return [torch.full((1 << 16,), idx % 256, dtype=torch.uint8) for idx in idxs]
+
+    dataset = Large(600, seconds=0.01)
+    ahead = LookAhead(dataset, build_sampler("single", range(600), 0, 4, 0, 1))
+    opened = []
+    for served, start in enumerate(range(0, 600, 4), 1):
+        assert ahead.__getitems__([*range(start, start + 4)])[3][0] == (start + 3) % 256
+        opened.append(sum(map(len, dataset.asked)) - 4 * served)
+    assert max(opened) <= 4 * 8
+    assert ahead._reading is not None
+    assert ahead._reading._window.batches == 8

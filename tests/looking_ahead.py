@@ -1,0 +1,91 @@
+"""A map dataset that remembers what it was asked, and loaders of it that read ahead and that do not."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from binidx.loader.samplers import build_sampler
+from binidx.loader.torch import PretrainingLoader
+from binidx.storage.cancel import current_scope
+
+
+class Numbers:
+    """A map dataset: sample i is i times 3. Remembers what it was asked; slow, failing or hanging where it is told."""
+
+    def __init__(
+        self, count: int, seconds: float = 0.0, bad: Sequence[int] = (), hangs_from: int | None = None
+    ) -> None:
+        self.count, self.seconds, self.bad, self.hangs_from = count, seconds, bad, hangs_from
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, idx: int) -> torch.Tensor:
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, idxs: Sequence[int]) -> list[torch.Tensor]:
+        self.asked.append([*idxs])
+        time.sleep(self.seconds)
+        if self.hangs_from is not None and max(idxs) >= self.hangs_from:
+            hang()
+        if bad := [idx for idx in idxs if idx in self.bad]:
+            raise ValueError(f"sample {bad[0]} is bad")
+        return [torch.tensor(3 * idx) for idx in idxs]
+
+
+def hang() -> None:
+    """As a read that only its scope can end."""
+    scope, woken = current_scope(), threading.Event()
+    assert scope is not None
+    with scope.watched_by(woken.set):
+        woken.wait(60)
+    scope.check()
+
+
+class OneByOne(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, idx: int) -> torch.Tensor:
+        return torch.tensor(3 * idx)
+
+
+def loader(dataset: Any, num_ahead: int | None = 8, consumed: int = 0, m: int = 4, **options: Any) -> PretrainingLoader:
+    sampler = build_sampler(options.pop("kind", "single"), dataset, consumed, m, 0, 1)
+    return PretrainingLoader(dataset, batch_sampler=sampler, look_ahead=num_ahead, **options)
+
+
+def plain(dataset: Any, **options: Any) -> Any:
+    return loader(dataset, 0, **options)
+
+
+def ahead_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "binidx-ahead"]
+
+
+def wait_for(condition: Any, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def values(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """Of each test in a module that imports this name."""
+    assert not ahead_threads()
+    yield
+    gc.collect()
+    wait_for(lambda: not ahead_threads())
