@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextvars
-import functools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import TypeVar
+
+from binidx.storage.threads import Threads
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,12 +40,5 @@ def over_cores(function: Callable[[Item], Result], items: Sequence[Item], *, a_t
     return [*found, *(each for part in pending for each in part.result())]
 
 
-def submit(work: Callable[[], Result]) -> Future[Result]:
-    """Have it done in a thread, which must not wait for another one of these."""
-    return _pool(os.getpid()).submit(contextvars.copy_context().run, work)
-
-
-@functools.cache
-def _pool(pid: int) -> ThreadPoolExecutor:
-    """Threads do not survive a fork, so each process has its own pool."""
-    return ThreadPoolExecutor(thread_count(), thread_name_prefix="binidx-core")
+submit = Threads("binidx-core", thread_count).submit
+"""Have work done in a thread, which must not wait for another one of these."""

@@ -6,24 +6,8 @@ thread of the same pool could wait for ever.
 
 from __future__ import annotations
 
-import contextvars
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
-
+from binidx.storage.threads import Threads
 from binidx.storage.vectored import THREADS
 
-Result = TypeVar("Result")
-
-
-def submit(read: Callable[[], Result]) -> Future[Result]:
-    """Have it read in a thread; it must not call this itself."""
-    return _pool(os.getpid()).submit(contextvars.copy_context().run, read)
-
-
-@functools.cache
-def _pool(pid: int) -> ThreadPoolExecutor:
-    """Threads do not survive a fork, so each process has its own pool."""
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="binidx-side")
+submit = Threads("binidx-side", lambda: THREADS).submit
+"""Have a read done in a thread; it must not call this itself."""

@@ -5,17 +5,16 @@ And any two pieces of work at the same time, on the same threads.
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import TypeVar
 
 from binidx.storage.fsspec_object import Begun, FsspecObject
 from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import Range, RangeReader
+from binidx.storage.threads import Threads
 
 THREADS = 32
 """Objects read at once in a process that need a thread each: those with a layer over them."""
@@ -65,12 +64,4 @@ def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tupl
     return found, pending.result()
 
 
-def _submit(work: Callable[[], First]) -> Future[First]:
-    """In another thread, but in this one's context: its scope (`cancel`) holds there too."""
-    return _pool(os.getpid()).submit(contextvars.copy_context().run, work)
-
-
-@functools.cache
-def _pool(pid: int) -> ThreadPoolExecutor:
-    """Threads do not survive a fork, so each process has its own pool."""
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="binidx-read")
+_submit = Threads("binidx-read", lambda: THREADS).submit
