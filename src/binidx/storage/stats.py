@@ -38,12 +38,17 @@ class ReadStats:
         hedges: int = 0,
     ) -> None:
         with _lock:
-            self.requests += requests
-            self.bytes_asked += bytes_asked
-            self.bytes_moved += bytes_moved
-            self.seconds += seconds
-            self.retries += retries
-            self.hedges += hedges
+            for each in self._counted_in():
+                each.requests += requests
+                each.bytes_asked += bytes_asked
+                each.bytes_moved += bytes_moved
+                each.seconds += seconds
+                each.retries += retries
+                each.hedges += hedges
+
+    def _counted_in(self) -> tuple[ReadStats, ...]:
+        """The counters that grow when these do."""
+        return (self,)
 
     def __sub__(self, before: ReadStats) -> ReadStats:
         """What happened since `before`."""
@@ -63,25 +68,8 @@ class ObjectStats(ReadStats):
         with _lock:
             self._in_store = _stores.setdefault(store, ReadStats())
 
-    def add(
-        self,
-        *,
-        requests: int = 0,
-        bytes_asked: int = 0,
-        bytes_moved: int = 0,
-        seconds: float = 0.0,
-        retries: int = 0,
-        hedges: int = 0,
-    ) -> None:
-        for add in (super().add, self._in_store.add):
-            add(
-                requests=requests,
-                bytes_asked=bytes_asked,
-                bytes_moved=bytes_moved,
-                seconds=seconds,
-                retries=retries,
-                hedges=hedges,
-            )
+    def _counted_in(self) -> tuple[ReadStats, ...]:
+        return self, self._in_store
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectStats, (self.store,)  # another process counts for itself, from zero
@@ -90,25 +78,8 @@ class ObjectStats(ReadStats):
 class LayerStats(ReadStats):
     """Of a reader over a reader: `requests` and `bytes_moved` are what it asked of the one below it."""
 
-    def add(
-        self,
-        *,
-        requests: int = 0,
-        bytes_asked: int = 0,
-        bytes_moved: int = 0,
-        seconds: float = 0.0,
-        retries: int = 0,
-        hedges: int = 0,
-    ) -> None:
-        for add in (super().add, _layers.add):
-            add(
-                requests=requests,
-                bytes_asked=bytes_asked,
-                bytes_moved=bytes_moved,
-                seconds=seconds,
-                retries=retries,
-                hedges=hedges,
-            )
+    def _counted_in(self) -> tuple[ReadStats, ...]:
+        return self, _layers
 
 
 @dataclass
