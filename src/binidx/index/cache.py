@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,11 @@ class IndexCache:
         for one, they are page cache; from elsewhere they are anonymous memory.
         """
         wanted = {"algorithm": ALGORITHM, **fingerprint}
-        return self.load(wanted, names) or self.build(description, wanted, build)
+        return load_else_build(
+            self._uri("binidx.json"),
+            load=lambda: self.load(wanted, names),
+            build=lambda: self.build(description, wanted, build),
+        )
 
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> Arrays:
         """Build the arrays into their files, then write the marker that makes them count."""
@@ -106,3 +110,9 @@ class IndexCache:
         if len(content) != mark["bytes"] or xxhash.xxh3_64_hexdigest(content) != mark["xxh3_64"]:
             raise ValueError(f"{name}.npy is not the array that was marked")
         return parse_npy(content)
+
+
+def load_else_build(uri: str, *, load: Callable[[], Arrays | None], build: Callable[[], Arrays]) -> Arrays:
+    """What is published under the manifest's `uri`, else what `build` makes and publishes there."""
+    found = load()
+    return build() if found is None else found
