@@ -42,8 +42,10 @@ def random_model(total: int, consumed: int, m: int, rank: int, size: int, shardi
             batch = []
 
 
-def random_sampler(total: int, consumed: int, m: int, rank: int, size: int, sharding: bool) -> list[list[int]]:
-    return list(MegatronPretrainingRandomSampler(range(total), total, consumed, m, rank, size, sharding))
+def random_sampler(
+    total: int, consumed: int, m: int, rank: int, size: int, sharding: bool, surplus: bool = False
+) -> list[list[int]]:
+    return list(MegatronPretrainingRandomSampler(range(total), total, consumed, m, rank, size, sharding, surplus))
 
 
 @pytest.mark.parametrize(("m", "size"), TOPOLOGIES)
@@ -61,8 +63,41 @@ def test_random_batches_are_the_rule_from_every_boundary_of_three_epochs(m: int,
     for total, rank in product([15, 30, 47], range(size)):
         active = total - total % (m * size)
         for consumed in range(0, 3 * active, m * size):
-            ours = random_sampler(total, consumed, m, rank, size, sharding)
-            assert ours == list(random_model(total, consumed, m, rank, size, sharding))
+            rule = list(random_model(total, consumed, m, rank, size, sharding))
+            assert random_sampler(total, consumed, m, rank, size, sharding, surplus=True) == rule
+            assert (
+                random_sampler(total, consumed, m, rank, size, sharding)
+                == rule[: (active - consumed % active) // (m * size)]
+            )
+
+
+def test_megatrons_ranks_drift_apart_and_ours_do_not() -> None:
+    # 10 samples in micro-batches of 2 on 3 ranks: the case of Megatron-LM's open pull request 7299.
+    for surplus, batches, consumed in [(True, [2, 1, 1], [12, 6, 6]), (False, [1, 1, 1], [6, 6, 6])]:
+        samplers = [MegatronPretrainingRandomSampler(range(10), 10, 0, 2, r, 3, False, surplus) for r in range(3)]
+        assert [len(list(sampler)) for sampler in samplers] == batches
+        assert [sampler.consumed_samples for sampler in samplers] == consumed
+
+
+@pytest.mark.parametrize(("m", "size"), TOPOLOGIES)
+def test_a_step_asked_for_by_its_number_is_the_one_that_is_served(m: int, size: int) -> None:
+    for rank, total in product(range(size), [15, 30, 47]):
+        sequential = MegatronPretrainingSampler(total, 0, m, rank, size)
+        assert [sequential.batch(step) for step in range(total // (m * size))] == list(sequential)
+        assert sequential.batch(-1) == list(sequential)[-1]
+        for sharding in (True, False):
+            sampler = MegatronPretrainingRandomSampler(range(total), total, 0, m, rank, size, sharding)
+            served = [batch for _ in range(3) for batch in sampler]
+            assert [sampler.batch(step) for step in range(len(served))] == served
+
+
+def test_steps_that_are_none_are_refused() -> None:
+    sequential = MegatronPretrainingSampler(10, 0, 2, 0, 2)
+    for step in (2, -3):
+        with pytest.raises(IndexError, match="10 samples fill 2 of 4"):
+            sequential.batch(step)
+    with pytest.raises(IndexError, match="step -1"):
+        MegatronPretrainingRandomSampler(range(10), 10, 0, 2, 0, 2, True).batch(-1)
 
 
 @pytest.mark.parametrize(("m", "size"), TOPOLOGIES)

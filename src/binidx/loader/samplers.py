@@ -71,6 +71,19 @@ class MegatronPretrainingSampler:
             first = start + self.data_parallel_rank * self.micro_batch_size
             yield list(range(first, min(first + self.micro_batch_size, stop)))
 
+    def batch(self, step: int) -> list[int]:
+        """The micro-batch of this rank at a step of the whole run, counted from sample 0.
+
+        Raises:
+            IndexError: the samples do not fill so many steps.
+        """
+        block = self.micro_batch_size * self.data_parallel_size
+        steps = self.total_samples // block
+        if not -steps <= step < steps:
+            raise IndexError(f"step {step}: {self.total_samples} samples fill {steps} of {block}")
+        first = step % steps * block + self.data_parallel_rank * self.micro_batch_size
+        return list(range(first, first + self.micro_batch_size))
+
 
 class MegatronPretrainingRandomSampler:
     """Micro-batches in a random order that starts anew each epoch.
@@ -80,11 +93,11 @@ class MegatronPretrainingRandomSampler:
         total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size: as above; here
             `consumed_samples` may be beyond one epoch.
         data_sharding: each rank permutes its own contiguous share; otherwise all share one permutation.
+        surplus_batches: without `data_sharding`, where T does not divide by m * P, Megatron gives its first ranks more
+            batches in an epoch than the others: they count other consumed samples from then on, and end their epochs
+            apart. True is Megatron's rule to the letter; False leaves these last batches out, on every rank.
 
     `consumed_samples` grows as batches are yielded. `len()` is T, as in Megatron.
-
-    Without `data_sharding` ranks may get unequal numbers of batches where T does not divide by m * P: Megatron's rule,
-    kept so that a run can switch; the surplus batches of the first ranks are their last ones.
 
     Raises:
         ConfigError: fewer samples than one step, or `consumed_samples` between two steps.
@@ -99,6 +112,7 @@ class MegatronPretrainingRandomSampler:
         data_parallel_rank: int,
         data_parallel_size: int,
         data_sharding: bool,
+        surplus_batches: bool = False,
     ) -> None:
         check_topology(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
         self.step = micro_batch_size * data_parallel_size
@@ -113,13 +127,13 @@ class MegatronPretrainingRandomSampler:
         self.data_parallel_rank = data_parallel_rank
         self.data_parallel_size = data_parallel_size
         self.data_sharding = data_sharding
+        self.surplus_batches = surplus_batches
 
     def __len__(self) -> int:
         return self.total_samples
 
     def __iter__(self) -> Iterator[list[int]]:
-        active = self.total_samples - self.total_samples % self.step
-        epoch, into_epoch = divmod(self.consumed_samples, active)
+        epoch, into_epoch = divmod(self.consumed_samples, self._active)
         if into_epoch % self.step:
             raise ConfigError(
                 f"consumed_samples: {self.consumed_samples} is {into_epoch} into its epoch, "
@@ -130,6 +144,22 @@ class MegatronPretrainingRandomSampler:
             self.consumed_samples += self.step
             yield order[start : start + self.micro_batch_size].tolist()
 
+    def batch(self, step: int) -> list[int]:
+        """The micro-batch of this rank at a step of the whole run, counted from sample 0 of epoch 0.
+
+        Raises:
+            IndexError: a negative step; a run that begins anew each epoch has no last one.
+        """
+        if step < 0:
+            raise IndexError(f"step {step}: needs 0 or more")
+        epoch, into_epoch = divmod(step * self.step, self._active)
+        return self._order(epoch, into_epoch)[: self.micro_batch_size].tolist()
+
+    @property
+    def _active(self) -> int:
+        """Samples of an epoch that fill whole steps."""
+        return self.total_samples - self.total_samples % self.step
+
     def _order(self, epoch: int, into_epoch: int) -> NDArray[np.int64]:
         """What is left of this rank's epoch."""
         if self.data_sharding:
@@ -137,7 +167,8 @@ class MegatronPretrainingRandomSampler:
             mine = permutation(share, epoch)[into_epoch // self.data_parallel_size :]
             return mine + self.data_parallel_rank * share
         whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
-        return permutation(whole, epoch)[into_epoch:][self.data_parallel_rank :: self.data_parallel_size]
+        stop = whole if self.surplus_batches else self._active
+        return permutation(whole, epoch)[into_epoch:stop][self.data_parallel_rank :: self.data_parallel_size]
 
 
 def check_topology(total_samples: int, micro_batch_size: int, rank: int, size: int) -> None:
@@ -172,6 +203,7 @@ def build_sampler(
     data_parallel_rank: int,
     data_parallel_size: int,
     data_sharding: bool = True,
+    surplus_batches: bool = False,
 ) -> PretrainingSampler:
     """The sampler of a type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
 
@@ -182,5 +214,7 @@ def build_sampler(
     if dataloader_type == "single":
         return MegatronPretrainingSampler(len(dataset), consumed_samples, *topology)
     if dataloader_type == "cyclic":
-        return MegatronPretrainingRandomSampler(dataset, len(dataset), consumed_samples, *topology, data_sharding)
+        return MegatronPretrainingRandomSampler(
+            dataset, len(dataset), consumed_samples, *topology, data_sharding, surplus_batches
+        )
     raise ConfigError(f"dataloader_type: found {dataloader_type!r}, needs 'single' or 'cyclic'")
