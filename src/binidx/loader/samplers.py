@@ -153,7 +153,8 @@ class MegatronPretrainingRandomSampler:
         if step < 0:
             raise IndexError(f"step {step}: needs 0 or more")
         epoch, into_epoch = divmod(step * self.step, self._active)
-        return self._order(epoch, into_epoch)[: self.micro_batch_size].tolist()
+        batch: list[int] = self._order(epoch, into_epoch)[: self.micro_batch_size].tolist()
+        return batch
 
     @property
     def _active(self) -> int:
