@@ -23,7 +23,7 @@ lint: $(VENV)/.test
 	PYTHONPATH=build/house $(BIN)/lint-imports
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist worksteal
 
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
 	native/check_arm.sh
