@@ -19,6 +19,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--s3", choices=[*S3_SERVERS], default="seaweed", help="the S3 server to test against")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Index files of this run go to a directory of its own, which no earlier run has filled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BINIDX_INDEX_DIR", str(tmp_path_factory.mktemp("index-dir")))
+        yield
+
+
 @dataclass(frozen=True)
 class Bucket:
     """A bucket on a real S3 server; the environment points s3fs, boto3 and child processes at it."""

@@ -3,7 +3,7 @@
     stored       LocalFile, mapped; remote: FsspecObject, few concurrent range requests
     checked      CheckedObject                         where there are checksums: `format.bin_object`
     decoded      SegmentedObject                       .bin.zst
-    kept         DiskCache                             what is remote, where there is a cache_dir
+    kept         DiskCache                             what is remote, where there is a cache_dir; index files always
                  ChunkCache                            else: small remote objects, and segments, in memory
 
 A new backend is a class and a row in OPENERS; a codec is one in `segments.CODECS`.
@@ -51,7 +51,8 @@ def open_object(
         cache: where what is remote is kept. By default in the cache_dir of the settings if there is one, else in a
             ChunkCache if it is small enough to stay there: the shuffled samples of a larger one do not meet a chunk
             again in time, and 64 KiB chunks moved 37 times their bytes. True: in a ChunkCache if not in a cache_dir.
-            "disk": there or nowhere, for what is read whole. False: nowhere, for what must come from the store itself.
+            "disk": there or in the index_dir, for what is read whole. False: nowhere, for what must come from the store
+            itself.
         codec: how it is stored; by default as its name tells: the plain bytes of a .bin.zst are given. "raw" gives
             those that lie there.
 
@@ -109,7 +110,8 @@ def layered(
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
     local = filesystem.local_path(stored.uri) is not None
     if cache is not False and not local:
-        on_disk = with_disk_cache(reader, ReadSettings.of(getattr(stored, "storage_options", None)))
+        settings = ReadSettings.of(getattr(stored, "storage_options", None))
+        on_disk = with_disk_cache(reader, settings, whole=cache == "disk")
         if on_disk is not reader:
             return on_disk
     if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):

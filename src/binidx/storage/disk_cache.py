@@ -29,6 +29,7 @@ from binidx.storage.ask_ahead import AskAhead
 from binidx.storage.cache_layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cached_object import cached_object
 from binidx.storage.chunk_cache import chunks_of, runs_of
+from binidx.storage.index_dir import directory_of_index
 from binidx.storage.ranges import Range, RangeReader, check_ranges
 from binidx.storage.settings import ReadSettings
 from binidx.storage.single_flight import Claim
@@ -253,18 +254,24 @@ class DiskCache:
         return f"DiskCache({self.reader!r}, {self.directory!r})"
 
 
-def with_disk_cache(reader: RangeReader, settings: ReadSettings) -> RangeReader:
-    """The reader, over the directory of the settings if there is one, and if its content can be told from another."""
-    if settings.cache_dir is None:
+def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool = False) -> RangeReader:
+    """The reader, over the directory of the settings if there is one, and if its content can be told from another.
+
+    Args:
+        whole: it is read whole: an index file has a directory of its own where there is no cache_dir.
+    """
+    is_index = reader.uri.endswith(READ_WHOLE)
+    if settings.cache_dir is not None:
+        place = settings.cache_dir, settings.cache_bytes
+    elif not whole or not is_index or not (place := directory_of_index(settings)):
         return reader
-    if "://" in settings.cache_dir:
-        raise ConfigError(f"cache_dir: found {settings.cache_dir}, needs a directory of this machine")
+    directory, limit = place
+    if "://" in directory:
+        raise ConfigError(f"cache_dir: found {directory}, needs a directory of this machine")
     chunk_bytes = settings.cache_chunk_bytes or CHUNK_BYTES
-    one_block = max(1, -(-reader.size // chunk_bytes)) * chunk_bytes if reader.uri.endswith(READ_WHOLE) else None
+    one_block = max(1, -(-reader.size // chunk_bytes)) * chunk_bytes if is_index else None
     try:
-        return DiskCache(
-            reader, settings.cache_dir, settings.cache_bytes, chunk_bytes=chunk_bytes, block_bytes=one_block
-        )
+        return DiskCache(reader, directory, limit, chunk_bytes=chunk_bytes, block_bytes=one_block)
     except UncacheableError as error:
         logger.info("%s", error)
         return reader

@@ -29,6 +29,9 @@ class ReadSettings:
         cache_dir: a directory of this node, or of all nodes, that keeps what was read: `disk_cache`. None: none.
         cache_bytes: the most that lies in it; None: what leaves a tenth of its file system free.
         cache_chunk_bytes: what is fetched into it where one byte is asked; None: 64 KiB. A thin link wants less.
+        index_dir: a directory of this node that keeps `.idx` files and arrays of indices where there is no cache_dir;
+            None: one of this user's in the temporary directory. "off": none, each process has its own in memory.
+        index_bytes: the most that lies in it; None: what leaves a tenth of its file system free.
         verify: check what is read against the sums beside the object; None: where there are any.
         deadline_seconds: after this a read gives up, whatever was tried again in it.
         hedge: ask once more for a range that is much later than its like, and take the first answer.
@@ -44,6 +47,8 @@ class ReadSettings:
     cache_dir: str | None = None
     cache_bytes: int | None = None
     cache_chunk_bytes: int | None = None
+    index_dir: str | None = None
+    index_bytes: int | None = None
     verify: bool | None = None
     deadline_seconds: float = 60.0
     hedge: bool = True
@@ -97,6 +102,11 @@ def parse_flag(text: str) -> bool:
     ]
 
 
+def parse_index_dir(text: str) -> str:
+    """A directory; "", which is none, for what switches it off."""
+    return "" if text.lower() in ("0", "off", "no", "false") else text
+
+
 def _parsed(subject: str, name: str, value: Any) -> Any:
     """A value as it is, unless it is text or a path."""
     if not isinstance(value, str | os.PathLike):
@@ -112,6 +122,8 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "cache_dir": str,
     "cache_bytes": parse_bytes,
     "cache_chunk_bytes": parse_bytes,
+    "index_dir": parse_index_dir,
+    "index_bytes": parse_bytes,
     "verify": parse_flag,
     "deadline_seconds": float,
     "hedge": parse_flag,
@@ -123,6 +135,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 LEAST: dict[str, float] = {
     "cache_bytes": 0,
     "cache_chunk_bytes": 1,
+    "index_bytes": 0,
     "deadline_seconds": 0,
     "concurrency": 1,
     "max_gap": 0,
