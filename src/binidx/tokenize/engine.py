@@ -1,0 +1,57 @@
+"""What an engine is: UTF-8 in one buffer with offsets in, token ids in one buffer with offsets out.
+
+No text and no token becomes a Python object on the way, unless the engine's library has no other door.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.tokenize.spec import TokenizerSpec
+
+# Token ids, shape (num_tokens,); where each text's begin and the end of the last, shape (num_texts + 1,), from 0.
+Encoded: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.int64]]
+
+
+class Engine(Protocol):
+    """A tokenizer made ready in this process, on one thread. Rows of ENGINES make them: `Row(spec, content)`."""
+
+    name: str
+
+    def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
+        """The ids of each text, with what the post-processor puts around them.
+
+        Args:
+            texts: valid UTF-8, shape (num_bytes,).
+            offsets: bytes where each text begins, and the end of the last; rising, shape (num_texts + 1,).
+        """
+        ...
+
+
+class EngineRow(Protocol):
+    """A class of engines, as the table has it."""
+
+    name: str
+
+    @classmethod
+    def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
+        """Why this engine would not give the reference's ids, or cannot run here; None if it would."""
+        ...
+
+    def __call__(self, spec: TokenizerSpec, content: bytes) -> Engine: ...
+
+
+def strings(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
+    """The texts as Python's, for libraries that take nothing else."""
+    whole = memoryview(texts)
+    bounds = offsets.tolist()
+    return [str(whole[start:stop], "utf-8") for start, stop in pairwise(bounds)]
+
+
+def missing(package: str, extra: str) -> str:
+    """How a refusal says that a library is not there."""
+    return f"{package} is not installed; pip install 'binidx[{extra}]'"

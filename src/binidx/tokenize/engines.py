@@ -1,0 +1,44 @@
+"""The engines there are, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from binidx.errors import ConfigError
+from binidx.tokenize.engine import Engine, EngineRow
+from binidx.tokenize.hf import HuggingFace
+from binidx.tokenize.spec import TokenizerSpec, read_content
+
+
+def refusals(spec: TokenizerSpec, content: bytes) -> dict[str, str | None]:
+    """Each engine by name: why it would not do, or None where it gives the reference's ids."""
+    return {name: row.refusal(spec, content) for name, row in ENGINES.items()}
+
+
+def choose(spec: TokenizerSpec, name: str = "auto", *, storage_options: Mapping[str, Any] | None = None) -> Engine:
+    """The engine of this name, or the fastest that is installed and exact.
+
+    Raises:
+        ConfigError: there is no such engine, or each of those asked for has a reason why not; they are in the message.
+    """
+    content = read_content(spec, storage_options)
+    if name != "auto" and name not in ENGINES:
+        raise ConfigError(f"engine: found {name}, needs auto or one of {', '.join(ENGINES)}")
+    reasons = {}
+    for candidate, row in ENGINES.items():
+        if name in ("auto", candidate):
+            reasons[candidate] = row.refusal(spec, content)
+            if reasons[candidate] is None:
+                return row(spec, content)
+    raise ConfigError(f"{spec.uri}: " + "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items()))
+
+
+def reference(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> Engine:
+    """The engine whose ids are right by definition."""
+    return choose(spec, REFERENCES[spec.kind], storage_options=storage_options)
+
+
+# Fastest first.
+ENGINES: dict[str, EngineRow] = {row.name: row for row in (HuggingFace,)}
+REFERENCES = {"json": "hf", "wordpiece": "hf", "tiktoken": "tiktoken", "sentencepiece": "sentencepiece"}

@@ -1,0 +1,74 @@
+"""Hugging Face `tokenizers`: the reference for a tokenizer.json and for WordPiece vocabularies.
+
+Its fastest call, `encode_batch_fast`, computes no offsets but still makes a Python list of ints of each text: 0.015 s
+for 10^6 tokens, where encoding them takes 0.8 s.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.tokenize.engine import Encoded, missing, strings
+from binidx.tokenize.spec import TokenizerSpec
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# An Encoding keeps some 100 bytes a token until its batch is through.
+BATCH_BYTES = 1 << 18
+
+
+class HuggingFace:
+    """Any tokenizer.json. One thread: processes are what a job has many of."""
+
+    name = "hf"
+
+    @classmethod
+    def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
+        if spec.kind not in ("json", "wordpiece"):
+            return f"reads a tokenizer.json or a vocab.txt, not {spec.kind}"
+        return None if importlib.util.find_spec("tokenizers") else missing("tokenizers", "tokenizers")
+
+    def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
+        # Its threads would compete with the other processes of the job; read by the library at each call.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        self.tokenizer = open_json(content)
+        self.tokenizer.encode_special_tokens = spec.specials == "text"
+        self.wrapped = bool(spec.prefix or spec.suffix)
+
+    def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
+        lists = list(self._ids(strings(texts, offsets), offsets))
+        bounds = np.zeros(len(offsets), np.int64)
+        np.cumsum([len(ids) for ids in lists], out=bounds[1:])
+        return np.fromiter(chain.from_iterable(lists), np.uint32, int(bounds[-1])), bounds
+
+    def _ids(self, texts: list[str], offsets: NDArray[np.int64]) -> Iterator[list[int]]:
+        for first, stop in batches(offsets, BATCH_BYTES):
+            for encoding in self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped):
+                yield encoding.ids
+
+
+def open_json(content: bytes) -> Tokenizer:
+    """The library's tokenizer. A tokenizer.json may ask for cut or padded texts, which Megatron does not follow."""
+    from tokenizers import Tokenizer
+
+    tokenizer: Any = Tokenizer.from_buffer(content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def batches(offsets: NDArray[np.int64], num_bytes: int) -> Iterator[tuple[int, int]]:
+    """Neighbouring texts, (first, stop), of `num_bytes` or a little more together."""
+    first, last = 0, len(offsets) - 1
+    while first < last:
+        stop = min(last, int(np.searchsorted(offsets, offsets[first] + num_bytes)))
+        yield first, max(stop, first + 1)
+        first = max(stop, first + 1)

@@ -1,0 +1,91 @@
+"""What a tokenizer is, small enough for a manifest and for every task of a job.
+
+    kind            uri names                        its reference
+    json            a tokenizer.json, or its folder  tokenizers
+    wordpiece       a vocab.txt, one entry a line    tokenizers
+    tiktoken        a file of ranks                  tiktoken
+    sentencepiece   a .model                         sentencepiece
+
+The content stays where it is; `read_content` fetches it and compares its digest. Nothing is downloaded from hubs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from binidx.errors import ConfigError, ObjectChangedError
+from binidx.storage.backends import open_object
+from binidx.storage.transfer import read_whole
+
+POLICIES = ("parse", "text", "error")
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A tokenizer by its content, and how text meets it. Hashable, picklable, JSON through `to_json` and `of_json`.
+
+    Attributes:
+        digest: sha256 of the content, hex.
+        vocab_size: entries, added tokens included: what decides the stored dtype, as Megatron's `vocab_size`.
+        eod: the id that ends a document; None where none is known.
+        special_tokens: content and id of each, without the one for what is unknown.
+        prefix: ids that the post-processor puts before each text, the empty one too.
+        suffix: ids that it puts behind.
+        specials: what becomes of a special token inside text. `parse`: its id, as in Megatron; `text`: the tokens of
+            its characters; `error`: as parse, for whoever then refuses texts that have one (`specials.find_specials`).
+        pattern: regular expression that splits text; kind tiktoken only.
+        lowercase: text is lowered and loses its accents first; kind wordpiece only.
+    """
+
+    uri: str
+    kind: str
+    digest: str
+    vocab_size: int
+    eod: int | None = None
+    special_tokens: tuple[tuple[str, int], ...] = ()
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    specials: str = "parse"
+    pattern: str = ""
+    lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        if self.specials not in POLICIES:
+            raise ConfigError(f"specials: found {self.specials}, needs one of {', '.join(POLICIES)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that JSON has."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> TokenizerSpec:
+        """What `to_json` gave, after JSON made lists of its tuples."""
+        specials = tuple((str(content), int(number)) for content, number in values["special_tokens"])
+        wrapping = {name: tuple(values[name]) for name in ("prefix", "suffix")}
+        return cls(**{**values, "special_tokens": specials, **wrapping})
+
+
+def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """The bytes of the tokenizer's file.
+
+    Raises:
+        ObjectChangedError: they are not the ones that were described.
+    """
+    content = fetch(spec.uri, storage_options)
+    found = digest_of(content)
+    if found != spec.digest:
+        raise ObjectChangedError(f"{spec.uri}: sha256 {found[:12]}, the job was planned with {spec.digest[:12]}")
+    return content
+
+
+def fetch(uri: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """The whole object."""
+    return bytes(read_whole(open_object(uri, storage_options=storage_options, cache=False)))
+
+
+def digest_of(content: bytes) -> str:
+    """How manifests name a tokenizer."""
+    return hashlib.sha256(content).hexdigest()

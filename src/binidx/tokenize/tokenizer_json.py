@@ -1,0 +1,94 @@
+"""What a tokenizer.json says about itself, without the library that runs it.
+
+Source: the serialisation of Hugging Face tokenizers; processors/template.rs, bert.rs, roberta.rs and sequence.rs for
+what is put around a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from binidx.errors import ConfigError, FormatError
+
+
+def parse_json(uri: str, content: bytes) -> dict[str, Any]:
+    """The file's object.
+
+    Raises:
+        FormatError: it is not a tokenizer.json.
+        ConfigError: its tokenizer draws lots.
+    """
+    try:
+        parsed = json.loads(content)
+        model = parsed["model"]["vocab"] and parsed["model"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{uri}: is no tokenizer.json, needs an object with a model and its vocab") from error
+    if model.get("dropout"):
+        raise ConfigError(f"{uri}: merges with dropout {model['dropout']} differ from run to run, needs none")
+    whole: dict[str, Any] = parsed
+    return whole
+
+
+def vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
+    """Every entry and its id, added tokens too."""
+    entries = parsed["model"]["vocab"]
+    if isinstance(entries, list):  # Unigram: pieces with their scores, an id is a place
+        entries = {piece: number for number, (piece, _) in enumerate(entries)}
+    return {**entries, **{token["content"]: token["id"] for token in added_tokens(parsed)}}
+
+
+def added_tokens(parsed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Tokens that are found in the text before it is split."""
+    return parsed.get("added_tokens") or []
+
+
+def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """The added tokens that are marked special, without the one for what is unknown: ordinary text gives it."""
+    model = parsed["model"]
+    unknown = model.get("unk_token")
+    return tuple(
+        (token["content"], token["id"])
+        for token in added_tokens(parsed)
+        if token.get("special") and token["content"] != unknown and token["id"] != model.get("unk_id")
+    )
+
+
+def wrapping(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that the post-processor puts before and behind every text.
+
+    Raises:
+        ConfigError: it is of a kind whose effect on a text is not known here.
+    """
+    kind = processor["type"] if processor else None
+    if processor is None or kind == "ByteLevel":  # ByteLevel moves offsets only
+        return (), ()
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (processor["cls"][1],), (processor["sep"][1],)
+    if kind == "TemplateProcessing":
+        return _template(uri, processor)
+    if kind == "Sequence":
+        prefix: tuple[int, ...] = ()
+        suffix: tuple[int, ...] = ()
+        for inner in processor["processors"]:
+            before, behind = wrapping(uri, inner)
+            prefix, suffix = before + prefix, suffix + behind
+        return prefix, suffix
+    raise ConfigError(f"{uri}: post-processor {kind}, needs one of ByteLevel, Template-, Bert- or RobertaProcessing")
+
+
+def _template(uri: str, processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`[BOS] $A [EOS]`, as ids; the text must stand in it once."""
+    before: list[int] = []
+    behind: list[int] = []
+    texts = 0
+    for piece in processor["single"]:
+        if "Sequence" in piece:
+            texts += 1
+            continue
+        ids = processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+        (behind if texts else before).extend(ids)
+    if texts != 1:
+        raise ConfigError(f"{uri}: its template has the text {texts} times, needs it once")
+    return tuple(before), tuple(behind)
