@@ -1,4 +1,4 @@
-"""Index files of remote stores come down once for a node, where there is a directory to be trusted, else into memory."""
+"""Index files of remote stores come down once for a node, where a directory can be trusted, else into memory."""
 
 from __future__ import annotations
 
@@ -59,14 +59,20 @@ def test_an_idx_goes_to_a_directory_of_this_user_and_a_bin_does_not(temporary: P
     assert ours(temporary).stat().st_mode & 0o777 == 0o700
 
 
-def test_it_can_be_named_or_switched_off_and_a_cache_dir_has_all(temporary: Path) -> None:
+def test_it_can_be_named_or_switched_off(temporary: Path) -> None:
     def found(**given: str) -> object:
         return directory_of_index(ReadSettings.of({"binidx": given}))
 
     assert found() == (str(ours(temporary)), None)
     assert found(index_dir="/nvme/index", index_bytes="2GB") == ("/nvme/index", 2 * 10**9)
     assert [found(index_dir=each) for each in ("0", "off")] == [None, None]
-    assert found(index_dir="off", cache_dir="/nvme/all", cache_bytes="1kB") == ("/nvme/all", 1000)
+
+
+def test_a_cache_dir_has_the_index_files_too(temporary: Path, tmp_path: Path) -> None:
+    options = {"binidx": {"cache_dir": str(tmp_path / "all"), "index_dir": str(tmp_path / "index")}}
+    reader = open_object(put("memory://index-dir/all.idx", b"i"), cache="disk", storage_options=options)
+    assert isinstance(reader, DiskCache)
+    assert reader.directory == str(tmp_path / "all")
 
 
 def link(path: Path) -> None:

@@ -16,6 +16,7 @@ def test_every_setting_can_be_given_by_the_environment() -> None:
 
 
 def test_options_win_over_the_environment_and_that_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BINIDX_INDEX_DIR")
     assert ReadSettings.of(None) == ReadSettings()
     monkeypatch.setenv("BINIDX_FAST", "0")
     monkeypatch.setenv("BINIDX_CACHE_BYTES", "2GiB")

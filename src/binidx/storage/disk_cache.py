@@ -261,9 +261,12 @@ def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool 
         whole: it is read whole: an index file has a directory of its own where there is no cache_dir.
     """
     is_index = reader.uri.endswith(READ_WHOLE)
+    place: tuple[str, int | None] | None = None
     if settings.cache_dir is not None:
         place = settings.cache_dir, settings.cache_bytes
-    elif not whole or not is_index or not (place := directory_of_index(settings)):
+    elif whole and is_index:
+        place = directory_of_index(settings)
+    if place is None:
         return reader
     directory, limit = place
     if "://" in directory:

@@ -4,13 +4,14 @@
                                 can be made to agree by whoever can write them
 
 It is a `disk_cache`, for what is read whole and kept for as long as a run lasts: `.idx` files and arrays of indices.
-BINIDX_INDEX_DIR names another one, or with "off" none; where there is a cache_dir, they go there with the rest. Where
-no such directory can be had (none that is ours, a file system that is read-only or full) each process has them in its
+BINIDX_INDEX_DIR names another one, or with "off" none; where there is a cache_dir, they go there with the rest. Where no
+such directory can be had (none that is ours, a file system that is read-only or full) each process has them in its
 own memory, which is said once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -25,9 +26,7 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def directory_of_index(settings: ReadSettings) -> tuple[str, int | None] | None:
-    """Where an index file is kept and the bytes that may lie there, as `DiskCache` takes them; None: nowhere."""
-    if settings.cache_dir is not None:
-        return settings.cache_dir, settings.cache_bytes
+    """Where index files are kept and the bytes that may lie there, as `DiskCache` takes them; None: nowhere."""
     if settings.index_dir == "":
         return None
     found = settings.index_dir or _of_this_user(os.getuid())
@@ -55,10 +54,8 @@ def _of_this_user(uid: int) -> str | None:
 
 def _claim(path: str, uid: int) -> str | None:
     """Make the directory; what is wrong with the one that is there, if anything."""
-    try:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    except FileExistsError:
-        pass
     # Not through a link, which somebody else may have put there: nobody can move what is ours in a sticky /tmp.
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
