@@ -11,12 +11,16 @@ from binidx.storage.filesystem import tuned
 from binidx.storage.settings import PARSERS, ReadSettings, parse_bytes
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BINIDX_INDEX_DIR")
+
+
 def test_every_setting_can_be_given_by_the_environment() -> None:
     assert list(PARSERS) == [each.name for each in fields(ReadSettings)]
 
 
 def test_options_win_over_the_environment_and_that_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BINIDX_INDEX_DIR")
     assert ReadSettings.of(None) == ReadSettings()
     monkeypatch.setenv("BINIDX_FAST", "0")
     monkeypatch.setenv("BINIDX_CACHE_BYTES", "2GiB")

@@ -4,8 +4,8 @@
                                 can be made to agree by whoever can write them
 
 It is a `disk_cache`, for what is read whole and kept for as long as a run lasts: `.idx` files and arrays of indices.
-BINIDX_INDEX_DIR names another one, or with "off" none; where there is a cache_dir, they go there with the rest. Where no
-such directory can be had (none that is ours, a file system that is read-only or full) each process has them in its
+BINIDX_INDEX_DIR names another one, or with "off" none; where there is a cache_dir, they go there with the rest. Where
+no such directory can be had (none that is ours, a file system that is read-only or full) each process has them in its
 own memory, which is said once.
 """
 
