@@ -6,6 +6,7 @@
     ├── IndexBuildError    ValueError         an index that cannot be built from what was given
     │   └── BlendError     IndexError         a blend that needs more samples of a dataset than it has
     ├── MissingDriverError ImportError        a URI whose filesystem package is not installed
+    ├── WorkerError        RuntimeError       a process that was to do the work died, again and again
     └── StorageError       OSError
         ├── ObjectNotFoundError FileNotFoundError
         ├── ObjectExistsError   FileExistsError   a put-if-absent, or a target nobody said to replace
@@ -42,6 +43,10 @@ class BlendError(IndexBuildError, IndexError):
 
 class MissingDriverError(BinidxError, ImportError):
     """The filesystem package for this URI is not installed."""
+
+
+class WorkerError(BinidxError, RuntimeError):
+    """A process that was to do the work died, again and again."""
 
 
 class StorageError(BinidxError, OSError):
