@@ -10,7 +10,7 @@ Source: Megatron-LM, `data_samplers.py`; the permutation is torch's `randperm`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from functools import lru_cache
 from typing import Literal
 
@@ -62,9 +62,13 @@ class MegatronPretrainingSampler:
     def __len__(self) -> int:
         return self.total_samples
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Drawing:
+        return Drawing(self, self.consumed_samples)
+
+    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
+        """The micro-batches of this rank from there on."""
         block = self.micro_batch_size * self.data_parallel_size
-        for start in range(self.consumed_samples, self.total_samples, block):
+        for start in range(consumed_samples, self.total_samples, block):
             stop = min(start + block, self.total_samples)
             if stop - start < block and self.drop_last:
                 return
@@ -132,11 +136,16 @@ class MegatronPretrainingRandomSampler:
     def __len__(self) -> int:
         return self.total_samples
 
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, into_epoch = divmod(self.consumed_samples, self._active)
+    def __iter__(self) -> Drawing:
+        return Drawing(self, self.consumed_samples)
+
+    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
+        """The micro-batches of this rank from there to the end of the epoch; `consumed_samples` grows with them."""
+        self.consumed_samples = consumed_samples
+        epoch, into_epoch = divmod(consumed_samples, self._active)
         if into_epoch % self.step:
             raise ConfigError(
-                f"consumed_samples: {self.consumed_samples} is {into_epoch} into its epoch, "
+                f"consumed_samples: {consumed_samples} is {into_epoch} into its epoch, "
                 f"needs a multiple of micro_batch_size * data_parallel_size = {self.step}"
             )
         order = self._order(epoch, into_epoch)
@@ -170,6 +179,32 @@ class MegatronPretrainingRandomSampler:
         whole = self.total_samples // self.micro_batch_size * self.micro_batch_size
         stop = whole if self.surplus_batches else self._active
         return permutation(whole, epoch)[into_epoch:stop][self.data_parallel_rank :: self.data_parallel_size]
+
+
+class Drawing(Iterator[list[int]]):
+    """The micro-batches of one iteration over a sampler, which knows how far it is.
+
+    It has the `state_dict` that torchdata's StatefulDataLoader asks the iterators of samplers for.
+    """
+
+    def __init__(self, sampler: PretrainingSampler, consumed_samples: int) -> None:
+        self._sampler = sampler
+        self._go_on_from(consumed_samples)
+
+    def __next__(self) -> list[int]:
+        batch = next(self._batches)
+        self.consumed_samples += self._sampler.micro_batch_size * self._sampler.data_parallel_size
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed_samples": self.consumed_samples}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._go_on_from(state["consumed_samples"])
+
+    def _go_on_from(self, consumed_samples: int) -> None:
+        self.consumed_samples = consumed_samples
+        self._batches = self._sampler.draw(consumed_samples)
 
 
 def check_topology(total_samples: int, micro_batch_size: int, rank: int, size: int) -> None:
