@@ -60,6 +60,8 @@ class BlendedMegatronDatasetBuilder:
         """
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
+        if self.config.mock:
+            return [*self._build_prefix(None, self.config.split_matrix or [], self.sizes)]
         if self.config.blend is not None:
             return self._build_one_distribution(self.config.blend)
         return [self._build_split(split, blend) for split, blend in zip(Split, self._blends(), strict=True)]
@@ -111,7 +113,7 @@ class BlendedMegatronDatasetBuilder:
         with ThreadPoolExecutor(self.config.num_dataset_builder_threads, "binidx-build") as threads:
             return list(threads.map(build, prefixes, asked))
 
-    def _build_prefix(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
+    def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
         low_level = self.cls.build_low_level_dataset(prefix, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
         return [

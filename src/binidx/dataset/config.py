@@ -46,7 +46,10 @@ class BlendedMegatronDatasetConfig:
     Raises:
         ConfigError: options that contradict each other.
 
-    Differences: without `blend` and `blend_per_split` Megatron makes mock data; we raise.
+    Attributes:
+        split_matrix: where each split begins and ends in [0, 1], from `split`.
+        mock: neither `blend` nor `blend_per_split` was given, and `split` became Megatron's "1,1,1". Only a kind that
+            makes its data up, `MockGPTDataset`, can then be built; the others raise, where Megatron's make up as well.
     """
 
     random_seed: int
@@ -60,6 +63,7 @@ class BlendedMegatronDatasetConfig:
     num_dataset_builder_threads: int = 1
     path_to_cache: str | None = None
     mmap_bin_files: bool = True
+    mock: bool = field(init=False, default=False)
     tokenizer: Any = None
     mid_level_dataset_surplus: float = 0.005
     allow_ambiguous_pad_tokens: bool | None = False
@@ -92,10 +96,11 @@ class BlendedMegatronDatasetConfig:
 
     def _check_blend(self) -> None:
         if self.blend is None:
-            raise ConfigError("blend: found none, needs blend=([prefixes], [weights] or None) or blend_per_split")
-        if self.split is None:
+            self.mock, self.split = True, "1,1,1"
+        elif self.split is None:
             raise ConfigError("split: found none, blend needs one such as '969, 30, 1'")
-        check_blend("blend", self.blend)
+        else:
+            check_blend("blend", self.blend)
         self.split_matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(self.split))
 
 
@@ -126,6 +131,15 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         add_extra_token_to_sequence: read S + 1 tokens, so that the last label is a real token.
         inter_document_masking: give `cu_seqlens` and `max_seqlen`, by which attention kernels stay within documents, in
             the place of an attention mask; positions start again with each document. As in Megatron Core after 0.16.1.
+        object_storage_cache_path: taken for Megatron's sake, who keeps each `.idx` there; ours are in `index_dir`.
+        data_parallel_size, context_parallel_size, sequence_parallel_size, hybrid_context_parallel: what the samples of
+            `SFTDataset` and `VarlenDataset` are padded for: `padding_multiple`. They change no other kind.
+        sft_mock_dataset_config_json, varlen_mock_dataset_config_json: of made-up chats, which there are none of: None.
+        varlen_sbhd_validation: `VarlenDataset` gives rows of S tokens.
+
+    Attributes:
+        token_dtype_code: Megatron's guess at the dtype from the vocabulary, 4 for int32, 8 for uint16, None without
+            one. Nothing here is read by it: the header of each `.idx` says what it holds, and the guess can be wrong.
     """
 
     reset_position_ids: bool | None = None
@@ -135,9 +149,37 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     drop_last_partial_validation_sequence: bool = True
     add_extra_token_to_sequence: bool = True
     inter_document_masking: bool = False
+    object_storage_cache_path: str | None = None
+    data_parallel_size: int = 1
+    sequence_parallel_size: int = 0
+    hybrid_context_parallel: bool = False
+    token_dtype_code: int | None = field(init=False, default=None)
+    context_parallel_size: int | None = None
+    sft_mock_dataset_config_json: str | None = None
+    varlen_mock_dataset_config_json: str | None = None
+    varlen_sbhd_validation: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
             if getattr(self, name) is None:
                 raise ConfigError(f"{name}: must be given for a GPT dataset")
+        for name in ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name}: there are no made-up chats here; give a file of some")
+        vocabulary = getattr(self.tokenizer, "vocab_size", None)
+        self.token_dtype_code = None if vocabulary is None else 4 if vocabulary > 2**16 else 8
+
+    @property
+    def padding_multiple(self) -> int:
+        """Tokens that the length of each packed sequence has to be a multiple of.
+
+        Two for each rank of a context parallel group of several (it takes one from either end, so that all have as much
+        attention to do), of all data parallel ranks' groups with hybrid context parallelism; times
+        `sequence_parallel_size` if there is one.
+
+        Source: Megatron-LM, `SFTDataset._calculate_padding_divisor`.
+        """
+        context = self.context_parallel_size or 1
+        ranks = self.data_parallel_size * context if self.hybrid_context_parallel else context
+        return (2 * ranks if ranks > 1 or self.hybrid_context_parallel else 1) * (self.sequence_parallel_size or 1)

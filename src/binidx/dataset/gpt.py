@@ -19,7 +19,7 @@ from binidx.dataset.gpt_batch import (
     read_gpt_text,
 )
 from binidx.dataset.masks import build_attention_mask
-from binidx.dataset.megatron_dataset import MegatronDataset, Request
+from binidx.dataset.megatron_dataset import MegatronDataset, Request, required
 from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import ConfigError, IndexBuildError
@@ -100,9 +100,9 @@ class GPTDataset(MegatronDataset):
         return len(low_level_dataset)
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> IndexedDataset:
         """Open the `.bin`/`.idx` pair under a prefix, at any URI."""
-        return IndexedDataset(dataset_path, mmap=config.mmap_bin_files, storage_options=config.storage_options)
+        return IndexedDataset(required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options)
 
     def __len__(self) -> int:
         return len(self.sample_index) - 1

@@ -127,8 +127,8 @@ class MegatronDataset(Identified, ABC):
 
     @staticmethod
     @abstractmethod
-    def build_low_level_dataset(dataset_path: str, config: Any) -> Any:
-        """Open the low-level dataset under a prefix."""
+    def build_low_level_dataset(dataset_path: str | None, config: Any) -> Any:
+        """Open the low-level dataset under a prefix. Without a blend there is none: `required`, or data made up."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -171,6 +171,16 @@ class MegatronDataset(Identified, ABC):
 
 def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:
     return [self[idx] for idx in idxs]
+
+
+def required(dataset_path: str | None) -> str:
+    """The prefix; ConfigError where a config without a blend has none."""
+    if dataset_path is None:
+        raise ConfigError(
+            "blend: found none, needs blend=([prefixes], [weights] or None) or blend_per_split; "
+            "for made-up tokens build MockGPTDataset"
+        )
+    return dataset_path
 
 
 def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:

@@ -87,6 +87,8 @@ class Run:
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
             raise ConfigError(f"config: found {type(self.config).__name__}, a run needs a GPTDatasetConfig")
+        if self.config.mock:
+            raise ConfigError("blend: found none, a run needs blend or blend_per_split")
         if self.dataloader_type not in ("single", "cyclic"):
             raise ConfigError(f"dataloader_type: found {self.dataloader_type!r}, needs 'single' or 'cyclic'")
         for name in ("micro_batch_size", "data_parallel_size", "consumed_samples"):
