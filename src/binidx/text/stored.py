@@ -1,0 +1,84 @@
+"""The stored bytes of a slice in order, read ahead of who uses them.
+
+local       1 MiB at a time, in the caller's thread: the kernel reads ahead
+remote      4 MiB a request, 8 in flight: at 30 ms to the first byte and 100 MB/s a connection that is 450 MB/s, more
+            than one core tokenises; 32 MiB of memory
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from binidx.errors import ObjectChangedError
+from binidx.storage.backends import open_stored
+from binidx.storage.filesystem import local_path
+from binidx.storage.ranges import RangeReader, cut
+from binidx.storage.resumable import in_flight
+from binidx.text.slices import Slice
+
+LOCAL_BYTES = 1 << 20
+REQUEST_BYTES = 4 << 20
+IN_FLIGHT = 8
+
+LINE_BYTES = 64 << 10
+"""Read past the end of a slice with its last request: where its last line ends, mostly."""
+
+Options = Mapping[str, Any] | None
+
+
+def stored_pieces(piece: Slice, options: Options = None) -> Iterator[bytes | memoryview]:
+    """What is stored from the slice's first byte to the end of the object: stop when you have what you need.
+
+    Raises:
+        ObjectChangedError: the object is not the one that was planned.
+        StorageError: it cannot be read.
+    """
+    path = local_path(piece.uri)
+    return _of_file(piece, path) if path is not None else _of_store(piece, options)
+
+
+def check_same(piece: Slice, now: Mapping[str, Any]) -> None:
+    """ObjectChangedError unless it is what was planned."""
+    if dict(piece.identity) != dict(now):
+        was, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (piece.identity, now))
+        raise ObjectChangedError(f"{piece.uri}: changed since it was planned ({was}, now {found}); plan it again")
+
+
+def file_identity(found: os.stat_result) -> dict[str, Any]:
+    """As `LocalFile.identity`."""
+    return {"size": found.st_size, "mtime": found.st_mtime}
+
+
+def _of_file(piece: Slice, path: str) -> Iterator[bytes]:
+    opened = open_stored(path)
+    check_same(piece, opened.identity)  # type: ignore[attr-defined]
+    with open(path, "rb", buffering=0) as file:
+        file.seek(piece.stored)
+        try:
+            while data := file.read(LOCAL_BYTES):
+                yield data
+        finally:
+            check_same(piece, file_identity(os.fstat(file.fileno())))
+
+
+def _of_store(piece: Slice, options: Options) -> Iterator[memoryview]:
+    reader = open_stored(piece.uri, storage_options=options)
+    check_same(piece, reader.identity)  # type: ignore[attr-defined]
+    stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
+    with closing(
+        in_flight(lambda each: reader.read([each])[0], cut((piece.stored, stop), REQUEST_BYTES), IN_FLIGHT)
+    ) as read:
+        yield from read
+    yield from _further(reader, stop)
+
+
+def _further(reader: RangeReader, start: int) -> Iterator[memoryview]:
+    """One request after the other, each twice as long."""
+    step = 4 * LINE_BYTES
+    while start < reader.size:
+        stop = min(start + step, reader.size)
+        yield reader.read([(start, stop)])[0]
+        start, step = stop, min(2 * step, REQUEST_BYTES)
