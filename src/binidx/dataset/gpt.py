@@ -102,7 +102,9 @@ class GPTDataset(MegatronDataset):
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> IndexedDataset:
         """Open the `.bin`/`.idx` pair under a prefix, at any URI."""
-        return IndexedDataset(required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options)
+        return IndexedDataset(
+            required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options
+        )
 
     def __len__(self) -> int:
         return len(self.sample_index) - 1
