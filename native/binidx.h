@@ -13,6 +13,7 @@ enum {
     BINIDX_BAD_LENGTH = -2,   /* a sequence has fewer than 0 tokens */
     BINIDX_BAD_TOKENS = -3,   /* the documents do not hold the tokens that were counted */
     BINIDX_NOT_HERE = -4,     /* some of the bytes are not in memory; no fault */
+    BINIDX_BAD_ID = -5,       /* a token id that its dtype does not hold */
 };
 
 /* cpu.c --------------------------------------------------------------------------------------------------------- */
@@ -167,6 +168,50 @@ void binidx_blend_chunks(const binidx_blend *blend, int level, int64_t first, in
 int64_t binidx_blend_replay(const binidx_blend *blend, int level, int64_t first, int64_t stop, double *counts,
                             double *guess);
 
+/* mt19937_64.c -------------------------------------------------------------------------------------------------- */
+
+/* C++'s std::mt19937_64. */
+typedef struct {
+    uint64_t key[312], words[312]; /* the state block, and its tempered outputs */
+    int64_t position;              /* words drawn of this block; 312: the next draw makes a new one */
+} binidx_mt19937_64;
+
+void binidx_mt19937_64_seed(binidx_mt19937_64 *rng, uint64_t seed);
+
+/* The next block of 312 words, position 0. */
+void binidx_mt19937_64_next_block(binidx_mt19937_64 *rng);
+
+/* masked_mapping.c ---------------------------------------------------------------------------------------------- */
+
+/* Documents of sequences, and how samples are cut from them. */
+typedef struct {
+    const void *documents;        /* (num_documents + 1,) int64, first sequence of each and the end; unaligned */
+    const void *sequence_lengths; /* (num_sequences,) int32, unaligned */
+    const int32_t *titles;        /* (num_documents,) tokens of each one's title: blocks; NULL: masked samples */
+    int64_t num_documents, num_sequences;
+    int64_t sequence_length; /* tokens that a sample aims at, at least 2 */
+    int64_t short_ratio;     /* one in so many aims at fewer; 0: none, as for blocks */
+    int64_t least;           /* sequences of a sample, at least 1 */
+} binidx_masked;
+
+/* usable[d]: whether document d has samples; returns how many do. counts: those without sequences, with one, and with one
+ * that is too long. BINIDX_BAD_DOCUMENT, and which in counts[0], where bounds fall or leave the sequences. */
+int64_t binidx_usable_documents(const binidx_masked *m, uint8_t *usable, int64_t *counts);
+
+/* The samples of as many whole epochs as give num_samples, num_epochs at most and *epochs in fact; or a code. */
+int64_t binidx_count_masked(const binidx_masked *m, const uint8_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
+                            int64_t num_samples, int64_t *epochs);
+
+/* (first sequence, end, tokens aimed at) of each sample of so many epochs, in order; of a block (first sequence, end,
+ * document, block of the epoch). rng is seeded as for the count. num_rows, or a code where there are not so many. */
+int64_t binidx_masked_rows_4(const binidx_masked *m, const uint8_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
+                             int64_t num_rows, uint32_t *rows);
+int64_t binidx_masked_rows_8(const binidx_masked *m, const uint8_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
+                             int64_t num_rows, uint64_t *rows);
+
+/* Rows of 12, 16, 24 or 32 bytes, from the last down, each swapped with a word mod the rows up to it. */
+void binidx_shuffle_rows(binidx_mt19937_64 *rng, void *rows, int64_t num_rows, int64_t row_bytes);
+
 /* locate.c ------------------------------------------------------------------------------------------------------ */
 
 /* Where the sequences of a .bin lie. */
@@ -272,5 +317,28 @@ typedef struct {
  * 2 * num_samples + 1 + 5 * room items. A code: something is out of bounds, or BINIDX_NOT_HERE. */
 int64_t binidx_read_samples(const binidx_orders *orders, const int64_t *served, binidx_mapping *mapping,
                             binidx_gather *gather, int64_t *scratch, int64_t room, int level);
+
+/* wrap_rows.c --------------------------------------------------------------------------------------------------- */
+
+/* Rows of token ids, and what is put before and behind each. */
+typedef struct {
+    const uint32_t *ids;    /* of all rows, num_ids */
+    const int64_t *offsets; /* num_rows + 1, rising, within ids */
+    const uint32_t *prefix;
+    const uint32_t *suffix;
+    void *out; /* room for `room` tokens of item_bytes */
+    int64_t num_ids;
+    int64_t num_rows;
+    int64_t num_prefix;
+    int64_t num_suffix;
+    int64_t room;
+    uint32_t largest;   /* 2^n - 1: the largest id that the stored dtype holds */
+    int32_t item_bytes; /* 2 or 4 */
+    int32_t empty_too;  /* rows of no ids get prefix and suffix as well */
+} binidx_wrapping;
+
+/* Fill `out`; the tokens written. BINIDX_BAD_DOCUMENT: offsets fall or lead outside; BINIDX_BAD_TOKENS: no room;
+ * BINIDX_BAD_ID: `out` is filled, and an id was larger than `largest`. */
+int64_t binidx_wrap_rows(const binidx_wrapping *wrapping);
 
 #endif

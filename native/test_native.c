@@ -295,8 +295,28 @@ static void test_a_batch_by_hand(void) {
     free(scratch);
 }
 
+static void test_wrap_rows(void) {
+    uint32_t ids[] = {5, 6, 7, 8}, prefix[] = {1}, suffix[] = {0, 2}, wide[13];
+    int64_t offsets[] = {0, 2, 3, 3, 4};
+    uint16_t out[13];
+    binidx_wrapping w = {ids, offsets, prefix, suffix, out, 4, 4, 1, 2, 13, 0xffff, 2, 0};
+    uint16_t filled[] = {1, 5, 6, 0, 2, 1, 7, 0, 2, 1, 8, 0, 2};
+    CHECK(binidx_wrap_rows(&w) == 13 && memcmp(out, filled, sizeof filled) == 0);
+    w.room = 12;
+    CHECK(binidx_wrap_rows(&w) == BINIDX_BAD_TOKENS);
+    w.empty_too = 1, w.room = 13, w.num_suffix = 1;
+    CHECK(binidx_wrap_rows(&w) == 12 && out[7] == 1 && out[8] == 0 && out[9] == 1 && out[11] == 0);
+    w.out = wide, w.item_bytes = 4, w.largest = 0x7fffffff;
+    CHECK(binidx_wrap_rows(&w) == 12 && wide[7] == 1 && wide[8] == 0 && wide[10] == 8);
+    ids[3] = 0x80000000;
+    CHECK(binidx_wrap_rows(&w) == BINIDX_BAD_ID);
+    offsets[4] = 5;
+    CHECK(binidx_wrap_rows(&w) == BINIDX_BAD_DOCUMENT);
+}
+
 int main(void) {
     test_check_index();
+    test_wrap_rows();
     test_mt19937_is_the_standard_one();
     test_shuffles_of_0_1_and_some_more();
     test_orders_of_seed_0();

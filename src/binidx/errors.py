@@ -4,7 +4,9 @@
     ├── ConfigError        ValueError         the options contradict each other or the data
     ├── FormatError        ValueError         bytes that are not what their header or index says
     ├── IndexBuildError    ValueError         an index that cannot be built from what was given
-    │   └── BlendError     IndexError         a blend that needs more samples of a dataset than it has
+    │   ├── BlendError     IndexError         a blend that needs more samples of a dataset than it has
+    │   └── PeerError                         another process of the run could not build; its traceback is in the text
+    ├── MismatchError      ValueError         a tokenizer engine gave other ids than its reference
     ├── MissingDriverError ImportError        a URI whose filesystem package is not installed
     ├── WorkerError        RuntimeError       a process that was to do the work died, again and again
     └── StorageError       OSError
@@ -39,6 +41,14 @@ class IndexBuildError(BinidxError, ValueError):
 
 class BlendError(IndexBuildError, IndexError):
     """A blend that needs more samples of a dataset than it has."""
+
+
+class PeerError(IndexBuildError):
+    """Another process of the run could not build, or has died; what it raised is in the text."""
+
+
+class MismatchError(BinidxError, ValueError):
+    """A tokenizer engine gave other ids than its reference."""
 
 
 class MissingDriverError(BinidxError, ImportError):
