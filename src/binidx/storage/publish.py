@@ -77,7 +77,13 @@ def create_file(path: str, size: int, *, durable: bool = True) -> Iterator[File]
         yield file
 
 
-def put_if_absent(uri: str | os.PathLike[str], data: Bytes, storage_options: Mapping[str, Any] | None = None) -> bool:
+def put_if_absent(
+    uri: str | os.PathLike[str],
+    data: Bytes,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    durable: bool = True,
+) -> bool:
     """Create a small object unless there is one: of many writers the first wins.
 
     Returns:
@@ -87,6 +93,9 @@ def put_if_absent(uri: str | os.PathLike[str], data: Bytes, storage_options: Map
 
     A store that ignores conditional writes lets the last writer win: give equal content to equal names.
 
+    Args:
+        durable: as in `create_object`.
+
     Raises:
         StorageError: the store refuses, or contradicts itself for a second.
     """
@@ -95,14 +104,31 @@ def put_if_absent(uri: str | os.PathLike[str], data: Bytes, storage_options: Map
         raise ConfigError(f"{uri}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
     path = filesystem.local_path(uri)
     for attempt in range(ATTEMPTS):
-        if _link(path, data) if path is not None else _put(uri, bytes(data), storage_options or {}):
+        if _link(path, data, durable) if path is not None else _put(uri, bytes(data), storage_options or {}):
             return True
-        standing = _read_back(uri, path, storage_options or {})
+        standing = read_small(uri, storage_options)
         if standing is not None:
             return standing == data
         # Deleted in between, or two writers that S3 told to try again (409).
         time.sleep(0.05 * 2**attempt)
     raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
+
+
+def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
+    """All of a small object as it is now, in one request; None where there is none."""
+    uri = os.fspath(uri)
+    path = filesystem.local_path(uri)
+    with filesystem.storage_errors(uri):
+        try:
+            if path is not None:
+                return Path(path).read_bytes()
+            fs, path = filesystem.open_filesystem(uri, storage_options or {})
+            return bytes(fs.cat_file(path))
+        except FileNotFoundError as error:
+            # fsspec's http says so of whatever went wrong.
+            if filesystem.reason_of(error):
+                raise
+            return None
 
 
 def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
@@ -184,20 +210,20 @@ class _ErrorsNamed:
             return int(self.writer.write(data))
 
 
-def _link(path: str, data: Bytes) -> bool:
+def _link(path: str, data: Bytes, durable: bool) -> bool:
     """A whole file under the name, unless the name is taken."""
     temporary = beside(path)
-    with _written(path, lambda: File(temporary), None) as writer:
+    with _written(path, lambda: File(temporary, durable=durable), None) as writer:
         writer.write(data)
     try:
         with filesystem.storage_errors(path):
-            return _link_file(temporary, path)
+            return _link_file(temporary, path, durable)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
 
 
-def _link_file(source: str, path: str) -> bool:
+def _link_file(source: str, path: str, durable: bool) -> bool:
     try:
         os.link(source, path)
     except FileExistsError:
@@ -207,7 +233,8 @@ def _link_file(source: str, path: str) -> bool:
         if os.path.lexists(path):
             return False
         os.replace(source, path)
-    sync_directory(path)
+    if durable:
+        sync_directory(path)
     return True
 
 
@@ -221,14 +248,3 @@ def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
             return False
         raise filesystem.translated(uri, error) from error
     return True
-
-
-def _read_back(uri: str, path: str | None, storage_options: Mapping[str, Any]) -> bytes | None:
-    with filesystem.storage_errors(uri):
-        try:
-            if path is not None:
-                return Path(path).read_bytes()
-            fs, path = filesystem.open_filesystem(uri, storage_options)
-            return bytes(fs.cat_file(path))
-        except FileNotFoundError:
-            return None
