@@ -11,7 +11,6 @@ Memory: one row group for each thread.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +19,9 @@ from typing import Any, Protocol
 
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.order.arrow import pa, parquet
+from binidx.storage.as_file import Sink, Source
 from binidx.storage.backends import open_object
-from binidx.storage.publish import Writer, create_object, join_uri
+from binidx.storage.publish import create_object, join_uri
 
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
@@ -118,7 +118,7 @@ def _write_part(
         if writer is None:
             marked = table.schema.with_metadata({METADATA: json.dumps(mark)})
             # Numbers of samples and documents hardly repeat: a dictionary of them costs more than it saves.
-            writer = parquet.ParquetWriter(_Sink(out), marked, compression="zstd", use_dictionary=["source"])
+            writer = parquet.ParquetWriter(Sink(out), marked, compression="zstd", use_dictionary=["source"])
         writer.write_table(table.cast(writer.schema), row_group_size=max(len(table), 1))
         watch(len(table))
     writer.close()
@@ -144,52 +144,7 @@ def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str,
         reader = open_object(uri, storage_options=storage_options, cache=False)
     except ObjectNotFoundError:
         return None
-    found = parquet.ParquetFile(_Source(reader))
+    found = parquet.ParquetFile(Source(reader))
     if json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null")) != mark:
         raise ObjectExistsError(f"{uri}: is of another order, or has other columns; remove it or export elsewhere")
     return int(found.metadata.num_rows)
-
-
-class _Sink(io.RawIOBase):
-    """A writer as pyarrow wants one; closing it is the block's business."""
-
-    def __init__(self, out: Writer) -> None:
-        self._out, self._position = out, 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._out.write(memoryview(data).cast("B"))
-        self._position += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._position
-
-
-class _Source(io.RawIOBase):
-    """A reader of ranges as a file."""
-
-    def __init__(self, reader: Any) -> None:
-        self._reader, self._position = reader, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._reader.size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, count: int = -1) -> bytes:
-        stop = self._reader.size if count < 0 else min(self._position + count, self._reader.size)
-        data = bytes(self._reader.read([(self._position, stop)])[0])
-        self._position = stop
-        return data
