@@ -21,7 +21,7 @@ from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.order.arrow import pa, parquet
 from binidx.storage.as_file import Sink, Source
 from binidx.storage.backends import open_object
-from binidx.storage.publish import create_object, join_uri
+from binidx.storage.publish import Writer, create_object, join_uri
 
 GROUP_ROWS = 1 << 16
 GROUP_BYTES = 32 << 20
