@@ -10,6 +10,8 @@ and the hashes 0.1 ms a megabyte.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
@@ -61,7 +63,7 @@ class Checked:
 
     def _sample(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Texts to compare, by number."""
-        drawn = text_hashes(texts, offsets, self.seed) < np.uint64(min(self.share, 1) * (HASHES - 1))
+        drawn = text_hashes(texts, offsets, self.seed) < np.uint64(min(int(self.share * HASHES), HASHES - 1))
         drawn[: max(0, self.first - self.seen)] = True
         return np.flatnonzero(drawn)
 
@@ -78,10 +80,8 @@ class Checked:
 def text_hashes(texts: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
     """xxh3_64 of each text, shape (num_texts,)."""
     whole, bounds = memoryview(texts.data), offsets.tolist()
-    spans = zip(bounds[:-1], bounds[1:], strict=True)
-    return np.fromiter(
-        (xxh3_64_intdigest(whole[start:stop], seed) for start, stop in spans), np.uint64, len(bounds) - 1
-    )
+    hashes = (xxh3_64_intdigest(whole[start:stop], seed) for start, stop in pairwise(bounds))
+    return np.fromiter(hashes, np.uint64, len(bounds) - 1)
 
 
 def difference(name: str, found: NDArray[np.uint32], other: str, needed: NDArray[np.uint32]) -> str:

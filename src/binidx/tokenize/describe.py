@@ -69,4 +69,5 @@ def _eos_token(uri: str, storage_options: Mapping[str, Any] | None) -> str | Non
     except ObjectNotFoundError:
         return None
     token = config.get("eos_token")
-    return token["content"] if isinstance(token, dict) else token
+    content: str | None = token["content"] if isinstance(token, dict) else token
+    return content

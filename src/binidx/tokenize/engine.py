@@ -47,7 +47,7 @@ class EngineRow(Protocol):
 
 def strings(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
     """The texts as Python's, for libraries that take nothing else."""
-    whole = memoryview(texts)
+    whole = memoryview(texts.data)
     bounds = offsets.tolist()
     return [str(whole[start:stop], "utf-8") for start, stop in pairwise(bounds)]
 

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ def open_json(content: bytes) -> Tokenizer:
     """The library's tokenizer. A tokenizer.json may ask for cut or padded texts, which Megatron does not follow."""
     from tokenizers import Tokenizer
 
-    tokenizer: Any = Tokenizer.from_buffer(content)
+    tokenizer: Tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -1,6 +1,7 @@
 """Special tokens inside text: an `<|endoftext|>` that a web page spells out would end its document in training.
 
-Megatron makes the special id of it, and so do we unless told otherwise (`TokenizerSpec.specials`); here they are counted.
+Megatron makes the special id of it, and so do we unless told otherwise (`TokenizerSpec.specials`). Here they are
+counted.
 """
 
 from __future__ import annotations
