@@ -4,6 +4,7 @@
  * compared with NumPy, torch and Megatron Core in tests/. Exit 0: all held; 1: the failed lines are on stderr.
  */
 #include "mt19937.h"
+#include "mt19937_64.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -314,7 +315,48 @@ static void test_wrap_rows(void) {
     CHECK(binidx_wrap_rows(&w) == BINIDX_BAD_DOCUMENT);
 }
 
+/* By the C++ standard the ten-thousandth word of seed 5489; the first is that of the paper's own program. */
+static void test_mt19937_64_is_the_standard_one(void) {
+    binidx_mt19937_64 *rng = heap(NULL, sizeof *rng);
+    binidx_mt19937_64_seed(rng, 5489);
+    CHECK(next_wide_word(rng) == 14514284786278117030u && rng->position == 1);
+    for (int i = 1; i < 9999; i++) next_wide_word(rng);
+    CHECK(next_wide_word(rng) == 9981545732273789042u);
+    free(rng);
+}
+
+/* The drawing of masked_mapping.c, then a document of one sequence that is too long, then an empty one. */
+static void test_masked_samples_by_hand(void) {
+    int32_t *lengths = heap((int32_t[]){3, 4, 5, 2, 2, 6, 1, 1, 600, 9}, 40), *titles = heap((int32_t[]){0, 1, 2, 3}, 16);
+    int64_t *documents = heap((int64_t[]){0, 8, 9, 9, 10}, 40), counts[3], epochs;
+    uint8_t *usable = heap(NULL, 4);
+    binidx_masked m = {documents, lengths, NULL, 4, 10, 9, 0, 1};
+    binidx_mt19937 *rng = heap(NULL, sizeof *rng);
+    binidx_mt19937_seed(rng, 1, BINIDX_PORTABLE);
+    CHECK(binidx_usable_documents(&m, usable, counts) == 3 && counts[0] == 1 && counts[1] == 2 && counts[2] == 0);
+    CHECK(usable[0] == 1 && usable[1] == 1 && usable[2] == 0 && usable[3] == 1);
+    CHECK(binidx_count_masked(&m, usable, rng, 9, 6, &epochs) == 10 && epochs == 2);
+    CHECK(binidx_count_masked(&m, usable, rng, 1, 6, &epochs) == 5 && epochs == 1);
+    CHECK(binidx_count_masked(&m, usable, rng, 1, 0, &epochs) == 0 && epochs == 0);
+    uint32_t *rows = heap(NULL, 120), needed[] = {0, 3, 9, 3, 6, 9, 6, 8, 9, 8, 9, 9, 9, 10, 9};
+    CHECK(binidx_masked_rows_4(&m, usable, rng, 2, 10, rows) == 10);
+    CHECK(memcmp(rows, needed, 60) == 0 && memcmp(rows + 15, needed, 60) == 0);
+    CHECK(binidx_masked_rows_4(&m, usable, rng, 2, 9, rows) == BINIDX_BAD_TOKENS);
+    m.titles = titles; /* blocks: of two sequences at least, and two are left */
+    m.least = 2;
+    CHECK(binidx_usable_documents(&m, usable, counts) == 1 && usable[0] == 1 && usable[1] == 0);
+    uint32_t blocks[] = {0, 3, 0, 0, 3, 6, 0, 1, 6, 8, 0, 2};
+    CHECK(binidx_masked_rows_4(&m, usable, rng, 1, 3, rows) == 3 && memcmp(rows, blocks, 48) == 0);
+    documents[2] = 7;
+    CHECK(binidx_usable_documents(&m, usable, counts) == BINIDX_BAD_DOCUMENT && counts[0] == 1);
+    documents[2] = 9, documents[1] = 11;
+    CHECK(binidx_masked_rows_4(&m, usable, rng, 1, 3, rows) == BINIDX_BAD_DOCUMENT);
+    free(lengths), free(titles), free(documents), free(usable), free(rng), free(rows);
+}
+
 int main(void) {
+    test_mt19937_64_is_the_standard_one();
+    test_masked_samples_by_hand();
     test_check_index();
     test_wrap_rows();
     test_mt19937_is_the_standard_one();

@@ -11,6 +11,7 @@ from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from binidx.native.check_index import check_documents, check_sequences
 from binidx.native.document_sample import MOST_RECORDS, fill_records, shuffle_records
 from binidx.native.locate import Orders, Sequences
+from binidx.native.masked_mapping import MaskedDocuments, shuffle_rows
 from binidx.native.random_state import RandomState
 from binidx.native.randperm import torch_randperm
 from binidx.native.sample_index import Samples, fill_rows, put_end, sample_index, token_sum
@@ -18,6 +19,7 @@ from binidx.native.sample_index import Samples, fill_rows, put_end, sample_index
 __all__ = [
     "MAX_COUNT",
     "MOST_RECORDS",
+    "MaskedDocuments",
     "Orders",
     "RandomState",
     "Samples",
@@ -31,6 +33,7 @@ __all__ = [
     "put_end",
     "sample_index",
     "shuffle_records",
+    "shuffle_rows",
     "token_sum",
     "torch_randperm",
 ]

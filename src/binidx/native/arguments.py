@@ -18,6 +18,7 @@ C_ITEMS = {
     np.dtype(np.int32): "int32_t[]",
     np.dtype(np.int64): "int64_t[]",
     np.dtype(np.uint32): "uint32_t[]",
+    np.dtype(np.uint64): "uint64_t[]",
     np.dtype(np.uint8): "uint8_t[]",
 }
 MAX_COUNT = 2**53
