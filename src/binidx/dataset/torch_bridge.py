@@ -1,10 +1,10 @@
-"""The only file of this layer that imports torch: arrays become tensors and samples, and whether there is a group."""
+"""The only file of this layer that imports torch: arrays become tensors and samples; the group and its store."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
@@ -28,6 +28,33 @@ def is_distributed() -> bool:
 def world_size() -> int:
     """Processes in the group, or those that a launcher such as torchrun speaks of; 1 without either."""
     return torch.distributed.get_world_size() if is_distributed() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Store(Protocol):
+    """What of torch's key-value stores is used; any of them, from several threads."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
+
+
+def group_store(name: str) -> tuple[Store, int, int] | None:
+    """The store that the process group was made with, for keys of this name; this rank, and how many there are.
+
+    None where there are no others, or no store, as with MPI.
+    """
+    if not is_distributed() or torch.distributed.get_world_size() == 1:
+        return None
+    from torch.distributed import distributed_c10d  # which a torch without distributed does not have
+
+    try:
+        # Torch has no public way to it.
+        store = distributed_c10d.PrefixStore(name, distributed_c10d._get_default_store())
+    except Exception:
+        return None
+    return store, torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def reading_worker() -> tuple[int, int]:

@@ -1,0 +1,242 @@
+"""Who builds an index: one process of one node; the others wait for it, and nobody depends on it.
+
+    load ─ there ───────────────────────────────────────────────────────────────► the arrays
+      └ not there ─ first of its node? ─ no ── wait until that one has left ────► load
+                          └ yes ─ takes the claim? ─ yes ── build, publish ─────► the arrays
+                                       └ no ── watch it (one request a poll):
+                                                 gone          load
+                                                 failed        PeerError, with the traceback
+                                                 unpublished   build for oneself
+                                                 dead          one takes it over, and builds
+
+What a builder publishes appears whole or not at all and is the same whoever builds, so two may build at once: after a
+claim was lost, in a store without put-if-absent, without a lock. A store that cannot be written to has no claim, and
+everybody builds for himself.
+
+Price: while 1,000 nodes wait, 500 requests a second for one small object: see docs/many-nodes.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from binidx.errors import PeerError, StorageError
+from binidx.index.building import Arrays
+from binidx.storage.claim import BEAT_SECONDS, BUILDING, DEAD_SECONDS, FAILED, UNPUBLISHED, Claim, Holding, Watch, Word
+from binidx.storage.index_dir import directory_of_index
+from binidx.storage.node_lock import Turn, node_turn
+from binidx.storage.publish import object_exists
+from binidx.storage.settings import ReadSettings
+
+FIRST_PAUSE, LONGEST_PAUSE, LONGEST_OF_MANY = 0.05, 2.0, 30.0
+"""Between two looks at a claim. It grows with the time waited, to an eighth of it. A process that waits for n of them
+looks at each n times less often, so that it asks for one every two seconds, up to the last of these."""
+SLICE_SECONDS = 0.1
+
+logger = logging.getLogger(__name__)
+
+Check = Callable[[], None]
+
+_checks: list[Check] = []
+_waiting: list[object] = []
+_said: set[str] = set()
+
+
+@contextlib.contextmanager
+def checking(check: Check) -> Iterator[None]:
+    """While the block runs, `check` is called by all threads that build or wait; what it raises ends their wait."""
+    _checks.append(check)
+    try:
+        yield
+    finally:
+        _checks.remove(check)
+
+
+def check_all() -> None:
+    for check in tuple(_checks):
+        check()
+
+
+def load_else_build(
+    uri: str,
+    load: Callable[[], Arrays | None],
+    build: Callable[[], Arrays],
+    storage_options: Mapping[str, Any] | None = None,
+) -> Arrays:
+    """The arrays, loaded, or built and published by one of all processes that ask for them now.
+
+    Args:
+        uri: of what makes them count when it appears, the manifest. The claim lies beside it.
+        load: None where there is nothing to be loaded; may be asked often.
+        build: builds, publishes and gives the arrays; that they could not be published is no error.
+
+    Raises:
+        PeerError: the process that was to build failed, and how.
+    """
+    check_all()
+    found = load()
+    return InTurn(uri, load, build, storage_options).arrays() if found is None else found
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """The arrays under one URI, and how to come by them: see `load_else_build`."""
+
+    uri: str
+    load: Callable[[], Arrays | None]
+    build: Callable[[], Arrays]
+    storage_options: Mapping[str, Any] | None = None
+
+    def arrays(self) -> Arrays:
+        while True:
+            found, alone = self._round()
+            if found is not None:
+                return found
+            if alone:
+                return self.build()
+
+    def _round(self) -> tuple[Arrays | None, bool]:
+        """What came of one turn of this node, and whether we are to build without the others."""
+        with node_turn(lock_path(self.uri, self.storage_options), check_all) as turn:
+            if turn.first:
+                found = self._first(turn)
+                return found, found is None
+        word = json.loads(turn.left or "{}")
+        if "failed" in word:
+            raise PeerError(word["failed"])
+        return (None, True) if "alone" in word else (self.load(), False)
+
+    def _first(self, turn: Turn) -> Arrays | None:
+        """None: each is to build for himself, the others of this node as well."""
+        try:
+            found = self._by_claim(turn)
+        except PeerError as error:
+            turn.leave(json.dumps({"failed": str(error)}).encode())
+            raise
+        except Exception as error:
+            text = failed_text(self.uri, f"process {os.getpid()} of this node", traceback.format_exception(error))
+            turn.leave(json.dumps({"failed": text}).encode())
+            raise
+        if found is None:
+            turn.leave(json.dumps({"alone": os.getpid()}).encode())
+        return found
+
+    def _by_claim(self, turn: Turn) -> Arrays | None:
+        claim = Claim(f"{self.uri}-claim", self.storage_options)
+        try:
+            got: Holding | Arrays | None = claim.take(turn.node)
+            if got is None:
+                with _one_more_waits():
+                    got = self._wait(claim, turn.node)
+        except StorageError as error:
+            _say_once(self.uri, f"no claim on the index, so each node builds its own: {error}")
+            return None
+        return self._build_held(got) if isinstance(got, Holding) else got
+
+    def _wait(self, claim: Claim, node: str) -> Holding | Arrays | None:
+        """Until the arrays are there, or it is for us to build them: with the claim, or without (None).
+
+        Raises:
+            PeerError: the one who built failed.
+            StorageError: the store does not let us write.
+        """
+        watch, passed, began = Watch(claim), set[str](), time.monotonic()
+        while True:
+            word = watch.look()
+            if word is None or watch.silent_seconds > 2 * BEAT_SECONDS:
+                found = self.load()
+                if found is not None:
+                    return found
+            got: Holding | None = None
+            if word is None:
+                got = claim.take(node)
+            elif word.state == FAILED and watch.seen_at_work:
+                raise PeerError(failed_text(self.uri, word.where, [word.error]))
+            elif must_go_alone(word, watch, passed):
+                return None
+            elif word.holder not in passed and has_ended(word, watch, node):
+                passed.add(word.holder)
+                got = claim.take_over(word, node)
+                watch.begin_again()
+            if got is not None:
+                return got
+            _sleep(pause_after(time.monotonic() - began, len(_waiting)))
+
+    def _build_held(self, holding: Holding) -> Arrays:
+        with holding:
+            # The one who held it before may have published since we looked.
+            found = self.load()
+            if found is None:
+                found = self.build()
+                holding.published = object_exists(self.uri, self.storage_options)
+            return found
+
+
+def has_ended(word: Word, watch: Watch, node: str) -> bool:
+    """Whether nobody is at work under this word; `node` is the lock that is ours now, so its holder before is dead."""
+    return word.state != BUILDING or (node != "" and word.node == node) or watch.silent_seconds > DEAD_SECONDS
+
+
+def must_go_alone(word: Word, watch: Watch, passed: Collection[str]) -> bool:
+    """Whether what is built comes to nobody else, or who took the claim over (from one in `passed`) is dead, too."""
+    if word.state == UNPUBLISHED and watch.seen_at_work:
+        return True
+    return word.holder in passed and watch.silent_seconds > DEAD_SECONDS
+
+
+def lock_path(uri: str, storage_options: Mapping[str, Any] | None) -> str | None:
+    """Of the lock of this node for a URI; local paths of all spellings have one."""
+    found = directory_of_index(ReadSettings.of(storage_options))
+    name = xxhash.xxh3_128_hexdigest((uri if "://" in uri else os.path.abspath(uri)).encode())
+    return os.path.join(found[0], "turns", f"{name}.lock") if found else None
+
+
+def pause_after(waited_seconds: float, num_waits: int) -> float:
+    """Until the next look at a claim: an eighth of the time waited, so that nobody waits much longer than needed."""
+    longest = min(LONGEST_PAUSE * max(num_waits, 1), LONGEST_OF_MANY)
+    return min(max(waited_seconds / 8, FIRST_PAUSE), longest) * random.uniform(0.75, 1.25)
+
+
+def failed_text(uri: str, where: str, trace: list[str]) -> str:
+    return f"{uri}: {where} was to build it, and failed; what it raised:\n\n{''.join(trace).rstrip()}"
+
+
+def _sleep(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        check_all()
+        time.sleep(min(left, SLICE_SECONDS))
+
+
+@contextlib.contextmanager
+def _one_more_waits() -> Iterator[None]:
+    mine = object()
+    _waiting.append(mine)
+    try:
+        yield
+    finally:
+        _waiting.remove(mine)
+
+
+def _say_once(uri: str, text: str) -> None:
+    directory = uri.rpartition("/")[0]
+    with _lock:
+        if directory in _said:
+            return
+        _said.add(directory)
+    logger.warning("%s: %s", uri, text)
+
+
+_lock = threading.Lock()

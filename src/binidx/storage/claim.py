@@ -1,0 +1,214 @@
+"""A claim: an object that says somebody is at work on something, and by its changes that he is alive.
+
+    {"holder": "9f3c...", "state": "building", "beat": 7, "where": "node7, process 4242", "node": "...", "error": ""}
+
+    taken        put-if-absent: of many one gets it. A store without that lets two have it
+    held         rewritten every BEAT_SECONDS by a thread of the holder
+    let go       deleted; rewritten as "free" where nobody may delete
+    failed       "failed", with the traceback: for those that saw it held
+    unpublished  the work is done, but others cannot have it: for those that saw it held
+    dead         not changed for DEAD_SECONDS by the clock of the one who looks: no clocks are compared
+    taken over   of those that find it dead, or ended before they came, one puts `{uri}-after-{holder}` and rewrites it
+
+It only saves work. Whoever cannot write it, or lost patience, works without; so the work must be such that two may do
+it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import xxhash
+
+from binidx.errors import StorageError
+from binidx.storage.publish import create_object, delete_object, put_if_absent, read_small
+
+BUILDING, FREE, FAILED, UNPUBLISHED = "building", "free", "failed", "unpublished"
+
+BEAT_SECONDS = 3.0
+"""Between two rewritings; Google takes one a second of an object."""
+DEAD_SECONDS = 20.0
+"""Six beats, so that a store that stalls, or a machine that swaps, is not taken for dead at once."""
+LAST_BEAT_SECONDS = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a claim says.
+
+    Args:
+        holder: of one holding, and no other.
+        where: machine and process, for people.
+        node: of the lock that the holder has on its node: `node_lock`. Empty: of none.
+        error: the traceback of what failed.
+    """
+
+    holder: str
+    state: str = BUILDING
+    beat: int = 0
+    where: str = ""
+    node: str = ""
+    error: str = ""
+
+    def format(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+
+def parse_word(data: bytes) -> Word:
+    """Of bytes that are none of ours, a holder of that name: it can be watched, and taken over."""
+    try:
+        return Word(**json.loads(data))
+    except (ValueError, TypeError):
+        return Word(f"unknown-{xxhash.xxh3_64_hexdigest(data)}")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim under a URI."""
+
+    uri: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def read(self) -> Word | None:
+        """What it says now; None: it is nobody's. One request."""
+        data = read_small(self.uri, self.storage_options)
+        return None if data is None else parse_word(data)
+
+    def take(self, node: str = "") -> Holding | None:
+        """Hold it, unless somebody does.
+
+        Raises:
+            StorageError: the store does not let us write.
+        """
+        word = new_word(node)
+        return Holding(self, word) if self._put(self.uri, word) else None
+
+    def take_over(self, ended: Word, node: str = "") -> Holding | None:
+        """Hold what a dead or earlier holder left, unless another does.
+
+        Raises:
+            StorageError: the store does not let us write.
+        """
+        word, marker = new_word(node), f"{self.uri}-after-{ended.holder}"
+        if not self._put(marker, word):
+            return None
+        try:
+            # Who won before us, and took his marker away already, stands there by now.
+            standing = self.read()
+            if standing is not None and standing.holder != ended.holder:
+                return None
+            self.write(word)
+            return Holding(self, word)
+        finally:
+            with contextlib.suppress(StorageError):
+                delete_object(marker, self.storage_options)
+
+    def write(self, word: Word) -> None:
+        with create_object(self.uri, self.storage_options, durable=False) as out:
+            out.write(word.format())
+
+    def _put(self, uri: str, word: Word) -> bool:
+        return put_if_absent(uri, word.format(), self.storage_options, durable=False)
+
+
+def new_word(node: str) -> Word:
+    return Word(uuid.uuid4().hex, where=f"{socket.gethostname()}, process {os.getpid()}", node=node)
+
+
+class Holding:
+    """A claim that is ours until the block ends; an exception is left in it for those that wait.
+
+    Attributes:
+        published: set to False in the block: what was done there is of no use to others.
+    """
+
+    def __init__(self, claim: Claim, word: Word) -> None:
+        self.claim, self.word = claim, word
+        self.published = True
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="binidx-claim", daemon=True)
+
+    def __enter__(self) -> Holding:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join(LAST_BEAT_SECONDS)
+        if self._thread.is_alive():
+            return  # a beat on its way to a store that stalls could come after our last word: others find it dead
+        try:
+            self._leave(error)
+        except StorageError as trouble:
+            logger.info("%s: not let go, others find it dead in %.0f s: %s", self.claim.uri, DEAD_SECONDS, trouble)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if isinstance(error, Exception):
+            text = "".join(traceback.format_exception(error))
+            self.claim.write(dataclasses.replace(self.word, state=FAILED, error=text))
+        elif error is None and not self.published:
+            self.claim.write(dataclasses.replace(self.word, state=UNPUBLISHED))
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        try:
+            delete_object(self.claim.uri, self.claim.storage_options)
+        except StorageError:
+            self.claim.write(dataclasses.replace(self.word, state=FREE))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self.word = dataclasses.replace(self.word, beat=self.word.beat + 1)
+            try:
+                self.claim.write(self.word)
+            except StorageError as trouble:
+                logger.debug("%s: not renewed: %s", self.claim.uri, trouble)
+
+
+class Watch:
+    """What one who waits has seen of a claim, by its own clock."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.word: Word | None = None
+        self._changed = time.monotonic()
+        self._seen_at_work: set[str] = set()
+
+    def look(self) -> Word | None:
+        """What it says now; what it said before, while the store does not answer."""
+        with contextlib.suppress(StorageError):
+            word = self.claim.read()
+            if word != self.word:
+                self.word, self._changed = word, time.monotonic()
+            if word is not None and word.state == BUILDING:
+                self._seen_at_work.add(word.holder)
+        return self.word
+
+    def begin_again(self) -> None:
+        """Count the silence from now on."""
+        self._changed = time.monotonic()
+
+    @property
+    def silent_seconds(self) -> float:
+        return time.monotonic() - self._changed
+
+    @property
+    def seen_at_work(self) -> bool:
+        """Whether the holder was at work when we looked before; else its word is of an earlier run, maybe."""
+        return self.word is not None and self.word.holder in self._seen_at_work

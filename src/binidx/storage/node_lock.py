@@ -1,0 +1,137 @@
+"""Which process of a node goes first: a lock on a file of the node's own, which the kernel takes from the dead.
+
+    first     has the file to itself; what it leaves in it is for those that waited meanwhile
+    the rest  wait until it let go or died, and are told what it left
+
+Nothing but work depends on it: where files cannot be locked everybody is first.
+
+`flock`, since it tells the threads of a process apart, unlike the record locks of `chunk_locks`. A forked child shares
+its parent's lock, and would keep it for a dead one: it closes its descriptors at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.2
+BUSY = (errno.EAGAIN, errno.EACCES)
+
+_descriptors: set[int] = set()
+
+
+@dataclass
+class Turn:
+    """One process' turn.
+
+    Attributes:
+        first: nobody of this node is at it, and nobody will be until the block ends.
+        node: names the lock among those of all nodes; whoever is first under the same name now, others under it are
+            dead. Empty where that cannot be known.
+        left: what the first one left while we waited, if anything.
+    """
+
+    first: bool
+    node: str = ""
+    left: bytes = b""
+    descriptor: int | None = None
+
+    def leave(self, data: bytes) -> None:
+        """For those that wait, when the block ends."""
+        if self.descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.descriptor, 0)
+                os.pwrite(self.descriptor, data, 0)
+
+
+@contextlib.contextmanager
+def node_turn(path: str | None, check: Callable[[], None] = lambda: None) -> Iterator[Turn]:
+    """Be the first one of this node for the block, or wait until it has left.
+
+    Args:
+        path: of the lock, made if it is not there; None: there is no directory for it.
+        check: called while we wait; what it raises ends that.
+    """
+    descriptor = _opened(path)
+    if descriptor is None:
+        yield Turn(True)
+        return
+    try:
+        locked = _lock(descriptor, fcntl.LOCK_EX)
+        if locked is False:
+            yield Turn(False, left=_wait(descriptor, check))
+        elif locked is None:
+            yield Turn(True)
+        else:
+            yield Turn(True, _node_of(descriptor), descriptor=descriptor)
+    finally:
+        _close(descriptor)
+
+
+def _opened(path: str | None) -> int | None:
+    if path is None:
+        return None
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return None
+    _descriptors.add(descriptor)
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    # A child forked in the block has closed its own already.
+    if descriptor in _descriptors:
+        _descriptors.discard(descriptor)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool | None:
+    """Whether we have it now; None: files cannot be locked here."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in BUSY else None
+    return True
+
+
+def _wait(descriptor: int, check: Callable[[], None]) -> bytes:
+    """Until nobody is first; what was left there since."""
+    before, pause = _content(descriptor), FIRST_PAUSE
+    while _lock(descriptor, fcntl.LOCK_SH) is False:
+        check()
+        time.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_PAUSE)
+    left = _content(descriptor)
+    return left if left != before else b""
+
+
+def _content(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+def _node_of(descriptor: int) -> str:
+    """This very file, and this run of the machine. Linux says which run that is."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        return ""
+    found = os.fstat(descriptor)
+    return f"{boot}:{found.st_dev}:{found.st_ino}"
+
+
+def _close_in_child() -> None:
+    for descriptor in _descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
