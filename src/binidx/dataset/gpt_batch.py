@@ -16,6 +16,7 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.masks import build_attention_mask
 from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
 from binidx.errors import IndexBuildError
+from binidx.format.idx import DType
 from binidx.format.pieces import read_pieces
 from binidx.native.gather import GPTRows, Recipe, Rows, Starts, TextRows
 from binidx.native.pieces import Pieces, scattered_pieces
@@ -67,11 +68,12 @@ def read_gpt_sample(dataset: GPTDataset, idx: int | None) -> Sample:
 
 
 def assemble_gpt_sample(dataset: GPTDataset, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-    """One sample of tokens that are here already."""
-    stored = [np.ascontiguousarray(sequence, dataset.dataset.index.dtype) for sequence in sequences]
+    """One sample of tokens that are here already, of the stored type or one that holds more."""
+    dtype = np.result_type(dataset.dataset.index.dtype, *sequences)
+    stored = [np.ascontiguousarray(sequence, dtype) for sequence in sequences]
     pieces = scattered_pieces([memoryview(sequence.view(np.uint8).data) for sequence in stored])
-    rows = GPTRows(dataset.recipe, None)
-    fill_from_pieces(rows, dataset, pieces, np.array([0, len(stored)], np.int64), [0])
+    rows, bounds = GPTRows(dataset.recipe, None), np.array([0, len(stored)], np.int64)
+    rows.fill(pieces, bounds, [0], dtype_code=DType.code_from_dtype(dtype), item_bytes=dtype.itemsize)
     drop_losses(rows, [idx], [0])
     return dict(columns(dataset, rows))
 
