@@ -68,14 +68,14 @@ def test_small_arrays_take_no_descriptor(tmp_path: Path) -> None:
         out[:] = 7
     assert file_under(building.arrays["a"]) == ""
     assert np.load(tmp_path / "a.npy").tolist() == [7] * 5
-    assert building.marks["a"]["bytes"] == (tmp_path / "a.npy").stat().st_size
+    assert building.stored["a"].bytes == (tmp_path / "a.npy").stat().st_size
 
 
 def test_without_a_place_all_is_memory() -> None:
     build(building := Building())
     np.testing.assert_array_equal(building.arrays["a"], ARRAY)
     assert file_under(building.arrays["a"]) == ""
-    assert building.marks == {}
+    assert building.stored == {}
 
 
 @pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])

@@ -15,8 +15,9 @@ from binidx.dataset.split import normalize
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
-from binidx.index.building import Building
+from binidx.index.building import Arrays, Building
 from binidx.index.cache import IndexCache
+from binidx.index.foreign import check_blend_index
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
 MAX_DATASETS = 32767
@@ -114,7 +115,8 @@ class BlendedDataset(Identified):
             arrays = building.arrays
         else:
             name = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
-            cache = IndexCache(self.config.path_to_cache, name, self.config.storage_options)
+            trusted = self._check_foreign if self.config.trust_cache else None
+            cache = IndexCache(self.config.path_to_cache, name, self.config.storage_options, trusted=trusted)
             arrays = cache.load_or_build(self.unique_description, {}, ARRAYS, self._build)
         return arrays["dataset_index"], arrays["dataset_sample_index"]
 
@@ -129,6 +131,9 @@ class BlendedDataset(Identified):
                 build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
             else:
                 build_blend_index(np.asarray(self.weights, np.float64), size, num_threads=threads, out=out)
+
+    def _check_foreign(self, arrays: Arrays) -> None:
+        check_blend_index(arrays, list(map(len, self.datasets)), self.size)
 
     def _check_sizes(self) -> None:
         served = np.bincount(self.dataset_index, minlength=len(self.datasets)).tolist()

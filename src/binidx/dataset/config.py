@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from binidx.dataset.split import (
     Split,
@@ -42,6 +42,9 @@ class BlendedMegatronDatasetConfig:
         mid_level_dataset_surplus: extra share of samples built per dataset of a weighted blend.
         allow_ambiguous_pad_tokens: keep a pad id that is also another special token (it will be masked everywhere).
         storage_options: passed to fsspec for every URI (ours; Megatron has no such field, and it is in no hash).
+        trust_cache: "megatron" takes index caches that Megatron left as they are, though nothing proves of which data
+            they are (ours). By default they are built anew, and replaced.
+        cache_small_indices: cache those of less than 2^15 documents and samples, too, for Megatron to find (ours).
 
     Raises:
         ConfigError: options that contradict each other.
@@ -68,6 +71,8 @@ class BlendedMegatronDatasetConfig:
     mid_level_dataset_surplus: float = 0.005
     allow_ambiguous_pad_tokens: bool | None = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
+    trust_cache: Literal["megatron"] | None = None
+    cache_small_indices: bool = False
 
     def __post_init__(self) -> None:
         self.random_seed, self.sequence_length = operator.index(self.random_seed), operator.index(self.sequence_length)
@@ -76,6 +81,8 @@ class BlendedMegatronDatasetConfig:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, needs at least 1")
         if not 0 <= self.random_seed < 2**32:
             raise ConfigError(f"random_seed: found {self.random_seed}, needs 0 to 2^32 - 1")
+        if self.trust_cache not in (None, "megatron"):
+            raise ConfigError(f"trust_cache: found {self.trust_cache!r}, needs 'megatron' or None")
         if self.num_dataset_builder_threads < 1:
             raise ConfigError(
                 f"num_dataset_builder_threads: found {self.num_dataset_builder_threads}, needs at least 1"

@@ -28,9 +28,12 @@ from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.budget import threads_here
 from binidx.index.building import Arrays, Building
 from binidx.index.cache import IndexCache
-from binidx.index.documents import WINDOW, Documents, compact, digest_of
+from binidx.index.documents import WINDOW, Documents, compact
 from binidx.index.epochs import EpochPlan, plan_epochs
+from binidx.index.foreign import check_gpt_index
 from binidx.index.gpt import ARRAYS, build_gpt_index
+from binidx.index.growth import Order, order_of
+from binidx.index.origin import describe_documents, origin_of
 from binidx.index.sample import count_tokens
 from binidx.native import Orders, RandomState
 from binidx.native.gather import Recipe
@@ -115,32 +118,58 @@ class GPTDataset(MegatronDataset):
         return self.index_split is not Split.valid or self.config.drop_last_partial_validation_sequence
 
     def _load_or_build(self) -> Arrays:
-        """An index that is built sooner than a cache of it is opened has none."""
-        if len(self._documents) <= SMALL:
-            plan = self._plan(1)
-            if len(self._documents) * plan.num_epochs + plan.num_samples <= SMALL:
-                building = Building()
-                self._build_planned(building, plan, 1)
-                return building.arrays
-        directory = self.config.path_to_cache or join_uri(
-            self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices"
+        """An index that is built sooner than a cache of it is opened has none, unless it is asked for."""
+        if not self._is_small() or self.config.cache_small_indices:
+            return self._cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
+        if self.config.trust_cache and (found := self._cache.load(self._fingerprint(), ARRAYS)):
+            return found
+        self._build(building := Building())
+        return building.arrays
+
+    def _is_small(self) -> bool:
+        if len(self._documents) > SMALL:
+            return False
+        return len(self._documents) * self._plan.num_epochs + self._plan.num_samples <= SMALL
+
+    @property
+    def _cache(self) -> IndexCache:
+        prefix = join_uri(self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices")
+        return IndexCache(
+            self.config.path_to_cache or prefix,
+            f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
+            self.config.storage_options,
+            origin=origin_of(self.dataset),
+            order=self._order,
+            trusted=self._check_foreign if self.config.trust_cache else None,
         )
-        name = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}"
-        cache = IndexCache(directory, name, self.config.storage_options)
-        return cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What the arrays depend on and Megatron's hash forgets."""
+        """What the arrays depend on, besides the data and how many samples are asked for."""
         return {
-            **self.dataset.identity,
-            "indices_digest": digest_of(self._documents),
+            "class": type(self).__name__,
+            "random_seed": self.config.random_seed,
+            "sequence_length": self.config.sequence_length,
+            "documents": describe_documents(self._documents),
             "add_extra_token_to_sequence": self.config.add_extra_token_to_sequence,
             "drop_last_partial_sequence": self._drop_last_partial(),
         }
 
+    def _order(self) -> Order:
+        return order_of(
+            self._plan, self.config.sequence_length, add_extra_token=self.config.add_extra_token_to_sequence
+        )
+
+    def _check_foreign(self, arrays: Arrays) -> None:
+        extra = self.config.add_extra_token_to_sequence
+        check_gpt_index(arrays, self.dataset.sequences, self._documents, self.config.sequence_length, extra)
+
     def _build(self, building: Building) -> None:
+        plan = self._plan
+        if self._is_small():
+            self._build_planned(building, plan, 1)
+            return
         with threads_here(self.config.num_dataset_builder_threads) as threads:
-            self._build_planned(building, self._plan(threads), threads)
+            self._build_planned(building, plan, threads)
 
     def _build_planned(self, building: Building, plan: EpochPlan, threads: int) -> None:
         build_gpt_index(
@@ -154,7 +183,14 @@ class GPTDataset(MegatronDataset):
             threads=threads,
         )
 
-    def _plan(self, threads: int) -> EpochPlan:
+    @cached_property
+    def _plan(self) -> EpochPlan:
+        if len(self._documents) <= SMALL:
+            return self._plan_epochs(1)
+        with threads_here(self.config.num_dataset_builder_threads) as threads:
+            return self._plan_epochs(threads)
+
+    def _plan_epochs(self, threads: int) -> EpochPlan:
         tokens_per_epoch = count_tokens(self.dataset.sequence_lengths, self._documents, threads=threads)
         try:
             return plan_epochs(

@@ -173,6 +173,11 @@ class IndexedDataset:
             digest.update(array.view(np.uint8).data)
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest.hexdigest()}
 
+    @property
+    def opened(self) -> Mapping[str, Mapping[str, Any]]:
+        """What identified both objects, "idx" and "bin", when they were opened."""
+        return self._opened
+
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> bool:
         """Whether both files lie under this prefix, in any store; the `.bin` may be compressed."""

@@ -29,6 +29,7 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import IndexBuildError
+from binidx.index.manifest import StoredArray
 from binidx.index.npy import npy_of, parse_npy
 from binidx.storage import filesystem
 from binidx.storage.local_file import READ_AT_ONCE
@@ -55,7 +56,7 @@ class Building:
 
     Attributes:
         arrays: those that are done, read-only.
-        marks: bytes and checksum of each file that was published.
+        stored: what was published of each.
         failure: why one was not; the arrays are right without it.
     """
 
@@ -64,7 +65,7 @@ class Building:
     ) -> None:
         self.uri_of, self.storage_options = uri_of, storage_options
         self.arrays: Arrays = {}
-        self.marks: dict[str, dict[str, Any]] = {}
+        self.stored: dict[str, StoredArray] = {}
         self.failure: Exception | None = None
 
     @contextlib.contextmanager
@@ -95,7 +96,8 @@ class Building:
                 filled = True
                 self._keep(name, array)
                 if not self.failure:
-                    self.marks[name] = {"bytes": npy.size, "xxh3_64": self._finish(uri, name, buffer, mapped is None)}
+                    digest = self._finish(uri, name, buffer, mapped is None)
+                    self.stored[name] = StoredArray(npy.dtype.str, npy.shape, npy.size, digest)
         except (OSError, NotImplementedError) as error:
             if not filled:
                 raise

@@ -1,32 +1,31 @@
-"""Index arrays as `.npy` files in a store, published so that a reader finds them whole and right, or not at all.
+"""Index arrays in a store: loaded where they are whole and right, else built and published.
 
     {directory}/{hash}-GPTDataset-train-description.txt       what Megatron hashes; for people
     {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
-    {directory}/{hash}-GPTDataset-train-binidx.json           last: our fingerprint, size and XXH3 of each file
+    {directory}/{hash}-GPTDataset-train-binidx.json           last: the `manifest`
+    {directory}/{key}-binidx-orders.json                      which indices are of the same data: `reuse`
 
-Megatron's hash forgets the content of the data and two options; the fingerprint remembers them. An array is served only
-under a marker with the fingerprint asked for and a checksum that its bytes meet, so racing builders, kills, lost power
-and stale data cost a rebuild and never a wrong order. (So nothing is synced to the disk either.)
+Megatron's hash forgets the content of the data and two options; the manifest remembers them. An array is served only
+under a manifest with what was asked for and a checksum that its bytes meet, so racing builders, kills, lost power and
+stale data cost a rebuild and never a wrong order. (So nothing is synced to the disk either.)
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import xxhash
-from numpy.typing import NDArray
-
+from binidx import __version__
+from binidx.errors import FormatError, StorageError
 from binidx.index.building import Arrays, Build, Building
-from binidx.index.npy import parse_npy
-from binidx.storage.backends import Keep, open_object
-from binidx.storage.publish import create_object, join_uri
-
-ALGORITHM = 2
-"""Grows when the same arguments would give other arrays, or the marker another form."""
+from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
+from binidx.index.foreign import Check, load_foreign, tell_of_foreign
+from binidx.index.growth import Order
+from binidx.index.litter import sweep_litter
+from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, mismatches
+from binidx.index.reuse import copy_twin, remember
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,17 @@ class IndexCache:
         directory: URI; made where the store knows directories.
         name: first part of every file name, `{hash}-{class}-{split}`.
         storage_options: passed to fsspec.
+        origin: the data it is of.
+        order: tells what decides its arrays besides data and options, where other indices may hold the same.
+        trusted: lets in what has no manifest, as Megatron leaves it, after this check; None: nothing of the kind.
     """
 
     directory: str
     name: str
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    origin: Origin = NO_DATA
+    order: Callable[[], Order] | None = None
+    trusted: Check | None = None
 
     def load_or_build(
         self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str], build: Build
@@ -54,62 +59,83 @@ class IndexCache:
 
         Memory: what `build` takes; see `index.building` for the arrays themselves. Loaded from a local disk, or built
         for one, they are page cache; from elsewhere they are anonymous memory.
+
+        Raises:
+            FormatError: what was to be trusted is no index of this dataset.
         """
         wanted = {"algorithm": ALGORITHM, **fingerprint}
         return load_else_build(
-            self._uri("binidx.json"),
+            self.files.uri(MANIFEST),
             load=lambda: self.load(wanted, names),
-            build=lambda: self.build(description, wanted, build),
+            build=lambda: self.reuse(description, wanted, names) or self.build(description, wanted, build),
         )
 
+    @property
+    def files(self) -> IndexFiles:
+        return IndexFiles(self.directory, self.name, self.storage_options)
+
+    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+        """The arrays; None, and why in the log, where there is no manifest, another one, or not what it speaks of."""
+        uri = self.files.uri(MANIFEST)
+        try:
+            manifest = self.files.read_manifest()
+            if manifest is not None:
+                return self._load(manifest, fingerprint, names)
+        except (FormatError, StorageError, KeyError) as error:
+            logger.warning("%s: unusable, rebuilding: %s", uri, error)
+            return None
+        return load_foreign(self.files, names, self.trusted) if self.trusted else None
+
+    def _load(self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+        if wrong := mismatches(manifest, fingerprint, self.origin):
+            logger.warning("%s: stale, rebuilding: %s", self.files.uri(MANIFEST), "; ".join(wrong))
+            return None
+        arrays = {name: self.files.read_array(name, manifest.arrays[name]) for name in names}
+        tokens = self.origin.data().get("bin")
+        if tokens != manifest.data.get("bin"):
+            # What no array depends on: the same documents in other words, or only copied.
+            was = manifest.data.get("bin")
+            logger.info("%s: the .bin is %s, was %s; the order is the same", self.files.uri(MANIFEST), tokens, was)
+        return arrays
+
+    def reuse(self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+        """The arrays of an index of the same order, copied by the store under this name; None where there is none."""
+        tell_of_foreign(self.files)
+        if self.order is None:
+            return None
+        copied = copy_twin(self.files, description, fingerprint, self.origin, self.order(), names)
+        return self.load(fingerprint, names) if copied else None
+
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> Arrays:
-        """Build the arrays into their files, then write the marker that makes them count."""
-        building = Building(lambda name: self._uri(f"{name}.npy"), self.storage_options)
+        """Build the arrays into their files, then write the manifest that makes them count."""
+        building = Building(self.files.array_uri, self.storage_options)
         build(building)
         failure = building.failure
         if failure is None:
             try:
-                self._write("description.txt", description.encode())
-                marker = {"fingerprint": fingerprint, "arrays": building.marks}
-                self._write("binidx.json", json.dumps(marker, indent=1).encode())
+                self._publish(description, fingerprint, building)
             except (OSError, NotImplementedError) as error:
                 failure = error
         if failure is not None:
             logger.warning("%s: index not cached, every start builds it again: %s", self.directory, failure)
         return building.arrays
 
-    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
-        """The arrays, or None where there is no marker, another fingerprint, or an array that is not what it marks."""
-        try:
-            marker = json.loads(bytes(self._read("binidx.json")))
-            differing = [key for key, value in fingerprint.items() if marker["fingerprint"].get(key) != value]
-            if differing:
-                logger.info("%s: stale (%s), rebuilding", self._uri("binidx.json"), ", ".join(differing))
-                return None
-            return {name: self._load_array(name, marker["arrays"][name]) for name in names}
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # whatever a broken file makes its readers raise, the answer is to build again
-            logger.warning("%s: unusable, rebuilding: %s", self._uri("binidx.json"), error)
-            return None
-
-    def _uri(self, suffix: str) -> str:
-        return join_uri(self.directory, f"{self.name}-{suffix}")
-
-    def _read(self, suffix: str) -> memoryview[int]:
-        cache: Keep = "disk" if suffix.endswith(".npy") else False
-        reader = open_object(self._uri(suffix), storage_options=self.storage_options, cache=cache)
-        return reader.read([(0, reader.size)])[0]
-
-    def _write(self, suffix: str, data: bytes) -> None:
-        with create_object(self._uri(suffix), self.storage_options, durable=False) as out:
-            out.write(data)
-
-    def _load_array(self, name: str, mark: Mapping[str, Any]) -> NDArray[Any]:
-        content = self._read(f"{name}.npy")
-        if len(content) != mark["bytes"] or xxhash.xxh3_64_hexdigest(content) != mark["xxh3_64"]:
-            raise ValueError(f"{name}.npy is not the array that was marked")
-        return parse_npy(content)
+    def _publish(self, description: str, fingerprint: Mapping[str, Any], building: Building) -> None:
+        order = self.order() if self.order else None
+        self.files.write(DESCRIPTION, description.encode())
+        self.files.publish_manifest(
+            Manifest(
+                library=__version__,
+                fingerprint=fingerprint,
+                content=self.origin.content(),
+                data=self.origin.data(),
+                order=order.fields if order else None,
+                arrays=building.stored,
+            )
+        )
+        if order:
+            remember(self.files, fingerprint, self.origin, order)
+        sweep_litter(self.files)
 
 
 def load_else_build(uri: str, *, load: Callable[[], Arrays | None], build: Callable[[], Arrays]) -> Arrays:

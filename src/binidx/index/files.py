@@ -1,0 +1,98 @@
+"""The files of one index in its directory: what is read is checked against the manifest, what is written replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import xxhash
+from numpy.typing import NDArray
+
+from binidx.errors import FormatError, ObjectNotFoundError, StorageError
+from binidx.index.manifest import Manifest, StoredArray, format_manifest, parse_manifest
+from binidx.index.npy import parse_npy
+from binidx.storage.backends import Keep, open_object
+from binidx.storage.publish import create_object, join_uri, put_if_absent
+from binidx.storage.transfer import read_whole
+
+DESCRIPTION, MANIFEST = "description.txt", "binidx.json"
+
+
+@dataclass(frozen=True)
+class IndexFiles:
+    """`{directory}/{name}-{suffix}`: Megatron's names, and a manifest of ours.
+
+    Args:
+        directory: URI; made where the store knows directories.
+        name: `{hash}-{class}-{split}`.
+        storage_options: passed to fsspec.
+    """
+
+    directory: str
+    name: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def uri(self, suffix: str) -> str:
+        return join_uri(self.directory, f"{self.name}-{suffix}")
+
+    def array_uri(self, name: str) -> str:
+        return self.uri(f"{name}.npy")
+
+    def named(self, name: str) -> IndexFiles:
+        """Those of another index in this directory."""
+        return replace(self, name=name)
+
+    def read(self, suffix: str, cache: Keep = False) -> memoryview:
+        reader = open_object(self.uri(suffix), storage_options=self.storage_options, cache=cache)
+        return read_whole(reader)
+
+    def write(self, suffix: str, data: bytes) -> None:
+        with create_object(self.uri(suffix), self.storage_options, durable=False) as out:
+            out.write(data)
+
+    def read_manifest(self) -> Manifest | None:
+        """None: there is none.
+
+        Raises:
+            FormatError: it is not as we wrote it.
+            StorageError: it cannot be read.
+        """
+        try:
+            return parse_manifest(bytes(self.read(MANIFEST)), self.uri(MANIFEST))
+        except ObjectNotFoundError:
+            return None
+
+    def publish_manifest(self, manifest: Manifest) -> None:
+        """Make the arrays count. Of equal ones the first to say so stays; what says anything else is replaced."""
+        data = format_manifest(manifest)
+        try:
+            if put_if_absent(self.uri(MANIFEST), data, self.storage_options):
+                return
+            standing = self.read_manifest()
+        except (FormatError, StorageError, NotImplementedError):
+            standing = None  # broken, or a store that knows no conditions
+        if standing is None or not _same_index(standing, manifest):
+            self.write(MANIFEST, data)
+
+    def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
+        """The array as it was published.
+
+        Raises:
+            FormatError: another one, or not all of it.
+            StorageError: it cannot be read.
+        """
+        content = self.read(f"{name}.npy", cache="disk")
+        found = len(content), xxhash.xxh3_64_hexdigest(content)
+        if found != (stored.bytes, stored.xxh3_64):
+            needed = f"needed {stored.bytes} and {stored.xxh3_64}"
+            raise FormatError(f"{self.array_uri(name)}: {found[0]} bytes with XXH3 {found[1]}, {needed}")
+        return parse_npy(content)
+
+
+def _same_index(one: Manifest, other: Manifest) -> bool:
+    def what(manifest: Manifest) -> Any:
+        digests = {name: (each.bytes, each.xxh3_64) for name, each in manifest.arrays.items()}
+        return manifest.fingerprint, manifest.content, manifest.order, digests
+
+    return bool(what(one) == what(other))

@@ -1,0 +1,138 @@
+"""The manifest of an index, `{name}-binidx.json`: what its arrays were built of, and how each was stored.
+
+    {"library": "0.1.0",                                            who wrote it; never compared
+     "fingerprint": {"algorithm": 3, "random_seed": 1234, ...},     every option that the arrays depend on
+     "content": {"num_sequences": ..., "index_digest": ...},        the data they depend on
+     "data": {"idx": {"size": ..., "etag": ...}, "bin": {...}},     the objects that had that content
+     "order": {"num_epochs": 2, "separate_final_epoch": true},      see `growth`
+     "arrays": {"document_index": {"dtype": "<i4", "shape": [100], "bytes": 528, "xxh3_64": ..., "identity": ...}},
+     "xxh3_64": ...}                                                of all of this: no flipped bit is believed
+
+`content` decides. Where the .idx is still the object of `data`, its content is known without reading it. The .bin is
+there for people: no array depends on its tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from binidx.errors import FormatError
+
+ALGORITHM = 3
+"""Grows when the same arguments would give other arrays, or the manifest another form."""
+
+Fields = Mapping[str, Any]
+PROVING = ("etag", "generation", "version", "inode")
+"""One of these in an identity makes equal identities mean equal bytes, unless the ETag is a weak one. A size and a time
+do not: a second is long."""
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """One `.npy` as it was published.
+
+    identity: of the object that took these bytes, as `filesystem.identity_of` words it; None where the store did not
+        say, so that only `xxh3_64` proves them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    xxh3_64: str
+    identity: Fields | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a manifest says; see the head of this file."""
+
+    library: str
+    fingerprint: Fields
+    content: Fields
+    data: Mapping[str, Fields]
+    order: Fields | None
+    arrays: Mapping[str, StoredArray]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The data that an index is of, as it is now.
+
+    data: tells the identities of its objects, "idx" and "bin", without reading them.
+    content: tells what decides, by reading all of the .idx.
+    """
+
+    data: Callable[[], Mapping[str, Fields]] = dict
+    content: Callable[[], Fields] = dict
+
+
+NO_DATA = Origin()
+"""Of what is computed from its description alone, as a blend is."""
+
+
+def format_manifest(manifest: Manifest) -> bytes:
+    fields = json.loads(json.dumps(asdict(manifest)))
+    return json.dumps({**fields, "xxh3_64": _checksum(fields)}, indent=1).encode()
+
+
+def parse_manifest(data: bytes, uri: str) -> Manifest:
+    """What `format_manifest` wrote.
+
+    Raises:
+        FormatError: anything else, one bit of it changed.
+    """
+    try:
+        fields = json.loads(data)
+        checksum = fields.pop("xxh3_64", None)
+        if checksum != _checksum(fields):
+            raise FormatError(f"{uri}: checksum {checksum} is not that of what it says; needs a manifest of ours")
+        arrays = {name: _stored(each) for name, each in fields.pop("arrays").items()}
+        return Manifest(**fields, arrays=arrays)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise error if isinstance(error, FormatError) else FormatError(f"{uri}: no manifest: {error}") from error
+
+
+def differences(found: Fields, needed: Fields) -> list[str]:
+    """Each field that is not as needed, in words."""
+    return [
+        f"{name}: found {found.get(name)!r}, needed {value!r}"
+        for name, value in json.loads(json.dumps(dict(needed))).items()
+        if found.get(name) != value
+    ]
+
+
+def mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> list[str]:
+    """What speaks against these arrays, in words; the .idx is read only where its identity is not the recorded one."""
+    wrong = differences(manifest.fingerprint, fingerprint)
+    if wrong or same_object(manifest.data.get("idx"), origin.data().get("idx")):
+        return wrong
+    return differences(manifest.content, origin.content())
+
+
+def same_object(one: Fields | None, other: Fields | None) -> bool:
+    """Whether two identities prove that the bytes are the same."""
+    return one == other and any(
+        name in PROVING and not str(value).startswith("W/") for name, value in (one or {}).items()
+    )
+
+
+def key_of(*fields: Fields) -> str:
+    """A name made of fields: 128 bits in hex."""
+    return xxhash.xxh3_128_hexdigest(_canonical(fields))
+
+
+def _stored(fields: dict[str, Any]) -> StoredArray:
+    return StoredArray(**{**fields, "shape": tuple(fields["shape"])})
+
+
+def _checksum(fields: Fields) -> str:
+    return xxhash.xxh3_64_hexdigest(_canonical(fields))
+
+
+def _canonical(fields: Any) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
