@@ -38,6 +38,27 @@ def test_workers_that_wait_work_beside_each_other_within_the_number() -> None:
         assert list(pool.map(work, range(8))) == [1] * 8
 
 
+def test_of_many_that_wait_for_a_store_no_more_build_than_there_are_threads() -> None:
+    budget, waiting, at_work, most = Budget(3), threading.Barrier(16, timeout=20), [0], [0]
+
+    def work(_: int) -> None:
+        with budget.waiter():
+            waiting.wait()
+            with threads_here(99) as threads:
+                at_work[0] += threads
+                most[0] = max(most[0], at_work[0])
+                time.sleep(0.001)
+                with threads_here(99) as nested:
+                    assert nested >= 1
+                at_work[0] -= threads
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(32)))
+    assert most[0] == 3
+    with budget.worker(), threads_here(1) as threads:
+        assert threads == 3
+
+
 def test_short_work_is_done_in_turn() -> None:
     """Of 300 turns of about no time none meets another, unless the machine stops one for a millisecond."""
     budget, at_work, met = Budget(8), [0], [0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from math import ceil
 
 from binidx.dataset.blended import BlendedDataset
@@ -13,11 +14,17 @@ from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.errors import ConfigError
+from binidx.format.listed import listed
 from binidx.index.budget import Budget
+from binidx.storage.filesystem import local_path
+from binidx.storage.threads import Threads
 
 Sizes = Sequence[int | None]
 TopLevelDataset = BlendedDataset | MegatronDataset
 WHOLE = (0.0, 1.0)
+
+WAITING_THREADS = 128
+"""Remote prefixes that are opened at once: as many requests as a process has in flight."""
 
 
 class BlendedMegatronDatasetBuilder:
@@ -102,14 +109,28 @@ class BlendedMegatronDatasetBuilder:
     def _build_prefixes(
         self, prefixes: Sequence[str], weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes
     ) -> list[list[MegatronDataset | None]]:
-        """Per prefix, its splits; several prefixes at the same time."""
+        """Per prefix, its splits.
+
+        All whose files are remote are opened at the same time, as many requests as a process may have in flight; no
+        more are built than there are threads.
+        """
         asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
         budget = Budget(self.config.num_dataset_builder_threads)
 
         def build(prefix: str, sizes: Sizes) -> list[MegatronDataset | None]:
-            with budget.worker():
+            with budget.waiter() if remote else budget.worker():
                 return self._build_prefix(prefix, matrix, sizes)
 
+        remote = any(uri and local_path(uri) is None for uri in (*prefixes, self.config.path_to_cache))
+        if remote:
+            with listed(prefixes, self.config.storage_options):
+                pending = [_submit(partial(build, *each)) for each in zip(prefixes, asked, strict=True)]
+                wait(pending, return_when=FIRST_EXCEPTION)
+                try:
+                    return [each.result() for each in pending]
+                finally:
+                    for each in pending:
+                        each.cancel()
         with ThreadPoolExecutor(self.config.num_dataset_builder_threads, "binidx-build") as threads:
             return list(threads.map(build, prefixes, asked))
 
@@ -154,3 +175,6 @@ def sizes_per_dataset(
         [None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes]
         for share in normalize(list(weights))
     ]
+
+
+_submit = Threads("binidx-open", lambda: WAITING_THREADS).submit

@@ -20,7 +20,7 @@ from binidx.format.idx import get_bin_path
 from binidx.storage import filesystem
 from binidx.storage.backends import layered, open_stored
 from binidx.storage.checksums import SUFFIX
-from binidx.storage.look_up import look_up, says_no
+from binidx.storage.look_up import Found, look_up, says_no
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import RangeReader
 from binidx.storage.segments import CODECS, TAIL_BYTES, codec_of
@@ -73,6 +73,24 @@ def prefix_of(uri: str) -> str:
     return uri.removesuffix(CODECS[codec_of(uri)].suffix).removesuffix(".bin")
 
 
+def open_found(
+    path_prefix: str, found: Found, sums: Found | None, *, cache: bool | None = None, storage_options: Options = None
+) -> RangeReader:
+    """The remote plain `.bin` of a prefix, of which the store has told, and of its checksums if there are any.
+
+    Raises:
+        ObjectNotFoundError, FormatError: as `open_bin`.
+    """
+    uri, verify = get_bin_path(path_prefix), ReadSettings.of(storage_options).verify
+    if verify and sums is None:
+        raise _no_sums(uri)
+    reader = open_stored(uri, storage_options=storage_options, found=found)
+    beside = None
+    if sums is not None and verify is not False:
+        beside = open_stored(uri + SUFFIX, storage_options=storage_options, found=sums)
+    return layered(reader, sums=beside, cache=cache)
+
+
 @dataclass(frozen=True)
 class _Stored:
     """An object as it is stored: what reads it, its codec, its checksums if they are wanted, its end if it is known."""
@@ -91,10 +109,13 @@ def _find(prefix: str, mmap: bool, options: Options) -> _Stored:
     else:
         stored = _find_local(uri, mmap, bool(verify), options)
     if verify and stored.codec == "raw" and stored.sums is None:
-        raise ObjectNotFoundError(
-            f"{uri}{SUFFIX}: no such object; BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
-        )
+        raise _no_sums(uri)
     return stored
+
+
+def _no_sums(uri: str) -> ObjectNotFoundError:
+    needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
+    return ObjectNotFoundError(f"{uri}{SUFFIX}: no such object; {needed}")
 
 
 def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> _Stored:

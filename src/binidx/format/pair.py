@@ -7,7 +7,8 @@ Whoever replaces a dataset removes the .idx first and publishes the new one last
 is the same before and after the .bin was opened, that .bin is its own: no writer was at work in between. Tools that
 replace the files in another order, or in place, prove nothing and get no more than what their times and sizes show.
 
-Price: one HEAD more, at the time of none (the .bin is opened while the .idx arrives), and two for what may lie there in
+Of many in one folder two lists tell the same, at no price for each: `listed`. Else, the
+price: one HEAD more, at the time of none (the .bin is opened while the .idx arrives), and two for what may lie there in
 its place or beside it (`bin_object`); for local files two stat calls.
 """
 
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_object import open_bin
+from binidx.format.bin_object import open_bin, open_found
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
+from binidx.format.listed import listed_pair
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
 from binidx.storage.publish import object_identity
@@ -60,6 +62,8 @@ def open_pair(
         FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it says.
         ObjectChangedError: it was replaced again and again while it was opened.
     """
+    if pair := _open_listed(path_prefix, multimodal, cache, storage_options):
+        return pair
     uri = get_idx_path(path_prefix)
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -93,6 +97,22 @@ def identity_of(reader: RangeReader) -> dict[str, Any]:
     """What identified the object when it was opened; nothing where the reader does not know."""
     found: dict[str, Any] = getattr(reader, "identity", {})
     return found
+
+
+def _open_listed(path_prefix: str, multimodal: bool, cache: bool | None, options: Options) -> Pair | None:
+    """The pair that lists told of; None: none did, or it is no longer that one, or it is wrong, which others tell."""
+    found = listed_pair(path_prefix)
+    if found is None:
+        return None
+    uri = get_idx_path(path_prefix)
+    try:
+        idx_reader = open_object(uri, storage_options=options, cache="disk", found=found.idx)
+        bin_reader = open_found(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
+        index = parse_index(read_whole(idx_reader), uri=uri, multimodal=multimodal)
+        _check_bin_size(bin_reader.uri, bin_reader.size, index)
+    except (FormatError, StorageError):
+        return None
+    return Pair(index, bin_reader, {"idx": identity_of(idx_reader), "bin": identity_of(bin_reader)})
 
 
 def _open_once(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:

@@ -10,6 +10,8 @@ from contextvars import ContextVar
 SHORT_SECONDS = 0.001
 
 _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
+_waits: ContextVar[bool] = ContextVar("waits", default=False)
+"""Whether this thread is none of the budget's."""
 
 
 class Budget:
@@ -23,6 +25,7 @@ class Budget:
 
     def __init__(self, threads: int) -> None:
         self._idle, self._lock = threads, threading.Lock()
+        self._given = threading.Condition(self._lock)
         self._turn, self._turns, self._waiting = threading.Lock(), 0, 0
 
     @contextlib.contextmanager
@@ -54,12 +57,37 @@ class Budget:
             self._waiting -= 1
 
     @contextlib.contextmanager
-    def rest(self) -> Iterator[int]:
-        """How many threads the block may use: this one and all that are idle now."""
-        taken = self._take(None)
+    def waiter(self) -> Iterator[None]:
+        """The block waits, for a store; only what it builds (`threads_here`) is work out of this budget."""
+        token = _current.set(self)
+        waits = _waits.set(True)
         try:
-            yield 1 + taken
+            yield
         finally:
+            _waits.reset(waits)
+            _current.reset(token)
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[int]:
+        """How many threads the block may use: this one and all that are idle now.
+
+        A waiter's has to be one of them.
+        """
+        if not _waits.get():
+            taken = self._take(None)
+            try:
+                yield 1 + taken
+            finally:
+                self._give(taken)
+            return
+        with self._given:
+            self._given.wait_for(lambda: self._idle > 0)
+            taken, self._idle = self._idle, 0
+        token = _waits.set(False)
+        try:
+            yield taken
+        finally:
+            _waits.reset(token)
             self._give(taken)
 
     def _take(self, wanted: int | None) -> int:
@@ -71,6 +99,7 @@ class Budget:
     def _give(self, taken: int) -> None:
         with self._lock:
             self._idle += taken
+            self._given.notify_all()
 
 
 @contextlib.contextmanager

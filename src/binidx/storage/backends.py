@@ -41,6 +41,7 @@ def open_object(
     mmap: bool = True,
     cache: Keep = None,
     codec: str | None = None,
+    found: Found | None = None,
 ) -> RangeReader:
     """The bytes of the object under a URI or path.
 
@@ -55,6 +56,7 @@ def open_object(
             itself.
         codec: how it is stored; by default as its name tells: the plain bytes of a .bin.zst are given. "raw" gives
             those that lie there.
+        found: what the store told of a remote one, so that it is not asked for again: what is read is pinned to it.
 
     Raises:
         ObjectNotFoundError, MissingDriverError, StorageError: each names the URI.
@@ -62,8 +64,7 @@ def open_object(
     """
     uri = os.fspath(uri)
     codec = codec or codec_of(uri)
-    found = None
-    if codec != "raw" and filesystem.local_path(uri) is None:
+    if found is None and codec != "raw" and filesystem.local_path(uri) is None:
         found = look_up(uri, storage_options, end_bytes=TAIL_BYTES)
     stored = open_stored(uri, storage_options=storage_options, mmap=mmap, found=found)
     return layered(stored, codec=codec, end=found.end if found else b"", cache=cache)

@@ -1,0 +1,105 @@
+"""Pairs of many prefixes, told by two lists of their folders instead of five requests for each.
+
+    list     p0.bin B0   p0.idx E0   p1.bin B1   p1.idx E1 …
+    again    p0.bin B0   p0.idx E0   p1.bin B2   p1.idx E3 …
+             steady: a pair          not steady: opened alone, as `pair` does
+
+Whoever replaces a dataset removes the .idx first and publishes the new one last. So where an .idx and a .bin are the
+same in both lists, both were there in the moment between them, and they are of one dataset, whatever happened while
+the lists were made. What is read then is pinned to these marks: an .idx that was replaced since is not read.
+
+Lists cost two requests for each thousand objects. They are made where MANY prefixes lie in one folder; what is stored
+otherwise (compressed, in folders of its own) or may not be listed is opened alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from binidx.errors import StorageError
+from binidx.format.idx import get_bin_path, get_idx_path
+from binidx.storage import filesystem
+from binidx.storage.checksums import SUFFIX
+from binidx.storage.listing import PAGE_KEYS, Info, list_together
+from binidx.storage.look_up import Found
+from binidx.storage.threads import Threads
+
+logger = logging.getLogger(__name__)
+
+MANY = 8
+"""Prefixes in a folder: two lists of it are cheaper, but S3 takes twelve times the money for one."""
+OBJECTS_EACH = 8
+"""Objects in the folder for each prefix that are listed in vain, at most."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What two lists agree on: the `.idx`, the plain `.bin`, and its checksums if there are any."""
+
+    idx: Found
+    bin: Found
+    sums: Found | None
+
+
+@contextlib.contextmanager
+def listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """In the block `open_pair` of these prefixes asks nothing that a list of their folders told."""
+    token = _listed.set({**_listed.get(), **find_listed(prefixes, storage_options)})
+    try:
+        yield
+    finally:
+        _listed.reset(token)
+
+
+def listed_pair(prefix: str) -> Listed | None:
+    """What the lists of the block around this told of a prefix."""
+    return _listed.get().get(prefix)
+
+
+def find_listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Listed]:
+    """By prefix, those that are steady in folders of many."""
+    folders: dict[str, list[str]] = defaultdict(list)
+    for prefix in dict.fromkeys(prefixes):
+        if filesystem.local_path(prefix) is None:
+            folders[prefix.rpartition("/")[0]].append(prefix)
+
+    def look(folder: list[str]) -> dict[str, Listed]:
+        names = [get_bin_path(prefix) for prefix in folder]
+        pages = 2 + OBJECTS_EACH * len(names) // PAGE_KEYS
+        try:
+            before = list_together(names, storage_options, most_pages=pages)
+            after = None if before is None else list_together(names, storage_options, most_pages=pages)
+        except StorageError as error:
+            # Who may not list may still read; what cannot be reached is named by who opens it.
+            logger.debug("%s: each is asked for alone: %s", names[0], error)
+            return {}
+        return {} if before is None or after is None else _steady(folder, before, after)
+
+    found = [_submit(lambda folder=folder: look(folder)) for folder in folders.values() if len(folder) >= MANY]
+    return {prefix: each for folder in found for prefix, each in folder.result().items()}
+
+
+def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[str, Info]) -> dict[str, Listed]:
+    found = {}
+    for prefix in prefixes:
+        idx, tokens = get_idx_path(prefix), get_bin_path(prefix)
+        names = (idx, tokens, tokens + SUFFIX)
+        there = idx in after and tokens in after and all(_mark(before, name) == _mark(after, name) for name in names)
+        if there:
+            sums = after.get(tokens + SUFFIX)
+            found[prefix] = Listed(Found(after[idx]), Found(after[tokens]), Found(sums) if sums else None)
+    return found
+
+
+def _mark(infos: Mapping[str, Info], name: str) -> Any:
+    return name in infos and filesystem.identity_of(infos[name])
+
+
+_listed: ContextVar[Mapping[str, Listed]] = ContextVar("listed", default={})  # noqa: B039  nobody changes it
+_submit = Threads("binidx-list", lambda: 8).submit

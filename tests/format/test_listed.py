@@ -1,0 +1,121 @@
+"""Many prefixes of a folder are opened by what two lists of it agree on, and never as a pair that was none."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from conftest import Bucket
+from random_datasets import Document, build_ours
+from servers.latency_proxy import latency_proxy
+
+from binidx.format import listed as listing
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.listed import MANY, listed, listed_pair
+from binidx.storage.filesystem import identity_of
+from binidx.storage.listing import common_start, list_together
+from binidx.storage.publish import create_object, delete_object, object_identity
+
+
+def number(n: int, length: int = 1) -> list[Document]:
+    """Dataset `n`: 20 + n sequences of tokens that are all n."""
+    return [Document([n] * (20 + n) * length, [length] * (20 + n), [])]
+
+
+def read_all(prefix: str) -> list[int]:
+    return np.concatenate(IndexedDataset(prefix)[:]).tolist()
+
+
+@pytest.fixture(params=["s3", "gs"])
+def prefixes(request: pytest.FixtureRequest) -> list[str]:
+    """MANY prefixes of one folder, the n-th with dataset n."""
+    store = request.getfixturevalue(request.param)
+    folder = store.fresh() if request.param == "s3" else f"{store}/listed-{id(request)}"
+    return [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+
+
+@pytest.fixture
+def when_listed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`when_listed(acts)`: right after the n-th list, the n-th act."""
+
+    def arrange(*acts: Callable[[], object]) -> None:
+        waiting = list(acts)
+
+        def meddled(*arguments, **options):
+            found = list_together(*arguments, **options)
+            if waiting:
+                waiting.pop(0)()
+            return found
+
+        monkeypatch.setattr(listing, "list_together", meddled)
+
+    return arrange
+
+
+def test_many_prefixes_cost_two_lists_and_one_request_each(s3: Bucket) -> None:
+    folder = s3.fresh()
+    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+    with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
+        for asked in ([2, MANY], [2, 0]):  # the second time all lie in the index_dir
+            proxy.reset()
+            with listed(prefixes):
+                datasets = [IndexedDataset(prefix) for prefix in prefixes]
+            log = proxy.log()
+            assert [each.range.startswith("bytes") for each in log] == [False] * asked[0] + [True] * asked[1]
+            assert [len(each) for each in datasets] == [20 + n for n in range(MANY)]
+
+
+def test_what_lists_tell_identifies_an_object_as_looking_at_it_does(prefixes) -> None:
+    names = [f"{prefix}.idx" for prefix in prefixes]
+    found = list_together(names, most_pages=2)
+    assert {name: identity_of(found[name]) for name in names} == {name: object_identity(name) for name in names}
+
+
+def test_what_was_opened_by_a_list_is_read_and_found_again_in_another_process(prefixes) -> None:
+    with listed(prefixes):
+        assert all(map(listed_pair, prefixes))
+        opened = [IndexedDataset(prefix) for prefix in prefixes]
+
+    for n, dataset in enumerate(opened):
+        assert np.concatenate(pickle.loads(pickle.dumps(dataset))[:]).tolist() == [n] * (20 + n)
+
+
+@pytest.mark.parametrize("after", [0, 1])  # after the first list, after the second
+@pytest.mark.parametrize(("new", "length"), [(3, 1), (2, 4)])  # another .idx, a .bin of another size
+def test_a_dataset_replaced_around_a_list_is_opened_anew(prefixes, when_listed, after, new, length) -> None:
+    acts = [lambda: None, lambda: None]
+    acts[after] = lambda: build_ours(prefixes[2], number(new, length), np.uint16)
+    when_listed(*acts)
+    with listed(prefixes):
+        assert read_all(prefixes[2]) == [new] * (20 + new) * length
+        assert read_all(prefixes[4]) == [4] * 24
+
+
+def test_a_writer_between_its_files_leaves_no_pair(prefixes, when_listed) -> None:
+    def half() -> None:
+        delete_object(f"{prefixes[2]}.idx")
+        with create_object(f"{prefixes[2]}.bin") as out:
+            out.write(b"12" * 40)
+
+    when_listed(half, lambda: build_ours(prefixes[2], number(6), np.uint16))
+    with listed(prefixes):
+        assert listed_pair(prefixes[2]) is None
+        assert read_all(prefixes[2]) == [6] * 26
+
+
+def test_few_prefixes_and_local_ones_are_not_listed(prefixes, tmp_path) -> None:
+    local = [build_ours(tmp_path / f"p{n}", number(n), np.uint16) for n in range(MANY)]
+    with listed([*prefixes[1:], *local]):
+        assert not any(map(listed_pair, [*prefixes, *local]))
+
+
+def test_a_folder_of_too_many_other_objects_is_not_listed_to_its_end(prefixes) -> None:
+    assert list_together([f"{prefix}.bin" for prefix in prefixes], most_pages=0) is None
+
+
+def test_common_start() -> None:
+    assert common_start(["s3://b/p1.bin", "s3://b/p23.bin", "s3://b/p2.bin"]) == "s3://b/p"
+    assert common_start(["same", "same"]) == "same"
+    assert common_start(["a", "ab"]) == "a"
