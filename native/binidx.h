@@ -195,19 +195,20 @@ typedef struct {
     int64_t least;           /* sequences of a sample, at least 1 */
 } binidx_masked;
 
-/* usable[d]: whether document d has samples; returns how many do. counts: those without sequences, with one, and with one
- * that is too long. BINIDX_BAD_DOCUMENT, and which in counts[0], where bounds fall or leave the sequences. */
-int64_t binidx_usable_documents(const binidx_masked *m, uint8_t *usable, int64_t *counts);
+/* usable[d]: 0 where document d has no samples, else its tokens and 1, or 2^32 - 1 where they are not known. Returns how
+ * many have samples. counts: those without sequences, with one, and with one that is too long. BINIDX_BAD_DOCUMENT, and
+ * which in counts[0], where bounds fall or leave the sequences. */
+int64_t binidx_usable_documents(const binidx_masked *m, uint32_t *usable, int64_t *counts);
 
 /* The samples of as many whole epochs as give num_samples, num_epochs at most and *epochs in fact; or a code. */
-int64_t binidx_count_masked(const binidx_masked *m, const uint8_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
+int64_t binidx_count_masked(const binidx_masked *m, const uint32_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
                             int64_t num_samples, int64_t *epochs);
 
 /* (first sequence, end, tokens aimed at) of each sample of so many epochs, in order; of a block (first sequence, end,
  * document, block of the epoch). rng is seeded as for the count. num_rows, or a code where there are not so many. */
-int64_t binidx_masked_rows_4(const binidx_masked *m, const uint8_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
+int64_t binidx_masked_rows_4(const binidx_masked *m, const uint32_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
                              int64_t num_rows, uint32_t *rows);
-int64_t binidx_masked_rows_8(const binidx_masked *m, const uint8_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
+int64_t binidx_masked_rows_8(const binidx_masked *m, const uint32_t *usable, binidx_mt19937 *rng, int64_t num_epochs,
                              int64_t num_rows, uint64_t *rows);
 
 /* Rows of 12, 16, 24 or 32 bytes, from the last down, each swapped with a word mod the rows up to it. */

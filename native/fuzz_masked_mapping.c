@@ -52,7 +52,7 @@ static int64_t plain_epoch(const binidx_masked *m, binidx_mt19937 *rng, int64_t 
     return made;
 }
 
-static void check_rows(const binidx_masked *m, const uint8_t *usable, binidx_mt19937 rng, int64_t epochs, int64_t made,
+static void check_rows(const binidx_masked *m, const uint32_t *usable, binidx_mt19937 rng, int64_t epochs, int64_t made,
                        const int64_t *needed) {
     const int64_t columns = m->titles ? 4 : 3;
     uint32_t *narrow = bytes_of(4 * columns * made);
@@ -81,15 +81,15 @@ static void check_rows(const binidx_masked *m, const uint8_t *usable, binidx_mt1
 }
 
 static void check_documents(const binidx_masked *m, uint32_t seed, int64_t most_epochs, int64_t num_samples) {
-    uint8_t *usable = bytes_of(m->num_documents);
+    uint32_t *usable = bytes_of(4 * m->num_documents);
     int64_t counts[3], epochs, num_usable = binidx_usable_documents(m, usable, counts), plain = 0, made = 0;
     if (num_usable == BINIDX_BAD_DOCUMENT) {
         free(usable);
         return;
     }
     for (int64_t d = 0; d < m->num_documents; d++) {
-        same(usable[d] == plain_usable(m, d));
-        plain += usable[d];
+        same((usable[d] != 0) == plain_usable(m, d));
+        plain += usable[d] != 0;
     }
     same(num_usable == plain);
     binidx_mt19937 rng, counting;

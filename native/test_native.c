@@ -329,12 +329,12 @@ static void test_mt19937_64_is_the_standard_one(void) {
 static void test_masked_samples_by_hand(void) {
     int32_t *lengths = heap((int32_t[]){3, 4, 5, 2, 2, 6, 1, 1, 600, 9}, 40), *titles = heap((int32_t[]){0, 1, 2, 3}, 16);
     int64_t *documents = heap((int64_t[]){0, 8, 9, 9, 10}, 40), counts[3], epochs;
-    uint8_t *usable = heap(NULL, 4);
+    uint32_t *usable = heap(NULL, 16);
     binidx_masked m = {documents, lengths, NULL, 4, 10, 9, 0, 1};
     binidx_mt19937 *rng = heap(NULL, sizeof *rng);
     binidx_mt19937_seed(rng, 1, BINIDX_PORTABLE);
     CHECK(binidx_usable_documents(&m, usable, counts) == 3 && counts[0] == 1 && counts[1] == 2 && counts[2] == 0);
-    CHECK(usable[0] == 1 && usable[1] == 1 && usable[2] == 0 && usable[3] == 1);
+    CHECK(usable[0] == 25 && usable[1] == 601 && usable[2] == 0 && usable[3] == 10);
     CHECK(binidx_count_masked(&m, usable, rng, 9, 6, &epochs) == 10 && epochs == 2);
     CHECK(binidx_count_masked(&m, usable, rng, 1, 6, &epochs) == 5 && epochs == 1);
     CHECK(binidx_count_masked(&m, usable, rng, 1, 0, &epochs) == 0 && epochs == 0);
@@ -344,7 +344,7 @@ static void test_masked_samples_by_hand(void) {
     CHECK(binidx_masked_rows_4(&m, usable, rng, 2, 9, rows) == BINIDX_BAD_TOKENS);
     m.titles = titles; /* blocks: of two sequences at least, and two are left */
     m.least = 2;
-    CHECK(binidx_usable_documents(&m, usable, counts) == 1 && usable[0] == 1 && usable[1] == 0);
+    CHECK(binidx_usable_documents(&m, usable, counts) == 1 && usable[0] == 25 && usable[1] == 0);
     uint32_t blocks[] = {0, 3, 0, 0, 3, 6, 0, 1, 6, 8, 0, 2};
     CHECK(binidx_masked_rows_4(&m, usable, rng, 1, 3, rows) == 3 && memcmp(rows, blocks, 48) == 0);
     documents[2] = 7;

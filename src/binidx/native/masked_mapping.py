@@ -56,7 +56,7 @@ class MaskedDocuments:
         masked.num_documents, masked.num_sequences = num_documents, len(sequence_lengths)
         masked.sequence_length, masked.least = sequence_length, count("least", least, 1)
         masked.short_ratio = 0 if titles is not None else count("short_ratio", short_ratio)
-        self._usable = np.empty(num_documents, np.uint8)
+        self._usable = np.empty(num_documents, np.uint32)
         self.num_empty, self.num_single, self.num_long = self._judge(documents)
 
     @property
@@ -72,7 +72,7 @@ class MaskedDocuments:
         """
         epochs = ffi.new("int64_t *")
         asked = count("num_epochs", num_epochs), count("num_samples", num_samples)
-        made = lib.binidx_count_masked(self.c, items(self._usable, np.uint8), generator(seed), *asked, epochs)
+        made = lib.binidx_count_masked(self.c, items(self._usable, np.uint32), generator(seed), *asked, epochs)
         if made >= MAX_COUNT:
             raise IndexBuildError(f"{epochs[0]} epochs of samples, needs less than 2**53 samples; ask for fewer epochs")
         return _checked(made), epochs[0]
@@ -85,12 +85,12 @@ class MaskedDocuments:
             raise TypeError(f"rows: uint32, needs uint64 for {self.c.num_sequences} sequences")
         fill = lib.binidx_masked_rows_4 if rows.itemsize == 4 else lib.binidx_masked_rows_8
         out = items(rows, rows.dtype, self.columns, write=True)
-        usable = items(self._usable, np.uint8)
+        usable = items(self._usable, np.uint32)
         _checked(fill(self.c, usable, generator(seed), count("num_epochs", num_epochs), len(rows), out))
 
     def _judge(self, documents: NDArray[np.int64]) -> tuple[int, int, int]:
         counts = ffi.new("int64_t[3]")
-        code = lib.binidx_usable_documents(self.c, items(self._usable, np.uint8, write=True), counts)
+        code = lib.binidx_usable_documents(self.c, items(self._usable, np.uint32, write=True), counts)
         if code == lib.BINIDX_BAD_DOCUMENT:
             found = documents[counts[0] : counts[0] + 2].tolist()
             needed = f"needs bounds that rise within {self.c.num_sequences} sequences"
