@@ -1,0 +1,63 @@
+"""python claiming.py CACHE LOG JSON: one process that asks for an index, as each of a run does.
+
+It appends a line to LOG when it begins to build, and prints one JSON object at its end: what it got, and after how many
+seconds from when it asked. JSON may hold
+
+    build      seconds that a build takes
+    fail       a text: the build raises it
+    dead, beat seconds, instead of DEAD_SECONDS and BEAT_SECONDS
+    start      a file: ask when it appears, so that all ask at once
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from binidx.errors import PeerError
+from binidx.index import turn
+from binidx.index.building import Building
+from binidx.index.cache import IndexCache
+from binidx.storage import claim
+
+NAME = "0f-Kind-train"
+FINGERPRINT = {"option": True}
+
+
+def ask(cache: str, log: str, how: dict[str, float]) -> dict[str, object]:
+    def build(building: Building) -> None:
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(how.get("build", 0))
+        if "fail" in how:
+            raise ValueError(how["fail"])
+        with building.array("a", (100_000,), np.int64) as array:
+            array[:] = np.arange(100_000)
+
+    began = time.monotonic()
+    try:
+        arrays = IndexCache(cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
+    except (PeerError, ValueError) as error:
+        return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began}
+    return {"sum": int(arrays["a"].sum()), "seconds": time.monotonic() - began}
+
+
+def main(cache: str, log: str, how: dict[str, float]) -> None:
+    logging.basicConfig(level=logging.INFO)
+    for module in (claim, turn):
+        module.DEAD_SECONDS = how.get("dead", claim.DEAD_SECONDS)
+        module.BEAT_SECONDS = how.get("beat", claim.BEAT_SECONDS)
+    print("ready", flush=True)
+    while "start" in how and not Path(str(how["start"])).exists():
+        time.sleep(0.005)
+    print(json.dumps({**ask(cache, log, how), "pid": os.getpid()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

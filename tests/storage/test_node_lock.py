@@ -1,0 +1,121 @@
+"""The first process of a node, those that wait for it, and what the kernel does when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from binidx.storage.node_lock import node_turn
+
+HOLDER = """
+import os, sys, time
+from binidx.storage.node_lock import node_turn
+with node_turn(sys.argv[1]) as turn:
+    assert turn.first
+    {work}
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return f"{tmp_path}/turns/one.lock"
+
+
+def holder(path: str, work: str = "pass") -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER.format(work=work), path], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+@pytest.fixture
+def held(path: str) -> Iterator[subprocess.Popen[str]]:
+    with holder(path) as process:
+        yield process
+        process.kill()
+
+
+def test_those_that_waited_are_told_what_the_first_one_left(path: str) -> None:
+    left: list[bytes] = []
+
+    def wait() -> None:
+        with node_turn(path) as turn:
+            assert not turn.first
+            left.append(turn.left)
+
+    for word in (b"first", b"second", b""):
+        with node_turn(path) as turn:
+            assert turn.first
+            assert turn.node
+            waiting = [threading.Thread(target=wait) for _ in range(3)]
+            [each.start() for each in waiting]
+            time.sleep(0.1)
+            assert not left
+            if word:
+                turn.leave(word)
+        [each.join() for each in waiting]
+        assert left == [word] * 3, "what an earlier one left is no news"
+        left.clear()
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(path: str, held: subprocess.Popen[str]) -> None:
+    threading.Timer(0.2, held.send_signal, [signal.SIGKILL]).start()
+    began = time.monotonic()
+    with node_turn(path) as turn:
+        assert not turn.first
+        assert 0.1 < time.monotonic() - began < 2
+    with node_turn(path) as turn:
+        assert turn.first
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(path: str) -> None:
+    work = "child = os.fork()\n    time.sleep(600 if child == 0 else 0)\n    print(child, flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER.format(work=work), path], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        process.kill()
+        process.wait()
+        with node_turn(path) as turn:
+            assert turn.first
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.stdout.close()
+
+
+def test_who_waits_can_be_called_away(path: str, held: subprocess.Popen[str]) -> None:
+    def check() -> None:
+        raise TimeoutError("called away")
+
+    with pytest.raises(TimeoutError, match="called away"), node_turn(path, check):
+        pass
+
+
+def test_two_names_of_a_node_are_never_equal_and_one_stays(tmp_path: Path) -> None:
+    def name(path: Path) -> str:
+        with node_turn(str(path)) as turn:
+            return turn.node
+
+    assert name(tmp_path / "a") == name(tmp_path / "a") != name(tmp_path / "b")
+
+
+@pytest.mark.parametrize("place", [None, "/proc/nowhere/a.lock"])
+def test_without_a_directory_everybody_is_first(place: str | None) -> None:
+    with node_turn(place) as one, node_turn(place) as other:
+        assert one.first
+        assert other.first
+        one.leave(b"nobody reads it")
