@@ -13,7 +13,7 @@ with T tokens an epoch, x the extra token, c samples an epoch and b samples befo
                                 b + int(0.80 c)
 
 Within a stretch the arrays are the same to the last bit. Across its ends no sample keeps its place: the generator has
-drawn another number of times before it shuffles the samples. (The document index of E epochs together is the beginning
+drawn another number of times before it shuffles them. (The document index of E epochs together is the beginning
 of that of E + 1 with a separate last one, the shuffle index is not.) What a blend draws first does not depend on how
 much it draws in all, so a longer blend begins with the shorter one, as long as its weights are the same.
 """
@@ -99,7 +99,7 @@ def change_in_words(known: Sequence[Known], order: Order) -> str:
     last = others[-1]
     return (
         f"this run reads {order}; the index before it {in_words(last.order)}, up to {last.most} samples. Documents are "
-        "shuffled over all their epochs, so every sample gets another place: a run that resumes across this change sees "
+        "shuffled over all their epochs, so each sample gets another place: a run that resumes across this change sees "
         f"some samples again and others never. The order of now holds for {order.fewest} to {order.most} samples"
     )
 
