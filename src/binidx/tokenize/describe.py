@@ -1,16 +1,32 @@
-"""From a name to a TokenizerSpec: which kind it is, its size, its EOD, its special tokens."""
+"""From a name to a TokenizerSpec: which kind it is, its size, its EOD, its special tokens.
+
+…/tokenizer.json, a folder of one   json
+….model                             sentencepiece
+….txt                               wordpiece: Megatron's BertWordPiece, an entry a line
+….tiktoken, cl100k_base             tiktoken: a file of ranks, or an encoding that tiktoken has in its cache
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
+from binidx.tokenize.engine import missing
+from binidx.tokenize.patterns import ENCODINGS, PATTERNS
+from binidx.tokenize.ranks import NotRanks, parse_ranks
 from binidx.tokenize.spec import TokenizerSpec, digest_of, fetch
 from binidx.tokenize.tokenizer_json import parse_json, special_tokens, vocabulary, wrapping
+from binidx.tokenize.wordpiece import parse_vocabulary
 
 CONFIG_FILE = "tokenizer_config.json"
+Options = Mapping[str, Any] | None
 
 
 def describe_tokenizer(
@@ -19,55 +35,132 @@ def describe_tokenizer(
     eod: str | int | None = None,
     specials: str = "parse",
     post_processor: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
+    pattern: str | None = None,
+    lowercase: bool = False,
+    storage_options: Options = None,
 ) -> TokenizerSpec:
     """The tokenizer under this name.
 
     Args:
-        uri: a tokenizer.json anywhere, or the folder that it is in.
-        eod: the token that ends a document, or its id; by default the `eos_token` of tokenizer_config.json beside it.
+        uri: as above, in any store; nothing is fetched from hubs.
+        eod: the token that ends a document, or its id. By default the `eos_token` of tokenizer_config.json beside a
+            tokenizer.json, the EOS of a SentencePiece model, the `<|endoftext|>` of an encoding.
         specials: see TokenizerSpec.
-        post_processor: whether texts get what the tokenizer puts around them (BOS, EOS), as in Megatron unless its
+        post_processor: whether texts get what a tokenizer.json puts around them (BOS, EOS), as in Megatron unless its
             `--tokenizer-hf-no-include-special-tokens` is given.
+        pattern: what splits text, for a file of ranks without a known name: `gpt2` or a regular expression.
+        lowercase: as Megatron's BertWordPieceLowerCase; vocab.txt only.
+
+    Raises:
+        ConfigError: the tokenizer is not there, not to be told, or has no such EOD.
+        FormatError: its content is not what its name says.
     """
+    if uri in ENCODINGS:
+        spec, found = _ranks(cached_encoding(uri), uri, pattern, storage_options)
+    elif uri.endswith(".model"):
+        spec, found = _sentencepiece(uri, storage_options)
+    elif uri.endswith(".txt"):
+        spec, found = _wordpiece(uri, lowercase, storage_options)
+    elif uri.endswith(".tiktoken"):
+        spec, found = _ranks(uri, uri.rpartition("/")[2].removesuffix(".tiktoken"), pattern, storage_options)
+    else:
+        spec, found = _json(uri, post_processor, storage_options)
+    return replace(spec, specials=specials, eod=spec.eod if eod is None else find_eod(uri, found, eod))
+
+
+def find_eod(uri: str, entries: Mapping[str, int], eod: str | int) -> int:
+    """The id of a token that was named.
+
+    Raises:
+        ConfigError: the vocabulary does not have it.
+    """
+    if isinstance(eod, str) and eod not in entries:
+        raise ConfigError(f"{uri}: has no token {eod!r}, needs it as EOD")
+    return entries[eod] if isinstance(eod, str) else eod
+
+
+def cached_encoding(name: str, folder: str | None = None) -> str:
+    """The file of ranks of an encoding, where tiktoken keeps it; it is not fetched.
+
+    Raises:
+        ConfigError: tiktoken has not fetched it.
+    """
+    places = (folder, os.environ.get("TIKTOKEN_CACHE_DIR"), os.environ.get("DATA_GYM_CACHE_DIR"))
+    cache = Path(next((place for place in places if place), Path(tempfile.gettempdir()) / "data-gym-cache"))
+    path = cache / hashlib.sha1(ENCODINGS[name].address.encode()).hexdigest()
+    if not path.exists():
+        raise ConfigError(
+            f"{name}: not in {cache}; python -c \"import tiktoken; tiktoken.get_encoding('{name}')\" fetches it"
+        )
+    return str(path)
+
+
+Described = tuple[TokenizerSpec, Mapping[str, int]]
+
+
+def _json(uri: str, post_processor: bool, storage_options: Options) -> Described:
     if not uri.endswith(".json"):
         uri = f"{uri.rstrip('/')}/tokenizer.json"
     content = fetch(uri, storage_options)
     parsed = parse_json(uri, content)
     entries = vocabulary(parsed)
     prefix, suffix = wrapping(uri, parsed.get("post_processor")) if post_processor else ((), ())
-    return TokenizerSpec(
-        uri=uri,
-        kind="json",
-        digest=digest_of(content),
-        vocab_size=len(entries),
-        eod=find_eod(uri, entries, _eos_token(uri, storage_options) if eod is None else eod),
-        special_tokens=special_tokens(parsed),
-        prefix=prefix,
-        suffix=suffix,
-        specials=specials,
-    )
+    spec = TokenizerSpec(
+        uri, "json", digest_of(content), len(entries), special_tokens=special_tokens(parsed),
+        prefix=prefix, suffix=suffix, eod=entries.get(_eos_token(uri, storage_options) or ""),
+    )  # fmt: skip
+    return spec, entries
 
 
-def find_eod(uri: str, entries: Mapping[str, int], eod: str | int | None) -> int | None:
-    """The id of a token that was named.
-
-    Raises:
-        ConfigError: the vocabulary does not have it.
-    """
-    if isinstance(eod, str):
-        if eod not in entries:
-            raise ConfigError(f"{uri}: has no token {eod!r}, needs it as EOD")
-        return entries[eod]
-    return eod
-
-
-def _eos_token(uri: str, storage_options: Mapping[str, Any] | None) -> str | None:
+def _eos_token(uri: str, storage_options: Options) -> str | None:
     """What the file beside a tokenizer.json calls its `eos_token`."""
     try:
         config = json.loads(fetch(f"{uri.rpartition('/')[0] or '.'}/{CONFIG_FILE}", storage_options))
-    except ObjectNotFoundError:
+    except (ObjectNotFoundError, AccessError):  # who may not list is refused what is not there
         return None
     token = config.get("eos_token")
     content: str | None = token["content"] if isinstance(token, dict) else token
     return content
+
+
+def _sentencepiece(uri: str, storage_options: Options) -> Described:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise MissingDriverError(f"{uri}: {missing('sentencepiece', 'sentencepiece')}") from error
+    content = fetch(uri, storage_options)
+    try:
+        model = SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+        raise FormatError(f"{uri}: is no SentencePiece model") from error
+    entries = {model.id_to_piece(number): number for number in range(model.get_piece_size())}
+    eod = model.eos_id()
+    spec = TokenizerSpec(uri, "sentencepiece", digest_of(content), len(entries), eod=eod if eod >= 0 else None)
+    return spec, entries
+
+
+def _wordpiece(uri: str, lowercase: bool, storage_options: Options) -> Described:
+    content = fetch(uri, storage_options)
+    entries = parse_vocabulary(uri, content)
+    return TokenizerSpec(uri, "wordpiece", digest_of(content), len(entries), lowercase=lowercase), entries
+
+
+def _ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -> Described:
+    content = fetch(uri, storage_options)
+    try:
+        entries = parse_ranks(content)
+    except NotRanks as error:
+        raise FormatError(f"{uri}: {error}") from error
+    known = ENCODINGS.get(name)
+    if not known and not pattern:
+        names = ", ".join(ENCODINGS)
+        raise ConfigError(f"{uri}: ranks do not say how text is split, needs a pattern, or the name of {names}")
+    specials = known.special_tokens if known else {}
+    largest = max([*entries.values(), *specials.values()])
+    spec = TokenizerSpec(
+        uri, "tiktoken", digest_of(content), largest + 1, special_tokens=tuple(specials.items()),
+        pattern=PATTERNS.get(pattern, pattern) if pattern else known.pattern if known else "",
+        eod=specials.get("<|endoftext|>"),
+    )  # fmt: skip
+    named = {entry.decode(errors="replace"): rank for entry, rank in entries.items()}
+    return spec, {**named, **specials}

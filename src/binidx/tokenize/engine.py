@@ -5,12 +5,13 @@ No text and no token becomes a Python object on the way, unless the engine's lib
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.native.wrap_rows import wrap_rows
 from binidx.tokenize.spec import TokenizerSpec
 
 # Token ids, shape (num_tokens,); where each text's begin and the end of the last, shape (num_texts + 1,), from 0.
@@ -50,6 +51,27 @@ def strings(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
     whole = memoryview(texts.data)
     bounds = offsets.tolist()
     return [str(whole[start:stop], "utf-8") for start, stop in pairwise(bounds)]
+
+
+def surround(ids: NDArray[np.uint32], bounds: NDArray[np.int64], spec: TokenizerSpec) -> Encoded:
+    """What the post-processor makes of each text's ids, for libraries that have none."""
+    around = len(spec.prefix) + len(spec.suffix)
+    if not around:
+        return ids, bounds
+    wrapped = wrap_rows(ids, bounds, np.uint32, prefix=spec.prefix, suffix=spec.suffix, empty_too=True)
+    return wrapped, bounds - bounds[0] + around * np.arange(len(bounds))
+
+
+def flat(lists: list[list[int]]) -> Encoded:
+    """Python's ids as arrays."""
+    bounds = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum([len(ids) for ids in lists], out=bounds[1:])
+    return np.fromiter(chain.from_iterable(lists), np.uint32, int(bounds[-1])), bounds
+
+
+def first_line(error: Exception) -> str:
+    """What an error of somebody else's says first."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def missing(package: str, extra: str) -> str:

@@ -7,8 +7,11 @@ from typing import Any
 
 from binidx.errors import ConfigError
 from binidx.tokenize.engine import Engine, EngineRow
-from binidx.tokenize.hf import HuggingFace
+from binidx.tokenize.gigatoken_engine import Gigatoken
+from binidx.tokenize.hf_engine import HuggingFace
+from binidx.tokenize.sentencepiece_engine import SentencePiece
 from binidx.tokenize.spec import TokenizerSpec, read_content
+from binidx.tokenize.tiktoken_engine import Tiktoken
 
 
 def refusals(spec: TokenizerSpec, content: bytes) -> dict[str, str | None]:
@@ -40,5 +43,5 @@ def reference(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = N
 
 
 # Fastest first.
-ENGINES: dict[str, EngineRow] = {row.name: row for row in (HuggingFace,)}
+ENGINES: dict[str, EngineRow] = {row.name: row for row in (Gigatoken, Tiktoken, SentencePiece, HuggingFace)}
 REFERENCES = {"json": "hf", "wordpiece": "hf", "tiktoken": "tiktoken", "sentencepiece": "sentencepiece"}

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.tokenize.engine import Encoded, missing, strings
+from binidx.tokenize.engine import Encoded, flat, missing, strings
 from binidx.tokenize.spec import TokenizerSpec
+from binidx.tokenize.wordpiece import wordpiece_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,15 +39,14 @@ class HuggingFace:
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
         # Its threads would compete with the other processes of the job; read by the library at each call.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if spec.kind == "wordpiece":
+            content = wordpiece_json(spec.uri, content, lowercase=spec.lowercase)
         self.tokenizer = open_json(content)
         self.tokenizer.encode_special_tokens = spec.specials == "text"
         self.wrapped = bool(spec.prefix or spec.suffix)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        lists = list(self._ids(strings(texts, offsets), offsets))
-        bounds = np.zeros(len(offsets), np.int64)
-        np.cumsum([len(ids) for ids in lists], out=bounds[1:])
-        return np.fromiter(chain.from_iterable(lists), np.uint32, int(bounds[-1])), bounds
+        return flat(list(self._ids(strings(texts, offsets), offsets)))
 
     def _ids(self, texts: list[str], offsets: NDArray[np.int64]) -> Iterator[list[int]]:
         for first, stop in batches(offsets, BATCH_BYTES):

@@ -1,0 +1,85 @@
+"""gigatoken: byte-level BPE at hundreds of megabytes a second, with a cache of words it has met and SIMD to find them.
+
+Its arrays are Arrow's: the UTF-8 goes in and the ids come out as they lie in memory, through awkward. It runs no
+post-processor, so what that puts around a text is put here. What it does not know it refuses when it is loaded; what
+it knows wrongly is in `refusal`, each with a test (found by comparing it with `tokenizers`).
+
+Source: gigatoken 0.10.0; its encode_batch over an awkward string array.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.tokenize.engine import Encoded, first_line, missing, surround
+from binidx.tokenize.spec import TokenizerSpec
+from binidx.tokenize.tokenizer_json import added_tokens
+
+if TYPE_CHECKING:
+    from gigatoken import Tokenizer
+
+
+class Gigatoken:
+    """Byte-level BPE of the usual patterns, and SentencePiece BPE with byte fallback."""
+
+    name = "gigatoken"
+
+    @classmethod
+    def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
+        if spec.kind not in ("json", "sentencepiece"):
+            return f"reads a tokenizer.json or a .model here, not {spec.kind}"
+        if not importlib.util.find_spec("gigatoken"):
+            return missing("gigatoken", "gigatoken")
+        try:
+            tokens = added_tokens(json.loads(found_json(spec, content)))
+            load(spec, content)
+        except Exception as error:  # a RuntimeError, ValueError or its own, by what it stumbles over
+            return f"does not read it: {first_line(error)}"
+        words = [token["content"] for token in tokens if token.get("single_word")]
+        return f"finds {words[0]!r} inside words, where it is to be a word" if words else None
+
+    def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
+        self.spec = spec
+        self.tokenizer = load(spec, content)
+
+    def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
+        # Its threads would compete with the other processes of the job.
+        found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
+        bounds: NDArray[np.int64] = found.offsets.data
+        ids: NDArray[np.uint32] = found.content.data
+        return surround(ids, bounds, self.spec)
+
+
+def load(spec: TokenizerSpec, content: bytes) -> Tokenizer:
+    """Its tokenizer; under the policy `text` it knows of no special tokens."""
+    from gigatoken import Tokenizer
+
+    content = found_json(spec, content)
+    if spec.specials == "text" or spec.kind == "sentencepiece":
+        parsed = json.loads(content)
+        parsed["added_tokens"] = [token for token in added_tokens(parsed) if not token.get("special")]
+        content = json.dumps(parsed).encode()
+    return Tokenizer.from_json(content)
+
+
+def found_json(spec: TokenizerSpec, content: bytes) -> bytes:
+    """The tokenizer.json, or what gigatoken makes of a SentencePiece model."""
+    if spec.kind == "json":
+        return content
+    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+    return str(sentencepiece_to_tokenizer_json(content)).encode()
+
+
+def string_array(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Any:
+    """The texts as an array of strings, without a copy."""
+    import awkward
+
+    characters = awkward.contents.NumpyArray(texts, parameters={"__array__": "char"})
+    bounds = awkward.index.Index64(offsets)
+    return awkward.Array(awkward.contents.ListOffsetArray(bounds, characters, parameters={"__array__": "string"}))

@@ -1,0 +1,34 @@
+"""SentencePiece: the reference for a .model of any type.
+
+Control symbols inside text are text to it, as Megatron's SentencePiece tokenizer has it: the three policies are one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.tokenize.engine import Encoded, flat, missing, strings
+from binidx.tokenize.spec import TokenizerSpec
+
+
+class SentencePiece:
+    """A .model through Google's library, which gives lists of ints."""
+
+    name = "sentencepiece"
+
+    @classmethod
+    def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
+        if spec.kind != "sentencepiece":
+            return f"reads a .model, not {spec.kind}"
+        return None if importlib.util.find_spec("sentencepiece") else missing("sentencepiece", "sentencepiece")
+
+    def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.processor = SentencePieceProcessor(model_proto=content)
+
+    def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
+        return flat(self.processor.encode(strings(texts, offsets), out_type=int, num_threads=1))
