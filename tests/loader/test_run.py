@@ -26,7 +26,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def make(prefixes: list[str], **changes: Any) -> binidx.Run:
-    names = {each for each in changes if each in binidx.GPTDatasetConfig.__dataclass_fields__}
+    names = changes.keys() - binidx.Run.__dataclass_fields__.keys()
     config = binidx.GPTDatasetConfig(**{
         "random_seed": 1, "sequence_length": 24, "blend": (prefixes, [0.7, 0.3]), "split": "8,1,1",
         "tokenizer": TOKENIZER, "reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,11 @@ class Batches(Iterator[Any]):
     Args:
         batches: the DataLoader's own iterator.
         tally: where the waiting is counted; its line is logged when the batches end, or are dropped.
+        served: called as each is handed over.
     """
 
-    def __init__(self, batches: Iterator[Any], tally: Tally) -> None:
-        self._batches, self._tally = batches, tally
+    def __init__(self, batches: Iterator[Any], tally: Tally, served: Callable[[], object]) -> None:
+        self._batches, self._tally, self._served = batches, tally, served
         self.num_batches = 0
         self.wait_seconds = 0.0
         """Spent in `next` so far: what a trainer waited."""
@@ -40,6 +41,7 @@ class Batches(Iterator[Any]):
         self.num_batches += 1
         self.wait_seconds += waited
         self._tally.served(waited)
+        self._served()
         return batch
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, default_collate
 from binidx.dataset.torch_bridge import Samples, world_size
 from binidx.errors import ConfigError
 from binidx.loader.batches import Batches, Ledger, Tally
-from binidx.loader.look_ahead import LookAhead, is_ours, is_remote
+from binidx.loader.look_ahead import LookAhead, is_ours, is_remote, reader_of
 from binidx.loader.samplers import DataloaderType, PretrainingSampler, build_sampler
+from binidx.loader.state import Place, State, consumed_of, state_of
 
 
 def build_pretraining_data_loader(
@@ -24,10 +25,11 @@ def build_pretraining_data_loader(
     *,
     dataloader_type: DataloaderType = "single",
     data_sharding: bool = True,
+    surplus_batches: bool = False,
     num_workers: int = 0,
     look_ahead: int | None = None,
     **dataloader_options: Any,
-) -> DataLoader[Any] | None:
+) -> PretrainingLoader | None:
     """Micro-batches of this rank, from `consumed_samples` on.
 
     Args:
@@ -38,15 +40,16 @@ def build_pretraining_data_loader(
             only the caller knows which ranks share their data; otherwise 0 of 1.
         dataloader_type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
         data_sharding: for "cyclic", whether each rank keeps to its own share.
-        num_workers: processes that read; 0 reads here. With workers the "cyclic" sampler is ahead of what was served by
-            the batches in flight: count the samples that arrive, and make a new loader to go on from there.
+        surplus_batches: for "cyclic" without `data_sharding`, Megatron's epochs of unequal length on different ranks.
+        num_workers: processes that read; 0 reads here.
         look_ahead: batches to read before they are asked for, 0 none; None: where bytes are remote, as many as waiting
             shows to be needed, within 128 MiB. A number also for datasets of your own kind: then their samples must be
             functions of their number, as threads ask for them out of turn.
         dataloader_options: more for torch's DataLoader. Memory is pinned where there is a GPU.
 
     Returns:
-        A DataLoader of dicts of tensors, (B, S) each. `len()` of it is Megatron's: samples, not batches.
+        A DataLoader of dicts of tensors, (B, S) each, which saves and loads its state, and gives any step by its
+        number. `len()` of it is Megatron's: samples, not batches.
 
     Source: Megatron-LM, `build_pretraining_data_loader`; the arguments it takes from its globals are arguments here.
     """
@@ -55,22 +58,29 @@ def build_pretraining_data_loader(
     if isinstance(dataset, list):
         raise ConfigError(f"dataset: found a list of {len(dataset)} validation sets, needs one; make a loader for each")
     rank, size = _topology(data_parallel_rank, data_parallel_size)
-    sampler = build_sampler(dataloader_type, dataset, consumed_samples, micro_batch_size, rank, size, data_sharding)
+    topology = micro_batch_size, rank, size
+    sampler = build_sampler(dataloader_type, dataset, consumed_samples, *topology, data_sharding, surplus_batches)
     defaults = {"collate_fn": collate, "pin_memory": torch.cuda.is_available(), "persistent_workers": num_workers > 0}
     options = {"num_workers": num_workers, **defaults, **dataloader_options}
     return PretrainingLoader(dataset, batch_sampler=sampler, look_ahead=look_ahead, **options)
 
 
 class PretrainingLoader(DataLoader[Any]):
-    """torch's DataLoader, which reads ahead, counts what the trainer waits, and says so at the end of an iteration.
+    """torch's DataLoader, which knows how far it is, reads ahead, and counts what the trainer waits.
+
+        loader[41_200]              this rank's micro-batch of that step of the whole run
+        loader.consumed_samples     served so far over all ranks, what workers hold ready not counted
+        loader.state_dict()         for a checkpoint; the same on every rank, so one of them may save it
+        loader.load_state_dict(s)   the next iteration goes on from there, on any number of ranks
 
     Args:
         dataset, batch_sampler: one of our samplers over the dataset.
         look_ahead: as in `build_pretraining_data_loader`.
         options: torch's.
 
-    An iteration without workers has a `LookAhead` of its own; with workers each of them has one, and keeps it if they
-    are persistent.
+    A "single" loader begins every iteration where it was made, or loaded, to begin; a "cyclic" one goes on from what
+    was served. An iteration without workers has a `LookAhead` of its own; with workers each of them has one, and keeps
+    it if they are persistent.
     """
 
     def __init__(
@@ -84,13 +94,40 @@ class PretrainingLoader(DataLoader[Any]):
         self._option_names = [*options]
         self._ledger: Ledger | None = None
         self._reader: DataLoader[Any] | None = None
+        self._place = Place(batch_sampler)
 
     def __iter__(self) -> Any:
-        sampler: Any = self.batch_sampler
-        samples = sampler.micro_batch_size
+        samples = self._place.begin()
         tokens = samples * getattr(getattr(self.dataset, "config", None), "sequence_length", 0)
         batches = iter(self._reading()) if self._looks_ahead else super().__iter__()
-        return Batches(batches, Tally(samples, tokens, self._ledger))
+        return Batches(batches, Tally(samples, tokens, self._ledger), self._place.served)
+
+    def __getitem__(self, step: int) -> Any:
+        """The micro-batch of this rank at a step of the whole run, counted from sample 0; read now, on its own.
+
+        Raises:
+            IndexError: the run has no such step.
+        """
+        assert self.collate_fn is not None
+        return self.collate_fn(reader_of(self.dataset)(self._place.sampler.batch(step)))
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples served so far, over all ranks."""
+        return self._place.consumed_samples
+
+    def state_dict(self) -> State:
+        """Where it is, in JSON values: `consumed_samples` and the fingerprint of the order that they count in."""
+        return state_of(self.dataset, self._place.sampler, self.consumed_samples)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that a loader of the same order gave; from the next iteration on.
+
+        Raises:
+            ConfigError: it is of another order, or none.
+        """
+        self._place.move_to(consumed_of(state, self.dataset, self._place.sampler))
+        self._reader = None  # its workers look ahead from where it was
 
     def _reading(self) -> DataLoader[Any]:
         """The loader over the dataset that looks ahead; the same one as long as its workers stay."""

@@ -1,0 +1,123 @@
+"""A loader's state: saved after any batch and loaded into a new loader, the rest is what the unbroken one serves."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from looking_ahead import Numbers, loader, no_thread_is_left, values
+from order_runs import random_run
+
+import binidx
+from binidx.errors import ConfigError
+from binidx.loader.samplers import DataloaderType, MegatronPretrainingSampler, build_sampler
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)  # torchdata's own, of torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+__all__ = ["no_thread_is_left"]
+
+KINDS: list[DataloaderType] = ["single", "cyclic"]
+
+
+def served(batches: Any, count: int) -> list[list[int]]:
+    return values(itertools.islice(batches, count))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_ahead", [0, 8])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_follows_a_state_is_the_rest(kind: str, num_ahead: int, num_workers: int, persistent: bool) -> None:
+    if persistent and not num_workers:
+        pytest.skip("no workers to persist")
+    options = {"kind": kind, "num_workers": num_workers, "persistent_workers": persistent}
+    unbroken = values(loader(Numbers(60), num_ahead, **options))
+    other = loader(Numbers(60), num_ahead, **options)
+    for stop in (1, 4, 9, 2):
+        first = loader(Numbers(60), num_ahead, **options)
+        assert served(first, stop) == unbroken[:stop]
+        state = json.loads(json.dumps(first.state_dict()))
+        assert state["consumed_samples"] == first.consumed_samples == 4 * stop
+        for _ in range(2 if kind == "single" else 1):
+            other.load_state_dict(state)
+            assert values(other) == unbroken[stop:]
+
+
+def test_a_cyclic_loader_that_was_left_goes_on_from_what_was_served_and_not_from_what_workers_hold() -> None:
+    options = {"kind": "cyclic", "num_workers": 2}
+    epochs = [batch for _ in range(2) for batch in loader(Numbers(60), 0, kind="cyclic")]
+    left = loader(Numbers(60), 0, **options)
+    assert served(left, 3) + values(left) == values(loader(Numbers(60), 0, kind="cyclic"))
+    assert left.consumed_samples == 60
+    assert len(epochs) == 30
+
+
+def test_a_state_is_good_for_any_number_of_ranks() -> None:
+    def samples(consumed: int, m: int, size: int) -> list[int]:
+        ranks = [list(MegatronPretrainingSampler(96, consumed, m, rank, size)) for rank in range(size)]
+        return [idx for step in zip(*ranks, strict=True) for batch in step for idx in batch]
+
+    first = binidx.build_pretraining_data_loader(Numbers(96), 0, 4, 0, 3)
+    assert first is not None
+    served(first, 2)
+    state = first.state_dict()
+    for m, size in [(4, 3), (2, 6), (12, 1), (6, 2), (1, 8)]:
+        loaders = [binidx.build_pretraining_data_loader(Numbers(96), 0, m, rank, size) for rank in range(size)]
+        for each in loaders:
+            assert each is not None
+            each.load_state_dict(state)
+        steps = zip(*(values(each) for each in loaders), strict=True)
+        assert [idx for step in steps for batch in step for idx in batch] == [3 * idx for idx in samples(24, m, size)]
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"consumed_samples": 8}, {"consumed_samples": "x", "fingerprint": ""}, [1], None, {"epoch": 1}]
+)
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(ConfigError, match="needs what state_dict"):
+        loader(Numbers(60), 0).load_state_dict(state)
+
+
+def test_a_state_of_another_order_is_refused() -> None:
+    cyclic = loader(Numbers(60), 0, kind="cyclic").state_dict()
+    for other in (loader(Numbers(60), 0), loader(Numbers(60), 0, kind="cyclic", m=2), loader(Numbers(61), 0)):
+        with pytest.raises(ConfigError, match="resume: state is for fingerprint"):
+            other.load_state_dict(cyclic)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_by_its_number_is_the_batch_that_was_served(tmp_path: Path, kind: DataloaderType) -> None:
+    dataset = random_run(tmp_path, 5)
+    for rank in range(2):
+        made = binidx.build_pretraining_data_loader(dataset, 0, 3, rank, 2, dataloader_type=kind)
+        assert made is not None
+        for step, batch in enumerate(made):
+            again = made[step]
+            assert again.keys() == batch.keys()
+            assert all((again[key] == batch[key]).all() for key in batch)
+        resumed = binidx.build_pretraining_data_loader(dataset, 12, 3, rank, 2, dataloader_type=kind)
+        assert resumed is not None
+        assert (next(iter(resumed))["tokens"] == made[2]["tokens"]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+def test_torchdatas_loader_over_our_samplers_resumes_at_every_batch(kind: DataloaderType, num_workers: int) -> None:
+    def made() -> Any:
+        return StatefulDataLoader(
+            Numbers(40), batch_sampler=build_sampler(kind, range(40), 0, 3, 1, 2), num_workers=num_workers
+        )
+
+    unbroken = values(made())
+    for stop in range(1, len(unbroken)):
+        first, second = made(), made()
+        assert served(first, stop) == unbroken[:stop]
+        second.load_state_dict(first.state_dict())
+        assert values(second) == unbroken[stop:]
