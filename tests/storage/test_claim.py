@@ -68,11 +68,16 @@ def test_a_holder_at_work_is_seen_to_live_and_a_dead_one_is_not(claim: Claim, mo
 
 
 def test_who_fails_leaves_his_traceback_where_those_that_wait_find_it(claim: Claim) -> None:
-    early = Watch(claim)
-    with pytest.raises(ValueError, match="no tokens"), claim.take() as holding:  # type: ignore[union-attr]
-        early.look()
-        raise ValueError("no tokens")
-    late = Watch(claim)
+    early, late, holding = Watch(claim), Watch(claim), claim.take()
+    assert holding is not None
+
+    def fail() -> None:
+        with holding:
+            early.look()
+            raise ValueError("no tokens")
+
+    with pytest.raises(ValueError, match="no tokens"):
+        fail()
     for watch in (early, late):
         word = watch.look()
         assert word is not None

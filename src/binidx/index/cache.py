@@ -26,6 +26,7 @@ from binidx.index.growth import Order
 from binidx.index.litter import sweep_litter
 from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, mismatches
 from binidx.index.reuse import copy_twin, remember
+from binidx.index.turn import load_else_build
 
 logger = logging.getLogger(__name__)
 
@@ -55,19 +56,22 @@ class IndexCache:
     ) -> Arrays:
         """The cached arrays where they are whole and right, else the built ones, published while they are built.
 
-        A store that cannot be written to, or is full, costs a warning in the log: the arrays are right without it.
+        Of all processes that ask now one builds: `turn`. A store that cannot be written to, or is full, costs a warning
+        in the log: the arrays are right without it.
 
         Memory: what `build` takes; see `index.building` for the arrays themselves. Loaded from a local disk, or built
         for one, they are page cache; from elsewhere they are anonymous memory.
 
         Raises:
             FormatError: what was to be trusted is no index of this dataset.
+            PeerError: another process of the run was to build it, and failed.
         """
         wanted = {"algorithm": ALGORITHM, **fingerprint}
         return load_else_build(
             self.files.uri(MANIFEST),
             load=lambda: self.load(wanted, names),
             build=lambda: self.reuse(description, wanted, names) or self.build(description, wanted, build),
+            storage_options=self.storage_options,
         )
 
     @property
@@ -136,9 +140,3 @@ class IndexCache:
         if order:
             remember(self.files, fingerprint, self.origin, order)
         sweep_litter(self.files)
-
-
-def load_else_build(uri: str, *, load: Callable[[], Arrays | None], build: Callable[[], Arrays]) -> Arrays:
-    """What is published under the manifest's `uri`, else what `build` makes and publishes there."""
-    found = load()
-    return build() if found is None else found

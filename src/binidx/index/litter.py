@@ -19,7 +19,7 @@ from binidx.index.files import MANIFEST, IndexFiles
 from binidx.storage import filesystem
 
 LEFT_SECONDS = 3600.0
-OURS = re.compile(r"[0-9a-f]{32}-.*\.(npy|json|txt)\.[0-9a-f]{32}\.tmp")
+OURS = re.compile(r"[0-9a-f]{32}-.*\.(npy|json|json-claim|txt)\.[0-9a-f]{32}\.tmp")
 
 
 def sweep_litter(files: IndexFiles) -> None:
