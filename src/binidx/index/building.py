@@ -34,6 +34,7 @@ from binidx.index.npy import npy_of, parse_npy
 from binidx.storage import filesystem
 from binidx.storage.local_file import READ_AT_ONCE
 from binidx.storage.publish import Writer, create_file, create_object
+from binidx.storage.send import send_object
 
 SHUFFLED_IN_FILE = 1 << 30
 """Bytes of the largest array that is shuffled inside its file; the kernel begins to write back at a tenth of memory."""
@@ -96,8 +97,8 @@ class Building:
                 filled = True
                 self._keep(name, array)
                 if not self.failure:
-                    digest = self._finish(uri, name, buffer, mapped is None)
-                    self.stored[name] = StoredArray(npy.dtype.str, npy.shape, npy.size, digest)
+                    digest, identity = self._finish(uri, name, buffer, mapped is None)
+                    self.stored[name] = StoredArray(npy.dtype.str, npy.shape, npy.size, digest, identity)
         except (OSError, NotImplementedError) as error:
             if not filled:
                 raise
@@ -107,20 +108,22 @@ class Building:
         array.flags.writeable = False
         self.arrays[name] = array
 
-    def _finish(self, uri: str, name: str, buffer: memoryview, in_memory: bool) -> str:
-        """Send the bytes if they are not in place; returns their checksum."""
+    def _finish(self, uri: str, name: str, buffer: memoryview, in_memory: bool) -> tuple[str, dict[str, Any] | None]:
+        """Send the bytes if they are not in place; returns their checksum, and the identity that the store gave."""
         path = filesystem.local_path(uri)
-        if path and not in_memory:
-            return xxhash.xxh3_64_hexdigest(buffer)
-        if path is None or len(buffer) <= READ_AT_ONCE:
+        if path is None:
+            return xxhash.xxh3_64_hexdigest(buffer), send_object(uri, buffer, self.storage_options)
+        if not in_memory:
+            return xxhash.xxh3_64_hexdigest(buffer), None
+        if len(buffer) <= READ_AT_ONCE:
             with create_object(uri, self.storage_options, durable=False) as out:
-                return _write(out, buffer)
+                return _write(out, buffer), None
         with create_file(path, len(buffer), durable=False) as file:
             digest = _write(file, buffer)
             mapped = file.map()
         # By its map and not by its name, which another builder may have taken.
         self._keep(name, parse_npy(memoryview(mapped)))
-        return digest
+        return digest, None
 
 
 def _write(out: Writer, buffer: memoryview) -> str:

@@ -48,7 +48,7 @@ class Parts(Protocol):
     def write(self, part: int, where: Range, data: Bytes) -> str:
         """Write one part; the tag the store gave it."""
 
-    def publish(self, tags: Mapping[int, str]) -> None:
+    def publish(self, tags: Mapping[int, str]) -> str | None:
         """Make the object visible, whole, with the tag of each part."""
 
     def pause(self) -> None:
@@ -170,10 +170,12 @@ class S3Parts:
             answer = self._call("upload_part_copy", UploadId=self.token, PartNumber=part, **arguments)
         return str(answer["CopyPartResult"]["ETag"])
 
-    def publish(self, tags: Mapping[int, str]) -> None:
+    def publish(self, tags: Mapping[int, str]) -> str:
+        """The ETag of the whole, where the store says it."""
         numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
         with filesystem.storage_errors(self.uri):
-            self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload={"Parts": numbered})
+            answer = self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload={"Parts": numbered})
+        return str(answer.get("ETag", ""))
 
     def pause(self) -> None:
         """Nothing is held here."""
