@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,12 +37,11 @@ class Gigatoken:
         if not importlib.util.find_spec("gigatoken"):
             return missing("gigatoken", "gigatoken")
         try:
-            tokens = added_tokens(json.loads(found_json(spec, content)))
+            parsed = json.loads(found_json(spec, content))
             load(spec, content)
         except Exception as error:  # a RuntimeError, ValueError or its own, by what it stumbles over
             return f"does not read it: {first_line(error)}"
-        words = [token["content"] for token in tokens if token.get("single_word")]
-        return f"finds {words[0]!r} inside words, where it is to be a word" if words else None
+        return wrongly(spec, parsed)
 
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
         self.spec = spec
@@ -53,6 +53,18 @@ class Gigatoken:
         bounds: NDArray[np.int64] = found.offsets.data
         ids: NDArray[np.uint32] = found.content.data
         return surround(ids, bounds, self.spec)
+
+
+def wrongly(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
+    """What it reads and then does in another way than the reference."""
+    words = [token["content"] for token in added_tokens(parsed) if token.get("single_word")]
+    if words:
+        return f"finds {words[0]!r} inside words, where it is to be a word"
+    if '"Precompiled"' in json.dumps(parsed.get("normalizer")):
+        return "normalises text by a map of characters in another way"
+    if spec.kind == "sentencepiece" and not all(token["special"] for token in added_tokens(parsed)):
+        return "cuts user-defined symbols out of the text in another way"
+    return None
 
 
 def load(spec: TokenizerSpec, content: bytes) -> Tokenizer:
