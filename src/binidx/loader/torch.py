@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from binidx.dataset.torch_bridge import Samples, world_size
 from binidx.errors import ConfigError
+from binidx.loader import uneven
 from binidx.loader.batches import Batches, Ledger, Tally
 from binidx.loader.look_ahead import LookAhead, is_ours, is_remote, reader_of
 from binidx.loader.samplers import DataloaderType, PretrainingSampler, build_sampler
@@ -144,8 +145,13 @@ class PretrainingLoader(DataLoader[Any]):
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """The batch of some samples: as it is where they are the rows of one already, else stacked by torch."""
-    return samples.stack() if isinstance(samples, Samples) else default_collate(list(samples))
+    """The batch of some samples: as it is where they are the rows of one already, else stacked by torch.
+
+    Samples of unequal length are one row, and bounds of sequences are made equally many: `loader.uneven`.
+    """
+    if isinstance(samples, Samples):
+        return samples.stack()
+    return uneven.pack(samples) if uneven.is_packable(samples) else default_collate(uneven.level(samples))
 
 
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
