@@ -1,7 +1,7 @@
 """python claiming.py CACHE LOG JSON: one process that asks for an index, as each of a run does.
 
-It appends a line to LOG when it begins to build, and prints one JSON object at its end: what it got, and after how many
-seconds from when it asked. JSON may hold
+It appends a line to LOG when it begins to build, and prints one JSON object at its end: what it got, after how many
+seconds from when it asked, and when by the clock of the machine. JSON may hold
 
     build      seconds that a build takes
     fail       a text: the build raises it
@@ -56,7 +56,7 @@ def main(cache: str, log: str, how: dict[str, float]) -> None:
     print("ready", flush=True)
     while "start" in how and not Path(str(how["start"])).exists():
         time.sleep(0.005)
-    print(json.dumps({**ask(cache, log, how), "pid": os.getpid()}), flush=True)
+    print(json.dumps({**ask(cache, log, how), "pid": os.getpid(), "ended": time.monotonic()}), flush=True)
 
 
 if __name__ == "__main__":

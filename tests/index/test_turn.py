@@ -1,0 +1,276 @@
+"""One process builds, whoever dies: real processes of two nodes, on a disk and on S3."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from claiming import FINGERPRINT, NAME, ask
+
+from binidx.index import turn
+from binidx.index.building import Building
+from binidx.index.cache import IndexCache
+from binidx.index.turn import checking, lock_path, pause_after
+from binidx.storage.claim import Claim
+from binidx.storage.publish import object_exists
+
+SUM = 99_999 * 100_000 // 2
+
+
+class Run:
+    """Processes that ask for one index; those of a node share a directory."""
+
+    def __init__(self, tmp_path: Path, cache: str) -> None:
+        self.path, self.cache = tmp_path, cache
+        self.log = tmp_path / "log"
+        self.log.touch()
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, node: str, **how: Any) -> subprocess.Popen[str]:
+        arguments = [sys.executable, str(Path(__file__).parent.parent / "claiming.py"), self.cache, str(self.log)]
+        with (self.path / f"{node}-{len(self.processes)}.err").open("w") as errors:
+            process = subprocess.Popen(
+                [*arguments, json.dumps(how)],
+                env={**os.environ, "BINIDX_INDEX_DIR": f"{self.path}/{node}"},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def ready(self) -> None:
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+
+    def go(self) -> None:
+        """All that were started with start=run.gate ask at once."""
+        self.ready()
+        (self.path / "gate").touch()
+
+    @property
+    def gate(self) -> str:
+        return f"{self.path}/gate"
+
+    def builders(self) -> list[int]:
+        return [int(line) for line in self.log.read_text().split()]
+
+    def builder(self, count: int = 1) -> int:
+        """The process that began to build as the count-th one, once it did."""
+        until = time.monotonic() + 30
+        while len(self.builders()) < count:
+            assert time.monotonic() < until, "nobody builds"
+            time.sleep(0.01)
+        return self.builders()[count - 1]
+
+    def results(self, processes: Sequence[subprocess.Popen[str]] | None = None) -> list[dict[str, Any]]:
+        return [json.loads(each.communicate(timeout=60)[0].splitlines()[-1]) for each in processes or self.processes]
+
+    def logged(self) -> str:
+        return "".join(path.read_text() for path in self.path.glob("*.err"))
+
+
+@contextlib.contextmanager
+def running(tmp_path: Path, cache: str) -> Iterator[Run]:
+    run = Run(tmp_path, cache)
+    try:
+        yield run
+    finally:
+        for process in run.processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(params=["local", "s3"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    cache = f"{tmp_path}/cache" if request.param == "local" else request.getfixturevalue("s3").fresh()
+    with running(tmp_path, cache) as found:
+        yield found
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Run]:
+    with running(tmp_path, f"{tmp_path}/cache") as found:
+        yield found
+
+
+def claim_of(run: Run) -> Claim:
+    return Claim(f"{run.cache}/{NAME}-binidx.json-claim")
+
+
+def test_of_eight_processes_on_two_nodes_one_builds(run: Run) -> None:
+    for number in range(8):
+        run.start(f"node{number % 2}", start=run.gate, build=0.5)
+    run.go()
+    assert [each["sum"] for each in run.results()] == [SUM] * 8
+    assert len(run.builders()) == 1
+    assert claim_of(run).read() is None
+
+
+def test_when_the_builder_is_killed_its_node_goes_on_at_once(run: Run) -> None:
+    """And with it the other node, which never gets so far as to find the claim dead."""
+    for number in range(6):
+        run.start(f"node{number % 2}", start=run.gate, build=1)
+    run.go()
+    victim = run.builder()
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    left = [each for each in run.processes if each.pid != victim]
+    assert [each["sum"] for each in run.results(left)] == [SUM] * 5
+    assert time.monotonic() - killed < 1 + 5
+    assert len(run.builders()) == 2
+
+
+def test_when_a_whole_node_dies_one_of_the_others_goes_on(run: Run) -> None:
+    dead = run.start("node0", build=60)
+    victim = run.builder()
+    for number in range(4):
+        run.start(f"node{1 + number % 2}", build=0.3, dead=2, beat=0.3, start=run.gate)
+    run.go()
+    time.sleep(0.5)
+    os.kill(victim, signal.SIGKILL)
+    left = [each for each in run.processes if each is not dead]
+    assert [each["sum"] for each in run.results(left)] == [SUM] * 4
+    assert len(run.builders()) == 2, "one took the claim over"
+
+
+def test_what_the_builder_raises_is_raised_by_all_that_wait_within_seconds(run: Run) -> None:
+    for number in range(5):
+        run.start(f"node{number % 3}", start=run.gate, build=1, fail="a split without tokens")
+    run.go()
+    builder = run.builder()
+    found = run.results()
+    assert sorted(each["error"] for each in found) == ["PeerError"] * 4 + ["ValueError"]
+    failed = next(each["ended"] for each in found if each["pid"] == builder)
+    assert run.builders() == [builder]
+    for each in found:
+        assert "a split without tokens" in each["text"]
+        assert each["ended"] - failed < 5
+        if each["error"] == "PeerError":
+            assert f"process {builder}" in each["text"]
+            assert "Traceback (most recent call last)" in each["text"]
+            assert 'raise ValueError(how["fail"])' in each["text"]
+
+
+def test_a_claim_that_failed_in_an_earlier_run_is_no_trouble(run: Run) -> None:
+    run.start("node0", fail="a disk was full")
+    assert run.results()[0]["error"] == "ValueError"
+    again = [run.start(f"node{number % 2}") for number in range(4)]
+    assert [each["sum"] for each in run.results(again)] == [SUM] * 4
+    assert len(run.builders()) == 2
+    assert claim_of(run).read() is None
+
+
+def test_a_claim_whose_holder_died_in_an_earlier_run_costs_its_node_nothing(here: Run) -> None:
+    here.start("node0", build=60)
+    os.kill(here.builder(), signal.SIGKILL)
+    found = here.results([here.start("node0") for _ in range(2)])
+    assert [each["sum"] for each in found] == [SUM] * 2
+    assert max(each["seconds"] for each in found) < 2
+    assert claim_of(here).read() is None
+
+
+def test_a_holder_that_works_on_is_waited_for_however_long(here: Run) -> None:
+    """His claim changes, by whatever clock: it is six times older than what is taken for dead."""
+    how = {"build": 3, "dead": 0.5, "beat": 0.1, "start": here.gate}
+    for number in range(4):
+        here.start(f"node{number % 2}", **how)
+    here.go()
+    assert [each["sum"] for each in here.results()] == [SUM] * 4
+    assert len(here.builders()) == 1
+
+
+def test_a_holder_that_was_stopped_and_goes_on_does_no_harm(here: Run) -> None:
+    how = {"build": 1, "dead": 0.6, "beat": 0.1}
+    stopped = here.start("node0", **how)
+    victim = here.builder()
+    os.kill(victim, signal.SIGSTOP)
+    other = here.start("node1", **how)
+    assert here.results([other])[0]["sum"] == SUM
+    os.kill(victim, signal.SIGCONT)
+    assert here.results([stopped])[0]["sum"] == SUM
+    third = here.start("node2")
+    assert here.results([third])[0]["sum"] == SUM
+    assert len(here.builders()) == 2
+
+
+def test_where_nothing_can_be_written_everybody_builds_and_says_so_once(tmp_path: Path, web: Any) -> None:
+    with running(tmp_path, f"{web.endpoint}/cache") as run:
+        for number in range(4):
+            run.start(f"node{number % 2}", start=run.gate, build=1)
+        run.go()
+        found = run.results()
+        assert [each["sum"] for each in found] == [SUM] * 4
+        assert len(run.builders()) == 4
+        assert max(each["seconds"] for each in found) < 1 + 3, "at the same time"
+        assert run.logged().count("so each node builds its own") == 4
+
+
+def test_when_the_index_cannot_be_published_nobody_waits_for_the_next_one(here: Run) -> None:
+    (Path(here.cache) / f"{NAME}-a.npy" / "taken").mkdir(parents=True)
+    for number in range(6):
+        here.start(f"node{number % 2}", start=here.gate, build=1)
+    here.go()
+    found = here.results()
+    assert [each["sum"] for each in found] == [SUM] * 6
+    assert max(each["seconds"] for each in found) < 1 + 1 + 3, "two builds one after the other, not six"
+
+
+def test_threads_of_a_process_take_turns(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    (tmp_path / "log").touch()
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda _: ask(f"{tmp_path}/cache", f"{tmp_path}/log", {"build": 0.2}), range(6)))
+    assert [each["sum"] for each in found] == [SUM] * 6
+    assert len((tmp_path / "log").read_text().split()) == 1
+
+
+def test_who_waits_is_called_away_by_a_check(here: Run) -> None:
+    here.start("node0", build=60)
+    here.builder()
+    began = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began > 0.5:
+            raise TimeoutError("another rank failed")
+
+    def build(building: Building) -> None:
+        raise AssertionError("somebody else is at it")
+
+    with checking(check), pytest.raises(TimeoutError, match="another rank failed"):
+        IndexCache(here.cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("waits", [1, 5, 15, 128])
+def test_a_process_asks_for_a_claim_every_two_seconds_however_many_it_waits_for(waits: int) -> None:
+    assert np.mean([waits / pause_after(1000, waits) for _ in range(1000)]) == pytest.approx(
+        max(0.5, waits / 30), rel=0.1
+    )
+    assert pause_after(0, waits) < 0.1
+    assert pause_after(2, waits) < 0.5
+
+
+def test_one_path_has_one_lock_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert lock_path("a/m.json", None) == lock_path(f"{tmp_path}/a/m.json", None) != lock_path("b/m.json", None)
+    assert lock_path("a/m.json", {"binidx": {"index_dir": "off"}}) is None
+
+
+def test_no_claim_is_taken_where_the_index_is_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask(run.cache, str(run.log), {})
+    monkeypatch.setattr(turn, "Claim", None)
+    assert ask(run.cache, str(run.log), {})["sum"] == SUM
+    assert not object_exists(claim_of(run).uri)
