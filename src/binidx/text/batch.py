@@ -10,7 +10,8 @@ empty, and is kept: what has no tokens is no sequence, and only who tokenises kn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ class Problem:
         uri: of the input.
         row: its number, counted as in `Batch.rows`.
         byte: as in `Batch.places`.
+        where: for people: "line 18, byte 2034"; "byte 2034" where nobody has counted the lines; "row 17" in parquet.
         detail: what was found, in words.
         line: the bytes of the line, for a quarantine; empty where there are none (parquet, a line that is too long).
     """
@@ -35,11 +37,12 @@ class Problem:
     uri: str
     row: int
     byte: int
+    where: str
     detail: str
     line: bytes = b""
 
     def __str__(self) -> str:
-        return f"{self.uri}: row {self.row}, byte {self.byte}: {self.kind}: {self.detail}"
+        return f"{self.uri}: {self.where}: {self.kind}: {self.detail}"
 
 
 KINDS = {
@@ -91,8 +94,8 @@ class Batch:
         texts: UTF-8, one text after the other, uint8.
         offsets: where each text begins, then the end, shape (n + 1,) int64.
         documents: first text of each document, then n, shape (d + 1,) int64.
-        rows: of each document, shape (d,) int64: the number of its line in the slice, blank ones counted; in parquet
-            that of its row in the file. Add `Slice.first_row` where it is known to have it in the file.
+        rows: of each document, shape (d,) int64: the number of its line or row in the slice, blank ones counted. Add
+            `Slice.first_row`, where that is known, to have it in the file.
         places: shape (d,) int64: the byte at which the line begins in the plain bytes of the file; in parquet the row
             in its row group.
         ids: of the field `id_key`, if one was asked for: a string as it is, any other value as JSON.
@@ -110,7 +113,7 @@ class Batch:
     places: NDArray[np.int64]
     ids: Strings | None = None
     problems: Sequence[Problem] = ()
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
     num_rows: int = 0
     num_bytes: int = 0
 

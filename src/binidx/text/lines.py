@@ -16,7 +16,7 @@ class Lines:
     """Whole lines.
 
     Attributes:
-        data: the lines with their newlines; the last of a file may have none. Holds until the next `Lines` is asked for.
+        data: the lines with their newlines; the last of a file may have none. Holds until the next are asked for.
         place: plain byte of the file at which they begin.
         too_long: bytes of the one line that is here instead, and whose own are gone; 0: it is lines.
     """

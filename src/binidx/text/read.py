@@ -6,14 +6,21 @@ for text, title in read_slice(piece, ["text", "title"]):     one Batch for each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from binidx.text.batch import Batch
-from binidx.text.jsonl import read_jsonl
-from binidx.text.slices import Slice
+from binidx.errors import ConfigError
+from binidx.text.batch import Batch, Strings
+from binidx.text.decompress import gunzipped, unzstd
+from binidx.text.filters import Filters, only, only_strings
+from binidx.text.jsonl import LineReader
+from binidx.text.lines import own_bytes, whole_lines
+from binidx.text.slices import GZIP, JSONL, PARQUET, ZSTD, Slice
+from binidx.text.stored import Options, stored_pieces
 
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 1 << 20
+"""Larger ones cost more: their buffers come from the kernel page by page each time."""
+
 MAX_LINE_BYTES = 256 << 20
 
 
@@ -22,15 +29,17 @@ def read_slice(
     keys: Sequence[str] = ("text",),
     *,
     id_key: str | None = None,
+    filters: Filters | None = None,
     batch_bytes: int = BATCH_BYTES,
     max_line_bytes: int = MAX_LINE_BYTES,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Options = None,
 ) -> Iterator[tuple[Batch, ...]]:
     """The documents of a slice in order, and the rows that are none.
 
     Args:
         keys: of the texts.
         id_key: a field to give along, if it is there.
+        filters: which documents are wanted.
         batch_bytes: plain bytes of a batch, about; a longer line has one of its own.
         max_line_bytes: what a line and its newline may have.
 
@@ -38,8 +47,77 @@ def read_slice(
         A batch for each key, in their order.
 
     Raises:
+        ConfigError: no keys, or a field that is one of them.
         ObjectChangedError: the object is not the one that was planned.
         FormatError: it cannot be decompressed, or is no parquet file with these columns.
         StorageError: it cannot be read.
     """
-    return read_jsonl(piece, keys, id_key, batch_bytes, max_line_bytes, storage_options)
+    wanted = filters or Filters()
+    fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *wanted.fields]))
+    _check_names(keys, fields)
+    if piece.format == PARQUET:
+        from binidx.text.parquet import read_parquet
+
+        found = read_parquet(piece, keys, fields, batch_bytes, storage_options)
+    else:
+        found = _read_lines(piece, keys, fields, batch_bytes, max_line_bytes, storage_options)
+    for batches, columns in found:
+        yield _filtered(batches, dict(zip(fields, columns, strict=True)), id_key, wanted)
+
+
+def _check_names(keys: Sequence[str], fields: Sequence[str]) -> None:
+    if isinstance(keys, str) or not keys or len(set(keys)) < len(keys):
+        raise ConfigError(f"keys: found {keys!r}, needed a list of one or more, none twice")
+    if both := set(keys) & set(fields):
+        raise ConfigError(f"{both.pop()}: found as a text and as a field, needed one of them")
+
+
+def _read_lines(
+    piece: Slice, keys: Sequence[str], fields: Sequence[str], batch_bytes: int, max_line_bytes: int, options: Options
+) -> Iterator[tuple[list[Batch], list[Strings]]]:
+    counted = Counted(stored_pieces(piece, options), piece.num_bytes)
+    own = own_bytes(PLAIN[piece.format](counted, piece.uri), piece.first, piece.last)
+    reader = LineReader(piece, keys, fields, max_line_bytes)
+    for batches, columns in reader.batches(whole_lines(own, batch_bytes, max_line_bytes)):
+        taken = counted.taken()
+        yield [each.with_counts(num_bytes=taken) for each in batches], columns
+
+
+class Counted:
+    """Pieces, and how many bytes of them were given since it was asked last; `most` in all."""
+
+    def __init__(self, pieces: Iterable[bytes | memoryview], most: int) -> None:
+        self._pieces, self._most, self._given, self._told = pieces, most, 0, 0
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        for piece in self._pieces:
+            self._given += len(piece)
+            yield piece
+
+    def taken(self) -> int:
+        now = min(self._given, self._most)
+        count, self._told = now - self._told, now
+        return count
+
+
+def _filtered(
+    batches: Sequence[Batch], fields: dict[str, Strings], id_key: str | None, filters: Filters
+) -> tuple[Batch, ...]:
+    stay, dropped = filters.wanted(batches[0], [fields[name] for name in filters.fields])
+    ids = None if id_key is None else fields[id_key]
+    if dropped:
+        batches = [only(each, stay, dropped) for each in batches]
+        ids = ids and only_strings(ids, stay)
+    return tuple(each.with_counts(ids=ids) for each in batches)
+
+
+def _as_stored(pieces: Iterable[bytes | memoryview], uri: str) -> Iterable[bytes | memoryview]:
+    return pieces
+
+
+PLAIN: dict[str, Callable[[Iterable[bytes | memoryview], str], Iterable[Any]]] = {
+    JSONL: _as_stored,
+    GZIP: gunzipped,
+    ZSTD: unzstd,
+}
+"""format -> plain bytes of what is stored"""

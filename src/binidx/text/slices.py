@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 JSONL, GZIP, ZSTD, PARQUET = "jsonl", "jsonl.gz", "jsonl.zst", "parquet"
@@ -101,7 +102,7 @@ def _slices_of(each: Input, part_bytes: int) -> list[Slice]:
         bounds = [*range(0, each.size, part_bytes), each.size]
         return [
             Slice(each.uri, each.format, each.identity, first, last, first, last - first, None if first else 0)
-            for first, last in zip(bounds, bounds[1:], strict=False)
+            for first, last in pairwise(bounds)
         ]
     if not each.blocks:
         return [Slice(each.uri, each.format, each.identity, 0, None, 0, each.size, 0)] if each.size else []

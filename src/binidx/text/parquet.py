@@ -1,0 +1,147 @@
+"""Rows of parquet as batches: only the columns that are wanted, row group by row group, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from binidx.errors import FormatError, MissingDriverError
+from binidx.storage.as_file import Source
+from binidx.storage.backends import open_stored
+from binidx.storage.filesystem import local_path
+from binidx.storage.ranges import RangeReader
+from binidx.text.batch import Batch, Problem, Strings
+from binidx.text.columns import ColumnsFile
+from binidx.text.filters import only, only_strings
+from binidx.text.slices import Block, Slice
+from binidx.text.stored import Options, check_same
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    from binidx.text.arrow_texts import Bad, check_text, strings_of, texts_of
+except ImportError as error:  # pragma: no cover - the message is the point
+    raise MissingDriverError("parquet: needs pyarrow; pip install 'binidx[parquet]'") from error
+
+PAGE_BYTES = 1 << 20
+"""Read at once of a column; without it pyarrow would hold all of it in a row group."""
+
+MOST_ROWS = 64 << 10
+
+
+def parquet_blocks(reader: RangeReader) -> tuple[Block, ...]:
+    """Its row groups.
+
+    Raises:
+        FormatError: it is no parquet file.
+    """
+    groups = _opened(reader.uri, Source(reader)).metadata
+    blocks, first = [], 0
+    for number in range(groups.num_row_groups):
+        group = groups.row_group(number)
+        ranges = [_range_of(group.column(c)) for c in range(group.num_columns)]
+        size = sum(stop - start for start, stop in ranges)
+        blocks.append(Block(min((start for start, _ in ranges), default=0), size, first, group.num_rows))
+        first += group.num_rows
+    return tuple(blocks)
+
+
+def read_parquet(
+    piece: Slice, keys: Sequence[str], fields: Sequence[str], batch_bytes: int, options: Options
+) -> Iterator[tuple[list[Batch], list[Strings]]]:
+    """The batches of all keys, and the fields beside them.
+
+    Raises:
+        FormatError: it is no parquet file, or has no such columns, or they hold something else.
+    """
+    reader = open_stored(piece.uri, storage_options=options)
+    check_same(piece, reader.identity)  # type: ignore[attr-defined]
+    groups = range(piece.first, piece.last or 0)
+    with closing(_source(reader, groups, [*keys, *fields])) as source:
+        file = _opened(piece.uri, source)
+        _check_columns(piece.uri, file.schema_arrow, keys, fields)
+        row = 0
+        for number in groups:
+            row_in_group = 0
+            for table in _tables(piece.uri, file, number, [*keys, *fields], batch_bytes):
+                yield _batches(piece, table, keys, fields, row, row_in_group)
+                row, row_in_group = row + table.num_rows, row_in_group + table.num_rows
+        check_same(piece, open_stored(piece.uri).identity if local_path(piece.uri) is not None else piece.identity)  # type: ignore[attr-defined]
+
+
+def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> Iterator[Any]:
+    about = file.metadata.row_group(group)
+    wide = sum(c.total_uncompressed_size for c in _columns(about, columns))
+    rows = min(max(1, batch_bytes * about.num_rows // max(1, wide)), MOST_ROWS)
+    try:
+        yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{uri}: row group {group} is damaged ({error}); restore it from its source") from error
+
+
+def _batches(
+    piece: Slice, table: Any, keys: Sequence[str], fields: Sequence[str], row: int, row_in_group: int
+) -> tuple[list[Batch], list[Strings]]:
+    columns = [texts_of(table.column(key), key) for key in keys]
+    bad: dict[int, Bad] = {}
+    for column in columns:
+        for each in column.bad:
+            bad.setdefault(each[0], each)
+    rows = np.arange(row, row + table.num_rows, dtype=np.int64)
+    places = np.arange(row_in_group, row_in_group + table.num_rows, dtype=np.int64)
+    problems = [
+        Problem(kind, piece.uri, row + at, row_in_group + at, f"row {(piece.first_row or 0) + row + at}", detail)
+        for at, kind, detail in sorted(bad.values())
+    ]
+    batches = [
+        Batch(key, each.bytes, each.offsets, each.documents, rows, places, None, problems, Counter(), table.num_rows)
+        for key, each in zip(keys, columns, strict=True)
+    ]
+    strings = [strings_of(table.column(name)) for name in fields]
+    if not bad:
+        return batches, strings
+    stay = np.ones(table.num_rows, np.bool_)
+    stay[list(bad)] = False
+    return [only(each, stay, Counter()) for each in batches], [only_strings(each, stay) for each in strings]
+
+
+def _source(reader: RangeReader, groups: range, names: Sequence[str]) -> Any:
+    """A file of pyarrow's own where it is local; else ours."""
+    path = local_path(reader.uri)
+    if path is not None:
+        return pa.OSFile(path)
+    about = _opened(reader.uri, Source(reader)).metadata
+    wanted = [_columns(about.row_group(group), names) for group in groups]
+    streams = [[_range_of(column) for column in columns] for columns in zip(*wanted, strict=True)]
+    return ColumnsFile(reader, streams)
+
+
+def _opened(uri: str, source: Any) -> Any:
+    try:
+        return parquet.ParquetFile(source, buffer_size=PAGE_BYTES, pre_buffer=False)
+    except pa.ArrowException as error:
+        raise FormatError(f"{uri}: no parquet file, or damaged ({error})") from error
+
+
+def _columns(group: Any, names: Sequence[str]) -> list[Any]:
+    """The stored columns of these names: of a list the one of its items."""
+    found = [group.column(c) for c in range(group.num_columns)]
+    return [column for column in found if column.path_in_schema.partition(".")[0] in names]
+
+
+def _range_of(column: Any) -> tuple[int, int]:
+    first = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+    return first, first + column.total_compressed_size
+
+
+def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:
+    for name in [*keys, *fields]:
+        if name not in schema.names:
+            raise FormatError(f"{uri}: no column {name!r}, it has {', '.join(map(repr, schema.names))}")
+    for key in keys:
+        check_text(uri, key, schema.field(key).type)
