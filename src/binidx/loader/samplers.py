@@ -268,7 +268,7 @@ def build_sampler(
 ) -> PretrainingSampler:
     """The sampler of a type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
 
-    For a valid split whose config asks for `full_validation` it is that of neither: all samples, one at a time, and from
+    For a valid split whose config asks for `full_validation` it is of neither: all samples, one at a time, and from
     the first on, as in Megatron-LM.
 
     Raises:
