@@ -1,0 +1,170 @@
+"""Tasks over an Executor: a bounded window of them, some tried again, all stopped by the first that failed for good.
+
+    waiting ──submit──► in flight, at most `window` ──► done
+       ▲                    │
+       └─ after a pause ────┴─ failed in passing, or the worker died: `ATTEMPTS` times in all
+
+All that is asked of an engine is `concurrent.futures.Executor`. Tasks must be idempotent: one may run twice, also at
+the same time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from binidx.errors import BinidxError, WorkerError
+from binidx.storage.retries import pause
+
+ATTEMPTS = 5
+"""Of one task, whatever it was that failed in passing. Workers die in company: one takes its whole pool along."""
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where tasks run.
+
+    Attributes:
+        open: makes the Executor; called again when one broke.
+        count: asked of an open one: tasks that it runs at once.
+    """
+
+    open: Callable[[], Executor]
+    count: Callable[[Executor], int]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a task returns that could not be done: between processes, an exception loses what it carried.
+
+    Attributes:
+        error: for whoever asked; its message alone comes along.
+        passing: the same task may succeed in a moment.
+    """
+
+    error: BinidxError
+    passing: bool
+
+
+def drive(
+    work: Callable[[Task], Result | Failed], tasks: Iterable[Task], workers: Workers
+) -> Generator[tuple[Task, Result], None, None]:
+    """What `work` returned of each task, as they are done.
+
+    Raises:
+        BinidxError: a task failed for good; the others are stopped.
+        WorkerError: the worker of a task died, `ATTEMPTS` times.
+    """
+    queue, pending = _Queue(tasks), dict[Future[Result | Failed], _Try[Task]]()
+    with _Pool(workers, pending) as pool:
+        while True:
+            for each in queue.due(pool.window - len(pending)):
+                pending[pool.submit(work, each.task)] = each
+            if not pending:
+                if queue.empty:
+                    return
+                time.sleep(queue.seconds or 0)
+                continue
+            for future in wait(pending, timeout=queue.seconds, return_when=FIRST_COMPLETED).done:
+                each, found = pending.pop(future), pool.outcome(future)
+                if isinstance(found, Failed):
+                    queue.again(each, found)
+                else:
+                    yield each.task, found
+
+
+@dataclass(frozen=True)
+class _Try(Generic[Task]):
+    """A task and how often it has failed."""
+
+    task: Task
+    failures: int = 0
+
+
+class _Queue(Generic[Task]):
+    """Tasks to be done: those that failed when their pause is over, then the next."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = (_Try(task) for task in tasks)
+        self._paused: list[tuple[float, int, _Try[Task]]] = []
+        self._numbers = itertools.count()
+        self._all_given = False
+
+    def due(self, count: int) -> Iterator[_Try[Task]]:
+        """Up to `count` of them."""
+        for _ in range(count):
+            if self._paused and self._paused[0][0] <= time.monotonic():
+                yield heapq.heappop(self._paused)[2]
+            elif each := next(self._tasks, None):
+                yield each
+            else:
+                self._all_given = True
+                return
+
+    @property
+    def seconds(self) -> float | None:
+        """Until the next pause is over; None: there is none."""
+        return max(0.0, self._paused[0][0] - time.monotonic()) if self._paused else None
+
+    @property
+    def empty(self) -> bool:
+        return self._all_given and not self._paused
+
+    def again(self, each: _Try[Task], failed: Failed) -> None:
+        """Put it back, or raise what it failed of."""
+        failures = each.failures + 1
+        if not failed.passing:
+            raise failed.error
+        if failures == ATTEMPTS:
+            raise type(failed.error)(f"{failed.error}; {each.task} failed {failures} times")
+        heapq.heappush(
+            self._paused, (time.monotonic() + pause(failures), next(self._numbers), _Try(each.task, failures))
+        )
+
+
+class _Pool:
+    """The executor of the moment.
+
+    Args:
+        pending: what is in flight; at the end it is called off.
+
+    Attributes:
+        window: tasks submitted and not done: no worker waits for the next, and few are begun in vain.
+    """
+
+    def __init__(self, workers: Workers, pending: Mapping[Future[Any], object]) -> None:
+        self._workers, self._pending = workers, pending
+        self._executor = workers.open()
+        self.window = 2 * workers.count(self._executor)
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for future in self._pending:
+            future.cancel()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, work: Callable[[Task], Result | Failed], task: Task) -> Future[Result | Failed]:
+        try:
+            return self._executor.submit(work, task)
+        except BrokenExecutor:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = self._workers.open()
+            return self._executor.submit(work, task)
+
+    def outcome(self, future: Future[Result | Failed]) -> Result | Failed:
+        """What came of it. `work` returns its failures, so an exception is the engine's: the worker is gone."""
+        try:
+            return future.result()
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            return Failed(WorkerError(f"a worker died ({text}); killed, or out of memory?"), passing=True)

@@ -1,0 +1,117 @@
+"""Where parts are made: on this machine, by Ray, or by Dask. `--engine` names them.
+
+    local             processes of this machine
+    ray               Ray of this machine, or the cluster that RAY_ADDRESS names
+    ray:ADDRESS       a Ray cluster
+    dask=ADDRESS      the scheduler of a Dask cluster
+
+binidx must be installed where the work is done, in the same version. All others, MPI's or Parsl's, come as an Executor:
+`preprocess(job, executor=...)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from binidx.errors import ConfigError, MissingDriverError, UnreachableError
+from binidx.prepare.preprocess.drive import Workers
+from binidx.prepare.preprocess.local_workers import LocalExecutor
+
+
+class RayExecutor(Executor):
+    """Ray's tasks as futures. A connection that was there before stays."""
+
+    def __init__(self, address: str, count: int) -> None:
+        self._ray = _import("ray", "ray")
+        self._remote = functools.cache(self._ray.remote)
+        self._ours = not self._ray.is_initialized()
+        if self._ours and (address or "RAY_ADDRESS" in os.environ):
+            self._ray.init(address or None, log_to_driver=False)
+        elif self._ours:
+            self._ray.init(num_cpus=count, log_to_driver=False, include_dashboard=False)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        # Without tries of its own: the driver counts them.
+        future: Future[Any] = self._remote(fn).options(max_retries=0).remote(*args, **kwargs).future()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if self._ours:
+            self._ray.shutdown()
+
+
+class DaskExecutor(Executor):
+    """Dask's own executor, and the client that it is of."""
+
+    def __init__(self, address: str) -> None:
+        distributed = _import("distributed", "dask")
+        try:
+            self.client = distributed.Client(address)
+        except OSError as error:
+            raise UnreachableError(f"dask={address}: {error}; needed the address of a scheduler") from error
+        self._executor = self.client.get_executor(pure=False)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = self._executor.submit(fn, *args, **kwargs)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._executor.shutdown(wait=wait and not cancel_futures)
+        self.client.close()
+
+
+class Borrowed(Executor):
+    """Somebody's executor, which stays open."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._executor.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """It is theirs."""
+
+
+def workers_of(engine: str, count: int | None = None) -> Workers:
+    """Where `engine` says; `count` tasks at once, by default as many as there are cores; a cluster has its own count.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    name, separator, address = min((engine.partition(":"), engine.partition("=")), key=lambda found: len(found[0]))
+    here = count or available_cores()
+    if name == "dask" and separator == "=" and address:
+        return Workers(lambda: DaskExecutor(address), count_dask)
+    if name == "ray" and (address or not separator):
+        return Workers(lambda: RayExecutor(address, here), count_ray)
+    if engine == "local":
+        return Workers(lambda: LocalExecutor(here), lambda executor: here)
+    raise ConfigError(f"engine: found {engine}, needed local, ray, ray:ADDRESS or dask=ADDRESS")
+
+
+def available_cores() -> int:
+    """Of this process: those of its machine that it may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def count_dask(executor: Executor) -> int:
+    """Threads of all of its workers now."""
+    assert isinstance(executor, DaskExecutor)
+    return max(1, sum(map(int, executor.client.nthreads().values())))
+
+
+def count_ray(executor: Executor) -> int:
+    """Cores of the cluster now."""
+    return max(1, int(_import("ray", "ray").cluster_resources().get("CPU", 1)))
+
+
+def _import(name: str, extra: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise MissingDriverError(f"engine: needs {name}; pip install 'binidx[{extra}]'") from error

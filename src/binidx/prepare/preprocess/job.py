@@ -1,0 +1,128 @@
+"""What is to be made out of which text: everything that decides the bytes of the result, as one value.
+
+What does not decide them is no part of it: workers, engines, which part is made where and when.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from binidx.errors import ConfigError
+from binidx.format.idx import DType
+from binidx.storage.segments import CODECS
+from binidx.text.filters import Filters
+from binidx.tokenize.spec import TokenizerSpec
+
+ALGORITHM = 1
+"""Counts up when the same job gives other bytes than before: parts of the old one are then not taken for its own."""
+
+ON_ERROR = ("raise", "skip", "quarantine")
+OPTIONS = ("source_options", "target_options")
+"""Never written down: they may hold secrets."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Text to be tokenised, and how. Pickles; `to_json` for the rest.
+
+    Attributes:
+        inputs: URIs of jsonl(.gz, .zst) and parquet, with globs, in the order in which they are wanted.
+        output: prefix of the outputs: `dataset` says their names.
+        tokenizer: see `tokenize.describe`.
+        keys: of each JSON object, or columns; a dataset each.
+        append_eod: after each document that has a token.
+        split_sentences: each sentence is a sequence of its own; the language is `language`.
+        keep_newlines: sentences keep the newlines after them.
+        filters: which documents are wanted, by their text and their fields.
+        min_tokens, max_tokens: which are, by their tokens in all keys together, without EOD; None: all.
+        on_error: of a row that is no document: stop, drop it and count, or do so and write it down.
+        id_key: field whose value goes into the lineage.
+        lineage: whether `.lineage.parquet` is written.
+        codec: row of `segments.CODECS`: how tokens are stored.
+        part_bytes: stored bytes of text in a part; None: by the size of all, see `plan`.
+        engine: name of a tokenizer's engine, or auto. They all give the same tokens.
+        compared_share: part of the texts that the reference tokenises too, to prove that.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    tokenizer: TokenizerSpec
+    keys: tuple[str, ...] = ("text",)
+    append_eod: bool = False
+    split_sentences: bool = False
+    language: str = "english"
+    keep_newlines: bool = False
+    filters: Filters = field(default_factory=Filters)
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    on_error: str = "raise"
+    id_key: str | None = None
+    lineage: bool = True
+    codec: str = "raw"
+    part_bytes: int | None = None
+    engine: str = "auto"
+    compared_share: float = 1e-4
+    source_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    target_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ON_ERROR:
+            raise ConfigError(f"on_error: found {self.on_error}, needed one of {', '.join(ON_ERROR)}")
+        if self.codec not in CODECS:
+            raise ConfigError(f"codec: found {self.codec}, needed one of {', '.join(CODECS)}")
+        if not self.inputs or not self.keys:
+            raise ConfigError("inputs and keys: found none, needed at least one of each")
+        if len(set(self.keys)) < len(self.keys):
+            raise ConfigError(f"keys: {', '.join(self.keys)}; needed each once")
+        if self.output.endswith("/"):
+            raise ConfigError(f"{self.output}: a folder, needed a prefix such as {self.output}en")
+        if self.part_bytes is not None and self.part_bytes < 1:
+            raise ConfigError(f"part_bytes: {self.part_bytes}, needed 1 or more")
+        if self.append_eod and self.tokenizer.eod is None:
+            raise ConfigError(f"{self.tokenizer.uri}: append_eod, and no EOD is known; name the token that ends a text")
+
+    @property
+    def dtype(self) -> type[np.number[Any]]:
+        """Of a stored token: Megatron's rule."""
+        return DType.optimal_dtype(self.tokenizer.vocab_size)
+
+    @property
+    def eod(self) -> int | None:
+        """What each document ends with."""
+        return self.tokenizer.eod if self.append_eod else None
+
+    @property
+    def datasets(self) -> dict[str, str]:
+        """key -> prefix of its dataset. Source: Megatron-LM, tools/preprocess_data.py."""
+        level = "sentence" if self.split_sentences else "document"
+        return {key: f"{self.output}_{key}_{level}" for key in self.keys}
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the options of the stores, in JSON values."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OPTIONS}
+        filters = asdict(self.filters)
+        values |= {"tokenizer": self.tokenizer.to_json(), "filters": filters}
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=list))
+        return plain
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What, with its text, decides the bytes of a part and its counts."""
+        values = self.to_json()
+        tokenizer = {name: value for name, value in values["tokenizer"].items() if name != "uri"}
+        left_out = ("inputs", "output", "part_bytes", "engine", "compared_share")
+        return {name: value for name, value in values.items() if name not in left_out} | {
+            "tokenizer": tokenizer,
+            "algorithm": ALGORITHM,
+        }
+
+
+def digest_of(value: Any) -> str:
+    """128 bits of a JSON value, hex."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())

@@ -1,0 +1,107 @@
+"""What a dataset was made of: `PREFIX.manifest.json`, the last object of a job to appear.
+
+{"binidx_manifest": 1, "version": ..., "plan": digest, "job": Job, "dataset": {...}, "counts": Counts,
+ "sources": [{"uri": ..., "identity": ..., "counts": Counts}], "engines": {name: {"parts": n, "compared": n}}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import binidx
+from binidx.errors import FormatError
+from binidx.prepare.preprocess.job import Job
+from binidx.prepare.preprocess.plan import Part, plan_digest
+from binidx.prepare.preprocess.record import Counts, Record
+from binidx.storage.publish import read_small
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SourceCounts:
+    """What became of the rows of one input."""
+
+    uri: str
+    identity: Mapping[str, Any]
+    counts: Counts
+
+
+def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[SourceCounts]:
+    """Of each input, in their order; one that is named twice counts twice."""
+    found: dict[str, SourceCounts] = {}
+    for part in parts:
+        for piece, counts in zip(part.slices, records[part.name].slices, strict=True):
+            before = found.get(piece.uri)
+            together = counts if before is None else before.counts + counts
+            found[piece.uri] = SourceCounts(piece.uri, piece.identity, together)
+    return list(found.values())
+
+
+def count_engines(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
+    """Engine -> the parts that it tokenised, and the texts that were compared with the reference and equal."""
+    parts, compared = Counter[str](), Counter[str]()
+    for record in records.values():
+        parts[record.engine] += 1
+        compared[record.engine] += record.compared
+    return {name: {"parts": parts[name], "compared": compared[name]} for name in parts}
+
+
+def row_bases(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list[int]]:
+    """Rows of its file before each slice, part by part: what nobody knew who read the slice alone."""
+    bases, last, rows = list[list[int]](), "", 0
+    for part in parts:
+        bases.append([])
+        for piece, counts in zip(part.slices, records[part.name].slices, strict=True):
+            if piece.first_row is not None:
+                rows = piece.first_row
+            assert piece.uri == last or piece.first_row == 0, "slices of a file follow each other"
+            # Parquet's readers count in the file.
+            bases[-1].append(rows if piece.first_row is None else piece.first_row)
+            last, rows = piece.uri, rows + counts.num_rows
+    return bases
+
+
+def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str, Record]) -> dict[str, Any]:
+    """The manifest of one dataset, in JSON values."""
+    sources = count_sources(parts, records)
+    tokens = [records[part.name].datasets[key] for part in parts]
+    return {
+        "binidx_manifest": VERSION,
+        "version": binidx.__version__,
+        "plan": plan_digest(parts),
+        "job": job.to_json(),
+        "dataset": {
+            "key": key,
+            "dtype": job.dtype.__name__,
+            "documents": sum((each.counts for each in sources), Counts()).num_documents,
+            "sequences": sum(each.num_sequences for each in tokens),
+            "tokens": sum(each.num_tokens for each in tokens),
+        },
+        "counts": asdict(sum((each.counts for each in sources), Counts())),
+        "sources": [asdict(each) for each in sources],
+        "engines": count_engines(records),
+        "cpu_seconds": sum(each.cpu_seconds for each in records.values()),
+    }
+
+
+def read_manifest(uri: str, options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The manifest that stands there.
+
+    Raises:
+        FormatError: what stands there is none.
+    """
+    data = read_small(uri, options)
+    if data is None:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(data)
+        if found["binidx_manifest"] != VERSION:
+            raise FormatError(f"{uri}: a manifest of version {found['binidx_manifest']}, needed {VERSION}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{uri}: is no manifest of a dataset ({error})") from error
+    return found

@@ -1,0 +1,117 @@
+"""A part on its way: its datasets, their lineage, its quarantine; and last its record, without which it is nothing.
+
+Each object appears whole, under its final name. Who makes the same part again makes the same bytes, so two workers that
+do so at once do no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+from binidx.format.bin_writer import BinWriter
+from binidx.format.index_columns import IndexColumns
+from binidx.prepare.preprocess.places import LINEAGE, Places
+from binidx.prepare.preprocess.plan import Part
+from binidx.prepare.preprocess.quarantine import format_problem
+from binidx.prepare.preprocess.record import Tokens
+from binidx.storage.publish import create_object
+from binidx.text.batch import Batch, Problem
+from binidx.tokenize.stored import Stored
+
+if TYPE_CHECKING:
+    from binidx.prepare.preprocess.lineage import LineageWriter
+
+
+class DatasetWriter:
+    """What a part has of one key."""
+
+    def __init__(self, places: Places, part: Part, key: str) -> None:
+        self._prefix, self._options = places.prefix(part, key), places.job.target_options
+        self._columns = IndexColumns(places.job.dtype)
+        self._bin = BinWriter(self._prefix + places.bin_suffix, self._options)
+        self._lineage = open_lineage(self._prefix + LINEAGE, places) if places.job.lineage else None
+        self._digest, self._num_tokens = xxhash.xxh3_64(), 0
+
+    def add(self, source: str, batch: Batch, found: Stored) -> None:
+        """Append the documents of a batch."""
+        data = found.tokens.view(np.uint8).data
+        self._bin.write(data)
+        self._digest.update(data)
+        self._num_tokens += len(found.tokens)
+        before = len(self._columns.lengths)
+        self._columns.lengths.extend(found.sequence_lengths)
+        self._columns.add_bounds(found.document_indices[1:], plus=before)
+        if self._lineage is not None:
+            self._lineage.add(source, batch, found)
+
+    def publish(self) -> Tokens:
+        """Make all of it visible."""
+        self._bin.publish()
+        with create_object(f"{self._prefix}.idx", self._options) as writer:
+            for block in self._columns.format():
+                writer.write(block)
+        if self._lineage is not None:
+            self._lineage.publish()
+        return Tokens(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
+
+    def close(self) -> None:
+        """Leave nothing of what is not published."""
+        self._columns.close()
+        self._bin.abandon()
+        if self._lineage is not None:
+            self._lineage.abandon()
+
+
+class PartWriter:
+    """All that a part leaves, but for its record.
+
+    Attributes:
+        quarantined: rows in its quarantine.
+    """
+
+    def __init__(self, places: Places, part: Part) -> None:
+        self._places, self._part = places, part
+        self._open = contextlib.ExitStack()
+        self._problems: list[bytes] = []
+        self._datasets: dict[str, DatasetWriter] = {}
+        for key in places.job.keys:
+            self._datasets[key] = self._open.enter_context(contextlib.closing(DatasetWriter(places, part, key)))
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    @property
+    def quarantined(self) -> int:
+        return len(self._problems)
+
+    def add(self, source: str, documents: Sequence[tuple[Batch, Stored]]) -> None:
+        """Append the same documents of each key."""
+        for batch, found in documents:
+            self._datasets[batch.key].add(source, batch, found)
+
+    def quarantine(self, problem: Problem, slice_number: int) -> None:
+        """Write a row down."""
+        self._problems.append(format_problem(problem, slice_number))
+
+    def publish(self) -> dict[str, Tokens]:
+        """Make all of it visible; what there is of each key."""
+        told = {key: dataset.publish() for key, dataset in self._datasets.items()}
+        if self._problems:
+            with create_object(self._places.part_quarantine_uri(self._part), self._places.job.target_options) as out:
+                out.write(b"".join(self._problems))
+        return told
+
+
+def open_lineage(uri: str, places: Places) -> LineageWriter:
+    """Imported when it is wanted: pyarrow takes a moment, and may not be there."""
+    from binidx.prepare.preprocess.lineage import LineageWriter
+
+    return LineageWriter(uri, places.job.target_options)

@@ -1,0 +1,73 @@
+"""A job cut into parts, each made without knowing of the others. No I/O happens here.
+
+    slices of the text    |---- en.jsonl ----|---- en.jsonl ----|-- a.jsonl --|b|c|---- d.parquet ----|
+    parts                 |        0         |        1         |        2        |         3         |
+
+A part is named by the digest of its slices and of the recipe: the same work has the same name in every run, on every
+machine, and any change of the text, the tokenizer or an option gives another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from binidx.prepare.preprocess.job import Job, digest_of
+from binidx.text.slices import Input, Slice, plan_slices
+
+LEAST_BYTES, MOST_BYTES, MANY = 16 << 20, 512 << 20, 1024
+"""Of text in a part: a thousand parts where that keeps them between these. The least gives tokens beyond the 5 MiB that
+S3 needs to copy a part itself; the most is some seconds of a fast engine, and minutes of a slow one, to be lost."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Work that is done whole or not at all."""
+
+    number: int
+    name: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Stored bytes of its text."""
+        return sum(each.num_bytes for each in self.slices)
+
+    def __str__(self) -> str:
+        first, last = self.slices[0], self.slices[-1]
+        more = f" to {last.uri}" if last.uri != first.uri else ""
+        return f"part {self.number} ({first.uri} from byte {first.stored}{more})"
+
+
+def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
+    """Parts of about the same size, in the order of the inputs. Neighbouring small slices share one."""
+    part_bytes = job.part_bytes or part_bytes_of(sum(each.size for each in inputs))
+    slices = plan_slices(inputs, part_bytes)
+    recipe = digest_of(job.recipe)
+    return [
+        Part(number, digest_of([recipe, [each.to_json() for each in group]]), tuple(group))
+        for number, group in enumerate(packed(slices, part_bytes))
+    ]
+
+
+def part_bytes_of(total_bytes: int) -> int:
+    """Bytes of text in a part. A function of the text alone: with other workers a restart finds the same parts."""
+    return min(max(total_bytes // MANY, LEAST_BYTES), MOST_BYTES)
+
+
+def packed(slices: Sequence[Slice], part_bytes: int) -> list[list[Slice]]:
+    """Runs of neighbours that have `part_bytes` at most together, or are one."""
+    groups: list[list[Slice]] = []
+    held = 0
+    for each in slices:
+        if not groups or held + each.num_bytes > part_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(each)
+        held += each.num_bytes
+    return groups
+
+
+def plan_digest(parts: Sequence[Part]) -> str:
+    """What identifies a job: all of its parts."""
+    return digest_of([each.name for each in parts])

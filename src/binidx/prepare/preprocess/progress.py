@@ -1,0 +1,98 @@
+"""How far a job is, for a person who watches it. All of it is told by records of parts that are done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from binidx.format.convert import Silent
+from binidx.prepare.preprocess.plan import Part
+from binidx.prepare.preprocess.record import Record
+from binidx.storage.resumable import Watch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Now.
+
+    Attributes:
+        parts_kept: that an earlier run had made, of `parts_done`.
+        total_bytes: stored bytes of all text; `done_bytes` of the parts that are done, `kept_bytes` of them kept.
+        seconds: since this run began to make parts.
+    """
+
+    parts: int = 0
+    parts_done: int = 0
+    parts_kept: int = 0
+    total_bytes: int = 0
+    done_bytes: int = 0
+    kept_bytes: int = 0
+    num_documents: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        return (self.done_bytes - self.kept_bytes) / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At this pace; None: nothing is known of it yet."""
+        if self.done_bytes <= self.kept_bytes:
+            return None
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_second
+
+
+class Watcher(Watch, Protocol):
+    """Who looks on."""
+
+    def show(self, progress: Progress) -> None:
+        """A part more is done, or none yet."""
+
+
+class Unwatched(Silent):
+    """Nobody does."""
+
+    def show(self, progress: Progress) -> None:
+        pass
+
+
+class Watched:
+    """Adds up what is done, and shows it.
+
+    Args:
+        records: of the parts that were done before.
+    """
+
+    def __init__(self, watch: Watcher, parts: Iterable[Part], records: Mapping[str, Record]) -> None:
+        self._watch, self._began = watch, time.monotonic()
+        self._parts = {part.name: part for part in parts}
+        kept = self._sum(records.values())
+        total = sum(part.num_bytes for part in self._parts.values())
+        self._now = replace(
+            kept, parts=len(self._parts), parts_kept=kept.parts_done, total_bytes=total, kept_bytes=kept.done_bytes
+        )
+        watch.show(self._now)
+
+    def add(self, record: Record) -> None:
+        """A part more is done."""
+        one, now = self._sum([record]), self._now
+        self._now = replace(
+            now,
+            parts_done=now.parts_done + 1,
+            done_bytes=now.done_bytes + one.done_bytes,
+            num_documents=now.num_documents + one.num_documents,
+            num_tokens=now.num_tokens + one.num_tokens,
+            seconds=time.monotonic() - self._began,
+        )
+        self._watch.show(self._now)
+
+    def _sum(self, records: Collection[Record]) -> Progress:
+        return Progress(
+            parts_done=len(records),
+            done_bytes=sum(self._parts[each.name].num_bytes for each in records),
+            num_documents=sum(each.counts.num_documents for each in records),
+            num_tokens=sum(tokens.num_tokens for each in records for tokens in each.datasets.values()),
+        )

@@ -1,0 +1,126 @@
+"""What became of a part, as a small object in the store: the proof that it is done, and the only source of all counts.
+
+    {"binidx_part": 1, "name": ..., "engine": ..., "compared": ..., "seconds": ...,
+     "slices": [Counts, ...], "datasets": {key: Tokens}, "quarantined": bytes}
+
+Counters that run along with the work lose what a killed worker had counted, and count twice what was done twice. A
+record is there once, whole, after all that it tells of.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from binidx.errors import FormatError
+
+VERSION = 1
+
+
+@dataclass
+class Counts:
+    """Rows of a slice, a source or a job, and where they are now.
+
+    Attributes:
+        num_rows: read, blank lines too.
+        num_documents: stored.
+        num_empty: those of them that have no token in any key, and so no sequence.
+        dropped: reason -> rows: problems by their kind, filters, blank lines.
+        text_bytes: of the stored documents' texts, in UTF-8.
+        stored_bytes: read, as they lie in the store.
+    """
+
+    num_rows: int = 0
+    num_documents: int = 0
+    num_empty: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    text_bytes: int = 0
+    stored_bytes: int = 0
+
+    def drop(self, reasons: Mapping[str, int]) -> None:
+        """So many rows more, by reason."""
+        self.dropped = _sum(self.dropped, reasons)
+
+    def __add__(self, other: Counts) -> Counts:
+        numbers = {name: getattr(self, name) + getattr(other, name) for name in asdict(self) if name != "dropped"}
+        return Counts(**numbers, dropped=_sum(self.dropped, other.dropped))
+
+    def check(self, subject: str) -> None:
+        """FormatError unless every row is a document or was dropped for a reason."""
+        told = self.num_documents + sum(self.dropped.values())
+        if told != self.num_rows:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
+            found = f"{self.num_documents} documents; dropped: {reasons}"
+            raise FormatError(f"{subject}: {self.num_rows} rows read, needed {told}: {found}")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a part has of one key.
+
+    Attributes:
+        num_tokens: with EOD.
+        digest: xxh3_64 of the plain tokens as they are stored, hex.
+    """
+
+    num_sequences: int
+    num_tokens: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A part that is done.
+
+    Attributes:
+        engine: that tokenised it.
+        compared: texts that the reference tokenised too, to the same ids.
+        slices: counts of each slice, in their order.
+        datasets: key -> what there is of it.
+        quarantined: rows written to its quarantine.
+        seconds: it took, and of them of a core.
+    """
+
+    name: str
+    engine: str
+    compared: int
+    slices: list[Counts]
+    datasets: dict[str, Tokens]
+    quarantined: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def counts(self) -> Counts:
+        """Of the whole part."""
+        return sum(self.slices, Counts())
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"binidx_part": VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def of_bytes(cls, data: bytes, uri: str) -> Record:
+        """What `to_bytes` gave.
+
+        Raises:
+            FormatError: it did not.
+        """
+        try:
+            values = json.loads(data)
+            version = values.pop("binidx_part")
+            values["slices"] = [Counts(**each) for each in values["slices"]]
+            values["datasets"] = {key: Tokens(**each) for key, each in values["datasets"].items()}
+            found = cls(**values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{uri}: is no record of a part ({error}); delete it and run again") from error
+        if version != VERSION:
+            raise FormatError(
+                f"{uri}: a record of version {version}, needed {VERSION}; finish with the binidx that began"
+            )
+        return found
+
+
+def _sum(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    return {reason: count for reason, count in (Counter(left) + Counter(right)).items() if count}

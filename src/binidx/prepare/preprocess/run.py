@@ -1,0 +1,202 @@
+"""`preprocess`: text in, datasets out, whatever happens in between.
+
+    look at the inputs ─► plan ─► finished already? ─► whose parts stand there? ─► make those that miss ─► finish
+
+A restart is the same call: it makes the parts that have no record. `shard` makes every n-th part and nothing else, for
+Slurm arrays and indexed Jobs; whoever finds all records there finishes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from binidx.errors import ConfigError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
+from binidx.format.convert_target import Target
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.prepare.preprocess.drive import Workers, drive
+from binidx.prepare.preprocess.engines import Borrowed, available_cores, workers_of
+from binidx.prepare.preprocess.finishing import finish, remove_parts
+from binidx.prepare.preprocess.job import Job
+from binidx.prepare.preprocess.manifest import read_manifest
+from binidx.prepare.preprocess.places import MANIFEST, Places
+from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts
+from binidx.prepare.preprocess.progress import Unwatched, Watched, Watcher
+from binidx.prepare.preprocess.record import Record
+from binidx.prepare.preprocess.tokenising import Task, read_record, run_part
+from binidx.storage.join import IN_FLIGHT
+from binidx.storage.publish import create_object, put_if_absent, read_small
+from binidx.text.inputs import find_inputs
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done.
+
+    Attributes:
+        parts: of the job; `parts_made` by this call, `parts_missing` that a shard left to others.
+        manifests: of each key's dataset, once all is done; empty before.
+    """
+
+    job: Job
+    parts: int
+    parts_made: int
+    parts_missing: int
+    manifests: dict[str, dict[str, Any]]
+    seconds: float
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.manifests)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one JSON object."""
+        told = {name: getattr(self, name) for name in ("finished", "parts", "parts_made", "parts_missing", "seconds")}
+        return {**told, "datasets": self.job.datasets, "manifests": self.manifests}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Every `count`-th part, from number `index` on; `index` None: no part, only the end."""
+
+    index: int | None
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.index is not None and not 0 <= self.index < self.count:
+            raise ConfigError(f"shard: found {self.index}/{self.count}, needed a number from 0 to {self.count - 1}")
+
+    def of(self, parts: Sequence[Part]) -> Sequence[Part]:
+        return parts[:0] if self.index is None else parts[self.index :: self.count]
+
+
+def preprocess(
+    job: Job,
+    *,
+    engine: str = "local",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    shard: Shard | None = None,
+    overwrite: bool = False,
+    watch: Watcher | None = None,
+) -> Report:
+    """Tokenise the text of a job into its datasets, or go on with it.
+
+    Args:
+        engine: where parts are made, see `engines`; `workers` at once.
+        executor: instead of an engine; it stays open.
+        shard: make these parts only; finish if they were the last.
+        overwrite: replace datasets that stand there, and parts of another job. They stand until the new ones are ready.
+
+    Raises:
+        ConfigError: the options contradict each other.
+        FormatError: a row is no document and `on_error` is raise, or the counts do not add up.
+        MismatchError: an engine gave other tokens than the reference.
+        ObjectExistsError: a dataset, or parts of another job, stand there.
+        ObjectChangedError: an input was replaced meanwhile.
+        WorkerError, StorageError: a part failed again and again.
+    """
+    if shard is not None and overwrite:
+        raise ConfigError("shard and overwrite: shards know nothing of each other; remove the old dataset before them")
+    began, watch = time.monotonic(), watch or Unwatched()
+    parts = plan_parts(job, find_inputs(job.inputs, storage_options=job.source_options))
+    if manifests := finished(job, parts):
+        remove_parts(Places(job), parts)
+        return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began)
+    records = read_records(job, parts) if take_place(job, parts, overwrite) else {}
+    kept, watched = len(records), Watched(watch, parts, records)
+    wanted = parts if shard is None else shard.of(parts)
+    tasks = [Task(job, part) for part in unique(wanted) if part.name not in records]
+    if tasks:
+        chosen = workers_of(engine, workers) if executor is None else borrowed(executor, workers)
+        for task, record in drive(run_part, tasks, chosen):
+            records[task.part.name] = record
+            watched.add(record)
+    made = len(records) - kept
+    if shard is not None:
+        records |= read_records(job, [part for part in parts if part.name not in records])
+    missing = sum(part.name not in records for part in unique(parts))
+    if not missing:
+        finish_once(job, parts, records, overwrite, watch)
+    manifests = finished(job, parts) if not missing else {}
+    return Report(job, len(parts), made, missing, manifests, time.monotonic() - began)
+
+
+def unique(parts: Sequence[Part]) -> list[Part]:
+    """Each once: an input that is named twice is made once, and stored twice."""
+    return list({part.name: part for part in parts}.values())
+
+
+def borrowed(executor: Executor, workers: int | None) -> Workers:
+    """Somebody's executor; when it breaks, it is for them to mend."""
+    return Workers(lambda: Borrowed(executor), lambda _: workers or available_cores())
+
+
+def finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """key -> manifest, if this very job was finished; else nothing."""
+    found = {key: read_manifest(prefix + MANIFEST, job.target_options) for key, prefix in job.datasets.items()}
+    plan = plan_digest(parts)
+    told = {key: manifest for key, manifest in found.items() if manifest is not None and manifest["plan"] == plan}
+    there = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
+    return told if there and len(told) == len(found) else {}
+
+
+def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: Watcher) -> None:
+    """Finish; if somebody else did meanwhile, his work is ours."""
+    try:
+        finish(job, parts, records, overwrite=overwrite, watch=watch)
+    except (ObjectNotFoundError, ObjectChangedError):
+        if not finished(job, parts):
+            raise
+        remove_parts(Places(job), parts)
+
+
+def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
+    """Say whose parts are about to lie there; whether there may be some already.
+
+    Raises:
+        ObjectExistsError: a dataset stands there, or parts of another job do.
+    """
+    uri, told = Places(job).job_uri, mark_of(job, parts)
+    standing = read_small(uri, job.target_options)
+    if standing == told:
+        return True
+    if not overwrite:
+        if standing is not None:
+            raise ObjectExistsError(f"{uri}: parts of another job, {difference(standing, told)}; --overwrite drops it")
+        for prefix in job.datasets.values():
+            Target(prefix, job.codec, job.target_options).check_free(None, ours=False)
+        if not put_if_absent(uri, told, job.target_options):
+            raise ObjectExistsError(f"{uri}: another job began here in this moment; run it again")
+        return True  # a shard may have begun in between
+    with create_object(uri, job.target_options) as out:
+        out.write(told)
+    return True
+
+
+def mark_of(job: Job, parts: Sequence[Part]) -> bytes:
+    """What identifies a job, and says for people what it is."""
+    told = {"binidx_job": 1, "plan": plan_digest(parts), "inputs": list(job.inputs), "recipe": job.recipe}
+    return json.dumps(told).encode()
+
+
+def difference(standing: bytes, ours: bytes) -> str:
+    """In which option two jobs differ, in words."""
+    try:
+        theirs, mine = json.loads(standing)["recipe"], json.loads(ours)["recipe"]
+        names = [name for name in mine if theirs.get(name) != mine[name]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "of a form that is not known"
+    return f"which differs in {', '.join(names)}" if names else "of other inputs, or inputs that changed since"
+
+
+def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
+    """Of the parts that are done, by name."""
+    places = Places(job)
+    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        found = threads.map(lambda part: read_record(places, part), unique(parts))
+        return {record.name: record for record in found if record is not None}

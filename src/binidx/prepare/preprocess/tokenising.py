@@ -1,0 +1,168 @@
+"""One part from its text to its record: what a worker does.
+
+    slice ──read_slice──► batch ──engine──► ids ──filters──► stored ──► PartWriter ... Record
+
+Memory: a few batches of text and their ids, the engine, and what the store's driver gathers before it sends; nothing
+grows with the part but the bounds of its documents, on disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from binidx.errors import BinidxError, FormatError, StorageError, WorkerError
+from binidx.prepare.preprocess.drive import Failed
+from binidx.prepare.preprocess.job import Job
+from binidx.prepare.preprocess.part_writer import PartWriter
+from binidx.prepare.preprocess.places import Places
+from binidx.prepare.preprocess.plan import Part
+from binidx.prepare.preprocess.record import Counts, Record
+from binidx.prepare.preprocess.selection import Tokenised, total_lengths, within, without_specials
+from binidx.prepare.preprocess.stopping import stop_if_told
+from binidx.storage.publish import create_object, read_small
+from binidx.storage.retries import passes
+from binidx.text.batch import Batch, Problem
+from binidx.text.read import read_slice
+from binidx.tokenize.checked import FIRST, Checked
+from binidx.tokenize.engine import Engine
+from binidx.tokenize.engines import choose, reference
+from binidx.tokenize.stored import Stored, stored
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part to be made. Pickles."""
+
+    job: Job
+    part: Part
+
+    def __str__(self) -> str:
+        return str(self.part)
+
+
+def run_part(task: Task) -> Record | Failed:
+    """Make a part, or say what was in the way."""
+    try:
+        return make_part(task.job, task.part)
+    except BinidxError as error:
+        return Failed(error.__class__(str(error)), passes(error))
+    except OSError as error:  # of a disk; those of stores are BinidxErrors
+        return Failed(StorageError(f"{task}: {error}"), passes(error))
+    except Exception:  # ours to mend: all that is known of it must come across
+        return Failed(WorkerError(f"{task}: {traceback.format_exc()}"), passing=False)
+
+
+def make_part(job: Job, part: Part) -> Record:
+    """Make a part, unless it is there.
+
+    Raises:
+        FormatError: a row is no document, and the job says raise.
+        MismatchError, StorageError: as `tokenize` and `text` say.
+    """
+    places = Places(job)
+    if (standing := read_record(places, part)) is not None:
+        return standing
+    began, began_cpu = time.monotonic(), time.thread_time()
+    tokeniser = Tokeniser(job, part)
+    with PartWriter(places, part) as writer:
+        counts = [tokeniser.run(number, writer) for number in range(len(part.slices))]
+        if (standing := read_record(places, part)) is not None:  # a twin was faster
+            return standing
+        datasets = writer.publish()
+        seconds = time.monotonic() - began, time.thread_time() - began_cpu
+        record = Record(
+            part.name, tokeniser.engine.name, tokeniser.engine.compared, counts, datasets, writer.quarantined, *seconds
+        )
+    with create_object(places.record_uri(part), job.target_options) as out:
+        out.write(record.to_bytes())
+    return record
+
+
+def read_record(places: Places, part: Part) -> Record | None:
+    """What became of it; None: it is not done."""
+    uri = places.record_uri(part)
+    data = read_small(uri, places.job.target_options)
+    return None if data is None else Record.of_bytes(data, uri)
+
+
+class Tokeniser:
+    """Brings the documents of a part to its writer.
+
+    Attributes:
+        engine: with the reference beside it.
+    """
+
+    def __init__(self, job: Job, part: Part) -> None:
+        self._job, self._part = job, part
+        engine, exact = ready_engines(job)
+        # The first part has its first texts compared whatever their hash: a wrong engine is found in seconds.
+        self.engine = Checked(engine, exact, share=job.compared_share, first=FIRST if part.number == 0 else 0)
+
+    def run(self, number: int, writer: PartWriter) -> Counts:
+        """All documents of one slice."""
+        job, piece, counts = self._job, self._part.slices[number], Counts()
+        for batches in read_slice(
+            piece, job.keys, id_key=job.id_key, filters=job.filters, storage_options=job.source_options
+        ):
+            stop_if_told()
+            self._take(number, batches, writer, counts)
+        counts.check(str(self._part))
+        return counts
+
+    def _take(self, number: int, batches: tuple[Batch, ...], writer: PartWriter, counts: Counts) -> None:
+        job, piece = self._job, self._part.slices[number]
+        count_rows(batches, counts)
+        self._refuse(batches[0].problems, number, writer, counts)
+        found = [Tokenised(each, *self.engine.encode(each.texts, each.offsets)) for each in batches]
+        if job.tokenizer.specials == "error":
+            problems, found = without_specials(piece, found, job.tokenizer)
+            self._refuse(problems, number, writer, counts)
+        found = within(found, job.min_tokens, job.max_tokens, counts)
+        count_documents(found, counts)
+        writer.add(piece.uri, [(each.batch, as_stored(each, job)) for each in found])
+
+    def _refuse(self, problems: Iterable[Problem], number: int, writer: PartWriter, counts: Counts) -> None:
+        """Rows that are no documents."""
+        for problem in problems:
+            if self._job.on_error == "raise":
+                raise FormatError(f"{problem}; --on-error skip or quarantine leaves such rows out")
+            counts.drop({problem.kind: 1})
+            if self._job.on_error == "quarantine":
+                writer.quarantine(problem, number)
+
+
+def count_rows(batches: Sequence[Batch], counts: Counts) -> None:
+    """What was read."""
+    counts.num_rows += batches[0].num_rows
+    counts.stored_bytes += batches[0].num_bytes
+    counts.text_bytes += sum(len(each.texts) for each in batches)
+    counts.drop(batches[0].dropped)
+
+
+def count_documents(found: Sequence[Tokenised], counts: Counts) -> None:
+    """What is stored."""
+    counts.num_documents += found[0].batch.num_documents
+    counts.num_empty += int((total_lengths(found) == 0).sum())
+
+
+def as_stored(found: Tokenised, job: Job) -> Stored:
+    """Its tokens as they will lie in the `.bin`."""
+    return stored(found.ids, found.offsets, found.batch.documents, job.dtype, job.eod)
+
+
+_kept = threading.local()
+
+
+def ready_engines(job: Job) -> tuple[Engine, Engine]:
+    """The engine and the reference, made once in each thread: to make one takes up to a second."""
+    asked = job.tokenizer, job.engine
+    if getattr(_kept, "asked", None) != asked:
+        engine = choose(*asked, storage_options=job.source_options)
+        exact = reference(job.tokenizer, job.source_options)
+        _kept.asked, _kept.engines = asked, (engine, exact)
+    found: tuple[Engine, Engine] = _kept.engines
+    return found
