@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 if __name__ == "__main__":  # python tools/inspect_dataset.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.errors import ObjectNotFoundError
 from binidx.format.bin_object import find_bin
 from binidx.format.idx import VERSION, DType, get_idx_path, text_size
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_index
 from binidx.storage.checksums import SUFFIX
+from binidx.storage.joined import Joined
 from binidx.storage.publish import object_exists, object_identity
 from binidx.storage.segments import SegmentedObject, codec_of
 
@@ -75,6 +77,9 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         num_tokens: how many tokens to show of each.
     """
     index = dataset.index
+    if isinstance(dataset.bin_reader, Joined):
+        uri = get_idx_path(dataset.path_prefix)
+        raise ObjectNotFoundError(f"{uri}: no such object, but a list of parts; inspect one of them")
     idx_bytes = object_identity(get_idx_path(dataset.path_prefix), dataset.storage_options)["size"]
     return {
         "prefix": dataset.path_prefix,

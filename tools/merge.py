@@ -5,6 +5,9 @@ itself from S3 to S3 and within a bucket of GCS, and by the kernel from disk to 
 blocks where the file system can); anything else passes through this machine. Nothing stands under the target's name
 before it is whole: the .idx comes last. After a break, the same command begins again.
 
+With --virtual nothing is moved: TARGET.parts.json lists the datasets, and opens as what the merge would have made. They
+may lie in several stores, compressed or not, and must stay as they are.
+
 Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed or none.
 Checksums (.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
 
@@ -13,6 +16,7 @@ exit status: 0 merged, 1 the data is bad, 2 the call is
 example:
   binidx merge data/part-0 data/part-1 data/part-2 --to data/en
   binidx merge s3://corpus/en s3://corpus/code --to s3://corpus/all
+  binidx merge s3://corpus/en gs://corpus/code --to s3://corpus/all --virtual
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/merge.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.errors import ConfigError
 from binidx.prepare.merge import Merged, merge_datasets
+from binidx.prepare.virtual import merge_virtually
 
 from ._bar import Bar
 from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
@@ -42,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     options = parser("merge", __doc__)
     options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
     options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
+    options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
     options.add_argument("--overwrite", action="store_true", help="replace a dataset that stands there")
     options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
     options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
@@ -51,6 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def merge(arguments: argparse.Namespace) -> int:
     """Merge, and say what was done."""
+    if arguments.virtual:
+        return list_parts(arguments)
     with Bar("merge") as bar:
         done = merge_datasets(
             arguments.sources,
@@ -61,6 +70,19 @@ def merge(arguments: argparse.Namespace) -> int:
             watch=bar,
         )
     print(json.dumps(done.to_json()) if arguments.json else describe(done))
+    return 0
+
+
+def list_parts(arguments: argparse.Namespace) -> int:
+    """Write the list of a virtual merge, and say what it opens as."""
+    if arguments.target_options is not None and arguments.target_options != arguments.source_options:
+        raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
+    done = merge_virtually(
+        arguments.sources, arguments.to, overwrite=arguments.overwrite, storage_options=arguments.source_options
+    )
+    counts = f"{done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens"
+    said = f"{done.target}: a list of {done.num_sources} datasets\n  {counts}"
+    print(json.dumps(done.to_json()) if arguments.json else said)
     return 0
 
 

@@ -19,7 +19,9 @@ from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.bin_object import find_bin
 from binidx.format.idx import DType, get_idx_path, stored
 from binidx.format.pair import open_pair
+from binidx.format.virtual import get_parts_path
 from binidx.native import Sequences
+from binidx.storage.filesystem import same_identity
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import Range
 from binidx.storage.vectored import read_many
@@ -35,7 +37,8 @@ class IndexedDataset:
 
     Args:
         path_prefix: URI without `.idx` and `.bin`. A `.bin.zst` is read where there is no `.bin`, and remote tokens are
-            checked where a `.bin.xxh3` lies beside them: `bin_object`.
+            checked where a `.bin.xxh3` lies beside them: `bin_object`. Of a PREFIX.parts.json, where there is no
+            `.idx`, all parts are read as one: `virtual`.
         multimodal: whether each sequence comes with its mode; the `.idx` must have been written so.
         mmap: whether local files are mapped; False reads them as if they were remote.
         storage_options: fsspec's own options for this URI; by default its environment and configuration.
@@ -80,7 +83,7 @@ class IndexedDataset:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["arguments"])  # type: ignore[misc]
         for end, was in state["opened"].items():
-            if self._opened[end] != was:
+            if not same_identity(was, self._opened[end]):
                 raise ObjectChangedError(
                     f"{self.path_prefix}.{end}: {self._opened[end]}, was {was} in the process that pickled it; "
                     f"start again from the new data, or keep times when copying (cp -p, rsync -t)"
@@ -180,9 +183,11 @@ class IndexedDataset:
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> bool:
-        """Whether both files lie under this prefix, in any store; the `.bin` may be compressed."""
+        """Whether both files lie under this prefix, in any store; compressed, or all of it `virtual`, too."""
         prefix = os.fspath(path_prefix)
-        return object_exists(get_idx_path(prefix), storage_options) and find_bin(prefix, storage_options) is not None
+        if object_exists(get_idx_path(prefix), storage_options):
+            return find_bin(prefix, storage_options) is not None
+        return object_exists(get_parts_path(prefix), storage_options)
 
     def _number(self, sequence: int) -> int:
         count = len(self.index)

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from binidx.errors import StorageError
@@ -81,7 +82,7 @@ def find_listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | No
             return {}
         return {} if before is None or after is None else _steady(folder, before, after)
 
-    found = [_submit(lambda folder=folder: look(folder)) for folder in folders.values() if len(folder) >= MANY]
+    found = [_submit(partial(look, folder)) for folder in folders.values() if len(folder) >= MANY]
     return {prefix: each for folder in found for prefix, each in folder.result().items()}
 
 

@@ -20,12 +20,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.bin_object import open_bin, open_found
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
-from binidx.format.listed import listed_pair
+from binidx.format.listed import listed, listed_pair
+from binidx.format.virtual import concatenate, get_parts_path, parse_parts, together
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
+from binidx.storage.joined import Joined
+from binidx.storage.look_up import says_no
 from binidx.storage.publish import object_identity
 from binidx.storage.ranges import RangeReader
 from binidx.storage.transfer import read_whole
@@ -57,27 +62,20 @@ def open_pair(
 ) -> Pair:
     """Open the dataset under a prefix; `cache` is for its `.bin`, as in `open_object`.
 
+    Where there is none, but a list of parts, these are opened as one: `virtual`.
+
     Raises:
         ObjectNotFoundError: one of the two is missing.
         FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it says.
         ObjectChangedError: it was replaced again and again while it was opened.
     """
-    if pair := _open_listed(path_prefix, multimodal, cache, storage_options):
-        return pair
-    uri = get_idx_path(path_prefix)
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
-        try:
-            pair = _open_once(path_prefix, multimodal, mmap, cache, storage_options)
-        except ObjectNotFoundError:
-            # Missing from the start is missing; later it is a writer between its two files.
-            if not attempt:
-                raise
-            continue
-        if pair is not None:
-            return pair
-    raise ObjectChangedError(f"{uri}: replaced while it was opened, {ATTEMPTS} times; open it when its writer is done")
+    try:
+        return _open_alone(path_prefix, multimodal, mmap, cache, storage_options)
+    except ObjectNotFoundError:
+        virtual = _open_virtual(path_prefix, multimodal, mmap, cache, storage_options)
+        if virtual is None:
+            raise
+        return virtual
 
 
 def open_index(
@@ -97,6 +95,45 @@ def identity_of(reader: RangeReader) -> dict[str, Any]:
     """What identified the object when it was opened; nothing where the reader does not know."""
     found: dict[str, Any] = getattr(reader, "identity", {})
     return found
+
+
+def _open_alone(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair:
+    """The pair of files under a prefix."""
+    if listed_one := _open_listed(path_prefix, multimodal, cache, options):
+        return listed_one
+    uri = get_idx_path(path_prefix)
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
+        try:
+            pair = _open_once(path_prefix, multimodal, mmap, cache, options)
+        except ObjectNotFoundError:
+            # Missing from the start is missing; later it is a writer between its two files.
+            if not attempt:
+                raise
+            continue
+        if pair is not None:
+            return pair
+    raise ObjectChangedError(f"{uri}: replaced while it was opened, {ATTEMPTS} times; open it when its writer is done")
+
+
+def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:
+    """The parts that are listed under a prefix, as one pair; None: there is no such list."""
+    uri = get_parts_path(path_prefix)
+    try:
+        found = read_whole(open_object(uri, storage_options=options, cache=False))
+    except StorageError as error:
+        if says_no(error):
+            return None
+        raise
+    parts = parse_parts(bytes(found), uri)
+    with listed(parts.prefixes, options):
+        pairs = together(lambda prefix: _open_alone(prefix, multimodal, mmap, cache, options), parts.prefixes)
+    parts.check([pair.identities for pair in pairs])
+    index = concatenate([pair.index for pair in pairs], parts)
+    bin_reader = Joined(uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
+    marks = {"parts": xxhash.xxh3_128_hexdigest(bytes(found))}
+    return Pair(index, bin_reader, {"idx": marks, "bin": {"size": bin_reader.size, **marks}})
 
 
 def _open_listed(path_prefix: str, multimodal: bool, cache: bool | None, options: Options) -> Pair | None:

@@ -254,7 +254,8 @@ def is_ours(dataset: Any) -> bool:
 def is_remote(dataset: Any) -> bool:
     """Whether reading from it can mean waiting for a store."""
     readers = [getattr(getattr(part, "dataset", None), "bin_reader", None) for part in _parts(dataset)]
-    return any(reader is not None and local_path(reader.uri) is None for reader in readers)
+    stored = [each for reader in readers if reader is not None for each in getattr(reader, "parts", [reader])]
+    return any(local_path(reader.uri) is None for reader in stored)
 
 
 def _parts(dataset: Any) -> Sequence[Any]:

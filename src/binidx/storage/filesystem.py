@@ -190,6 +190,12 @@ def identity_of(info: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
+def same_identity(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether two identities are of one content. A store may tell more by a look (a version) than in a list."""
+    both = was.keys() & now.keys()
+    return bool(both) and all(was[name] == now[name] for name in both)
+
+
 @contextlib.contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
     """What a driver raises in the block leaves it as one of ours that names the URI, with the driver's as its cause."""

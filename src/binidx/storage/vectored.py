@@ -23,8 +23,14 @@ First = TypeVar("First")
 Second = TypeVar("Second")
 
 
-def read_many(requests: Sequence[tuple[RangeReader, Sequence[Range]]]) -> list[list[memoryview]]:
+Requests = Sequence[tuple[RangeReader, Sequence[Range]]]
+
+
+def read_many(requests: Requests) -> list[list[memoryview]]:
     """What each reader's `read` gives for its ranges, in the order of the requests.
+
+    A reader that is made of others may `split` its ranges over them: they are read with the rest, and not in threads
+    that would wait for threads.
 
     Objects are asked for from this thread, all at once. Of the others the mapped files are read in it, as is the first
     remote one, and the rest in threads.
@@ -32,6 +38,8 @@ def read_many(requests: Sequence[tuple[RangeReader, Sequence[Range]]]) -> list[l
     Raises:
         The first request's error that fails, after all of them have ended; at once what cannot be asked for.
     """
+    if any(hasattr(reader, "split") for reader, _ in requests):
+        return _read_split(requests)
     remote = {place: each for place, each in enumerate(requests) if each[1] and not isinstance(each[0], LocalFile)}
     with ExitStack() as sending:
         begun = {
@@ -48,6 +56,21 @@ def read_many(requests: Sequence[tuple[RangeReader, Sequence[Range]]]) -> list[l
             wait(pending.values())
             wait([each.outcome for each in begun.values()])
         return [elsewhere[place].result() if place in elsewhere else here[place] for place in range(len(requests))]
+
+
+def _read_split(requests: Requests) -> list[list[memoryview]]:
+    """`read_many`, where some readers are made of others."""
+    plans = [reader.split(ranges) if hasattr(reader, "split") else None for reader, ranges in requests]
+    below = [plan[1] if plan else [each] for plan, each in zip(plans, requests, strict=True)]
+    found = iter(read_many([each for parts in below for each in parts]))
+    answers = [[next(found) for _ in parts] for parts in below]
+    return [_put_together(plan[0], each) if plan else each[0] for plan, each in zip(plans, answers, strict=True)]
+
+
+def _put_together(pieces: Sequence[Sequence[tuple[int, int]]], answers: Sequence[list[memoryview]]) -> list[memoryview]:
+    """For each range the one view that it is, or a copy of all its pieces, given as (answer, place in it)."""
+    views = [[answers[answer][place] for answer, place in mine] for mine in pieces]
+    return [mine[0] if len(mine) == 1 else memoryview(b"".join(mine)) for mine in views]
 
 
 def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tuple[First, Second]:

@@ -1,0 +1,166 @@
+"""A virtual merge: one dataset out of many, of which nothing was copied.
+
+`PREFIX.parts.json`, where there is no `PREFIX.idx`:
+
+    {"format": "binidx-parts", "version": 1, "dtype": "uint16",
+     "parts": [{"prefix": "en/0", "sequences": 4711, "tokens": 1203344,
+                "idx": {"size": 94254, "etag": "..."}, "bin": {"size": 2406688, "etag": "..."}}, ...]}
+
+prefix      of a dataset, in any store; one that is neither a URI nor absolute begins at the folder of this file
+idx, bin    what identified its files when this was written: size, and ETag, generation or time
+
+    lengths    of all parts, one after the other           pointers, bounds    the same, shifted by what comes before
+    .bin       `storage.joined` over the .bin of each, up to its last sequence
+
+So it is, number by number and digest by digest, what `binidx merge` of the parts makes. A part that changed since is an
+error that names it, at opening and, as with every dataset, while it is read.
+
+Prohibited: no part; parts of different dtypes; a part that is itself virtual.
+`storage_options` are those of all parts. Source: us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from binidx.errors import FormatError, ObjectChangedError
+from binidx.format.idx import SequenceIndex
+from binidx.storage import filesystem
+from binidx.storage.publish import join_uri
+from binidx.storage.threads import Threads
+
+SUFFIX = ".parts.json"
+FORMAT, VERSION = "binidx-parts", 1
+PARTS_AT_ONCE = 64
+
+Identity = Mapping[str, Any]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dataset of a virtual one; `prefix` as it stands in the file."""
+
+    prefix: str
+    sequences: int
+    tokens: int
+    idx: Identity
+    bin: Identity
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the file under `uri` says."""
+
+    uri: str
+    dtype: str
+    parts: Sequence[Part]
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Where the parts lie."""
+        return [place_of_part(self.uri, part.prefix) for part in self.parts]
+
+    def check(self, identities: Sequence[Mapping[str, Identity]]) -> None:
+        """ObjectChangedError unless the files of all parts are those that the list was made of."""
+        for part, prefix, found in zip(self.parts, self.prefixes, identities, strict=True):
+            for end, was in (("idx", part.idx), ("bin", part.bin)):
+                if not filesystem.same_identity(was, found[end]):
+                    raise ObjectChangedError(
+                        f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.uri} was written; "
+                        "bring it back, or write the list again with binidx merge --virtual --overwrite"
+                    )
+
+
+def get_parts_path(path_prefix: str) -> str:
+    """The URI of what lists the parts of a virtual dataset."""
+    return path_prefix + SUFFIX
+
+
+def format_parts(dtype: str, parts: Sequence[Part]) -> bytes:
+    """The file."""
+    whole = {"format": FORMAT, "version": VERSION, "dtype": dtype, "parts": [asdict(part) for part in parts]}
+    return json.dumps(whole, indent=1).encode() + b"\n"
+
+
+def parse_parts(text: bytes, uri: str) -> Parts:
+    """What the file says.
+
+    Raises:
+        FormatError: it is no such file, or one of another version.
+    """
+    try:
+        whole = json.loads(text)
+        if (whole["format"], whole["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"{whole['format']} {whole['version']}")
+        parts = [Part(**each) for each in whole["parts"]]
+        if not parts or not all(is_part(part) for part in parts):
+            raise ValueError(f"{len(parts)} parts, or one without a prefix and what identifies its files")
+        return Parts(uri, str(whole["dtype"]), parts)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        needed = f"needed {FORMAT} {VERSION}, as binidx merge --virtual writes it"
+        raise FormatError(f"{uri}: no list of parts ({filesystem.text(error)}); {needed}") from error
+
+
+def is_part(part: Part) -> bool:
+    return isinstance(part.prefix, str) and all(
+        isinstance(each, dict) and "size" in each for each in (part.idx, part.bin)
+    )
+
+
+def place_of_part(uri: str, prefix: str) -> str:
+    """Where a part of the list under `uri` lies."""
+    folder = uri.rpartition("/")[0]
+    return prefix if "://" in prefix or os.path.isabs(prefix) or not folder else join_uri(folder, prefix)
+
+
+def prefix_of_part(uri: str, prefix: str) -> str:
+    """How the list under `uri` names a part: relative where it lies in or below its folder."""
+    folder = uri.rpartition("/")[0] + "/"
+    return prefix.removeprefix(folder) if "/" in uri and prefix != folder else prefix
+
+
+def concatenate(indices: Sequence[SequenceIndex], parts: Parts) -> SequenceIndex:
+    """One index over all: 12 bytes of memory a sequence and 8 a document, besides those of the parts.
+
+    Raises:
+        FormatError: a part has another dtype than the list says, or other counts.
+    """
+    for index, part, prefix in zip(indices, parts.parts, parts.prefixes, strict=True):
+        found = index.dtype.__name__, len(index), index.num_tokens
+        if found != (needed := (parts.dtype, part.sequences, part.tokens)):
+            raise FormatError(f"{prefix}.idx: (dtype, sequences, tokens) are {found}, {parts.uri} needs {needed}")
+    starts = np.cumsum([0, *map(len, indices)], dtype=np.int64).tolist()
+    places = np.cumsum([0, *(index.num_bytes for index in indices)], dtype=np.int64).tolist()
+    lengths = np.concatenate([index.sequence_lengths for index in indices], dtype="<i4")
+    pointers = np.empty(len(lengths), "<i8")
+    bounds = np.zeros(1 + sum(index.document_count - 1 for index in indices), "<i8")
+    document = 1
+    for index, start, place in zip(indices, starts, places, strict=False):
+        np.add(index.sequence_pointers, place, out=pointers[start : start + len(index)])
+        end = document + index.document_count - 1
+        np.add(index.document_indices[1:], start, out=bounds[document:end])
+        document = end
+    modes = [index.sequence_modes for index in indices]
+    found_modes = None if modes[0] is None else np.concatenate([each for each in modes if each is not None])
+    for array in (lengths, pointers, bounds):
+        array.flags.writeable = False
+    return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
+
+
+def together(work: Callable[[str], Item], names: Iterable[str]) -> list[Item]:
+    """`map`, many at once; the first one's error, after all have ended."""
+    pending = [_submit(partial(work, name)) for name in names]
+    wait(pending)
+    return [each.result() for each in pending]
+
+
+_submit = Threads("binidx-parts", lambda: PARTS_AT_ONCE).submit

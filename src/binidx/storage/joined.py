@@ -1,0 +1,71 @@
+"""The bytes of many objects, one after the other, as those of one.
+
+parts    a [0, 100)   b [0, 40)   c [0, 60)         of each the bytes that count, which may be fewer than it has
+joined   [0, 100)     [100, 140)  [140, 200)
+asked    [90, 150)    ─► a [90, 100)  b [0, 40)  c [0, 10)        all parts at the same time: `vectored.read_many`
+
+A range within a part is a view of what that gave; one across parts is copied together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from binidx.storage.ranges import Range, RangeReader, check_ranges
+from binidx.storage.vectored import read_many
+
+
+class Joined:
+    """A reader of the first `sizes[i]` bytes of each of the `parts`, in their order.
+
+    Args:
+        uri: what errors call it.
+        identity: what identifies the content of all of them.
+    """
+
+    def __init__(
+        self, uri: str, parts: Sequence[RangeReader], sizes: Sequence[int], identity: Mapping[str, Any] | None = None
+    ) -> None:
+        self.uri, self.parts, self.sizes = uri, tuple(parts), tuple(sizes)
+        self.identity = dict(identity or {})
+        self.stops = np.cumsum(self.sizes, dtype=np.int64)
+        self.size = sum(self.sizes)
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        return read_many([(self, ranges)])[0]
+
+    def split(
+        self, ranges: Sequence[Range]
+    ) -> tuple[list[list[tuple[int, int]]], list[tuple[RangeReader, list[Range]]]]:
+        """What to read of which part; and for each range its pieces, as (request, place in it).
+
+        Raises:
+            ShortReadError: a range outside.
+        """
+        check_ranges(self.uri, self.size, ranges)
+        wanted: dict[int, list[Range]] = defaultdict(list)
+        pieces = []
+        firsts = np.searchsorted(self.stops, [start for start, _ in ranges], side="right").tolist()
+        for part, (start, stop) in zip(firsts, ranges, strict=True):
+            mine = []
+            while start < stop:
+                before = int(self.stops[part]) - self.sizes[part]
+                end = min(stop, before + self.sizes[part])
+                if end > start:
+                    mine.append((part, len(wanted[part])))
+                    wanted[part].append((start - before, end - before))
+                start, part = max(start, end), part + 1
+            pieces.append(mine)
+        number = {part: place for place, part in enumerate(wanted)}
+        numbered = [[(number[part], place) for part, place in mine] for mine in pieces]
+        return numbered, [(self.parts[part], found) for part, found in wanted.items()]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Joined, (self.uri, self.parts, self.sizes, self.identity)
+
+    def __repr__(self) -> str:
+        return f"Joined({self.uri!r}, {len(self.parts)} parts)"

@@ -1,0 +1,241 @@
+"""A list of parts opens as what a merge of them makes, number by number, and a part that changed is named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from binidx.tools import main
+from cases import TOKENIZER, assert_same_sample
+from conftest import Bucket
+from random_datasets import Document, build_ours, random_documents
+from servers.latency_proxy import latency_proxy
+
+import binidx
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
+from binidx.format.convert import Way, convert_dataset
+from binidx.format.virtual import place_of_part, prefix_of_part
+from binidx.prepare.merge import merge_datasets
+from binidx.prepare.virtual import merge_virtually
+from binidx.storage.joined import Joined
+from binidx.storage.local_file import LocalFile
+from binidx.storage.vectored import read_many
+from binidx.testing import MemoryObject, check_range_reader
+
+NUM_PARTS = 5
+
+
+def write_parts(directory: Path, *, modes: bool = False) -> list[str]:
+    """Parts of random documents, some empty; one of none at all; one with bytes past its last token."""
+    rng = np.random.default_rng(5)
+    found = [
+        build_ours(directory / f"p{n}", random_documents(rng, np.uint16, 0 if n == 1 else 30), np.uint16, modes)
+        for n in range(NUM_PARTS)
+    ]
+    with open(f"{found[2]}.bin", "ab") as file:
+        file.write(b"past the end")
+    return found
+
+
+def both(parts: list[str], directory: Path, **options) -> tuple[binidx.IndexedDataset, binidx.IndexedDataset]:
+    """The virtual merge, and the real one."""
+    merge_virtually(parts, directory / "virtual")
+    return binidx.IndexedDataset(directory / "virtual", **options), binidx.IndexedDataset(directory / "real", **options)
+
+
+def assert_equal(virtual: binidx.IndexedDataset, real: binidx.IndexedDataset) -> None:
+    for name in ("sequence_lengths", "sequence_pointers", "document_indices"):
+        found, needed = getattr(virtual.index, name), getattr(real.index, name)
+        assert (found.dtype, found.tolist()) == (needed.dtype, needed.tolist())
+        assert not found.flags.writeable
+    assert virtual.identity == real.identity
+    assert virtual.bin_reader.size == real.bin_reader.size
+    for found, needed in zip(virtual[:], real[:], strict=True):
+        assert found.tolist() == needed.tolist()
+    spans = [(each, 0, virtual.sequence_lengths[each].item()) for each in [7, 3, len(virtual) - 1, 40, 3]]
+    assert [each.tolist() for each in virtual.read(spans)] == [each.tolist() for each in real.read(spans)]
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_it_is_what_a_merge_makes(tmp_path: Path, mmap: bool) -> None:
+    parts = write_parts(tmp_path)
+    merge_datasets(parts, tmp_path / "real")
+    assert_equal(*both(parts, tmp_path, mmap=mmap))
+
+
+def test_modes_come_along(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, modes=True)[2:]
+    merge_datasets(parts, tmp_path / "real")
+    virtual, real = both(parts, tmp_path, multimodal=True)
+    assert virtual.sequence_modes.tolist() == real.sequence_modes.tolist()
+
+
+def test_its_parts_may_lie_in_several_stores_and_be_compressed(tmp_path: Path, s3: Bucket, gs: str) -> None:
+    parts = write_parts(tmp_path)
+    merge_datasets(parts, tmp_path / "real")
+    places = [f"{s3.fresh()}/p", f"{gs}/{tmp_path.name}/p", f"{tmp_path}/compressed"]
+    for part, place in zip(parts, places, strict=False):
+        convert_dataset(part, place, way=Way(codec="zstd" if place.endswith("compressed") else None))
+    virtual, real = both([*places, *parts[3:]], tmp_path)
+    assert_equal(virtual, real)
+    assert_equal(pickle.loads(pickle.dumps(virtual)), real)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_gpt_dataset_over_it_has_the_order_and_the_samples_of_the_real(tmp_path: Path, s3: Bucket, remote) -> None:
+    parts = write_parts(tmp_path)
+    merge_datasets(parts, tmp_path / "real")
+    if remote:
+        base = s3.fresh()
+        for n, part in enumerate(parts):
+            convert_dataset(part, f"{base}/p{n}")
+        parts = [f"{base}/p{n}" for n in range(NUM_PARTS)]
+    merge_virtually(parts, tmp_path / "virtual")
+    built = [
+        binidx.BlendedMegatronDatasetBuilder(
+            binidx.GPTDataset,
+            [200, 10, 0],
+            lambda: True,
+            binidx.GPTDatasetConfig(
+                random_seed=3, sequence_length=16, blend=([f"{tmp_path}/{name}"], None), split="9,1,0",
+                tokenizer=TOKENIZER, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+            ),
+        ).build()
+        for name in ("virtual", "real")
+    ]  # fmt: skip
+    for virtual, real in zip(built[0][:2], built[1][:2], strict=True):
+        assert len(virtual) == len(real) > 0
+        for name in ("document_index", "sample_index", "shuffle_index"):
+            assert (getattr(virtual, name) == getattr(real, name)).all()
+        for found, needed in zip(
+            virtual.__getitems__(range(len(real))), real.__getitems__(range(len(real))), strict=True
+        ):
+            assert_same_sample(found, needed)
+        assert_same_sample(virtual[1], real[1])
+
+
+def test_all_parts_are_read_at_the_same_time(s3: Bucket, tmp_path: Path) -> None:
+    base = s3.fresh()
+    parts = [build_ours(f"{base}/p{n}", [Document([n] * 9, [9], [])], np.uint16) for n in range(NUM_PARTS)]
+    merge_virtually(parts, f"{base}/all")
+    with latency_proxy(s3.server.endpoint, delay_ms=100) as proxy, proxy.in_environment():
+        dataset = binidx.IndexedDataset(f"{base}/all")
+        proxy.reset()
+        assert [each[0].item() for each in dataset.read([(n, 4, 1) for n in range(NUM_PARTS)])] == [*range(NUM_PARTS)]
+        log = proxy.log()
+    assert len(log) == NUM_PARTS
+    assert max(each.began for each in log) < min(each.ended or 0 for each in log)
+
+
+def test_a_part_that_changed_is_named(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    merge_virtually(parts, tmp_path / "virtual")
+    build_ours(parts[3], [Document([7], [1], [])], np.uint16)
+    with pytest.raises(ObjectChangedError, match=r"p3\.idx: .*, was .* when .*virtual.parts.json was written; bring"):
+        binidx.IndexedDataset(tmp_path / "virtual")
+    Path(f"{parts[3]}.idx").unlink()
+    with pytest.raises(ObjectNotFoundError, match=r"p3\.idx: no such file"):
+        binidx.IndexedDataset(tmp_path / "virtual")
+
+
+def test_it_moves_with_the_parts_that_lie_beside_it(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    merge_virtually(parts, tmp_path / "virtual")
+    needed = binidx.IndexedDataset(tmp_path / "virtual").identity
+    shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-moved")  # keeps times, as cp -p does
+    for part in parts:
+        Path(f"{part}.idx").unlink()
+    assert binidx.IndexedDataset(f"{tmp_path}-moved/virtual").identity == needed
+
+
+@pytest.mark.parametrize(
+    ("uri", "named", "place"),
+    [
+        ("s3://b/x/all.parts.json", "en/0", "s3://b/x/en/0"),
+        ("s3://b/x/all.parts.json", "gs://c/0", "gs://c/0"),
+        ("/data/all.parts.json", "0", "/data/0"),
+        ("/data/all.parts.json", "/else/0", "/else/0"),
+    ],
+)
+def test_a_prefix_is_taken_from_the_folder_of_the_list(uri: str, named: str, place: str) -> None:
+    assert place_of_part(uri, named) == place
+    assert prefix_of_part(uri, place) == named
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[]", b"{}", b'{"format": "binidx-parts", "version": 2, "dtype": "uint16", "parts": []}',
+     b'{"format": "binidx-parts", "version": 1, "dtype": "uint16", "parts": []}',
+     b'{"format": "binidx-parts", "version": 1, "dtype": "uint16", "parts": [{"prefix": "x"}]}', b"\xff" * 9],
+)  # fmt: skip
+def test_what_is_no_list_is_an_error_that_says_who_writes_one(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "virtual.parts.json").write_bytes(text)
+    with pytest.raises(FormatError, match=r"virtual.parts.json: no list of parts .*as binidx merge --virtual wr"):
+        binidx.IndexedDataset(tmp_path / "virtual")
+
+
+def test_counts_that_a_part_has_not_are_an_error(tmp_path: Path) -> None:
+    merge_virtually(write_parts(tmp_path), tmp_path / "virtual")
+    path = tmp_path / "virtual.parts.json"
+    whole = json.loads(path.read_text())
+    whole["parts"][2]["tokens"] += 1
+    path.write_text(json.dumps(whole))
+    with pytest.raises(FormatError, match=r"p2\.idx: \(dtype, sequences, tokens\) are "):
+        binidx.IndexedDataset(tmp_path / "virtual")
+
+
+def test_what_cannot_be_a_virtual_merge_is_refused(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    other = build_ours(tmp_path / "other", [Document([7], [1], [])], np.int32)
+    with pytest.raises(FormatError, match="other: dtype int32, needed uint16"):
+        merge_virtually([*parts, other], tmp_path / "virtual")
+    merge_virtually(parts, tmp_path / "virtual")
+    with pytest.raises(ConfigError, match="is itself a virtual merge"):
+        merge_virtually([tmp_path / "virtual"], tmp_path / "twice")
+    with pytest.raises(ObjectExistsError, match=r"virtual.parts.json: stands there"):
+        merge_virtually(parts, tmp_path / "virtual")
+    merge_virtually(parts[1:], tmp_path / "virtual", overwrite=True)
+    with pytest.raises(ObjectExistsError, match="p0: holds a dataset"):
+        merge_virtually(parts[1:], parts[0], overwrite=True)
+
+
+def test_the_command_says_what_it_listed(tmp_path: Path, capsys) -> None:
+    parts = write_parts(tmp_path)
+    assert main(["merge", *parts, "--to", f"{tmp_path}/virtual", "--virtual"]) == 0
+    assert f"{tmp_path}/virtual: a list of 5 datasets\n  120 documents, " in capsys.readouterr().out
+
+
+def test_joined_objects_keep_the_contract_of_readers(tmp_path: Path) -> None:
+    def make(data: bytes) -> Joined:
+        cuts = [0, len(data) // 3, len(data) // 3, len(data) // 2, len(data)]
+        texts = [data[start:stop] for start, stop in itertools.pairwise(cuts)]
+        (tmp_path / "mapped").write_bytes(texts[2] + b"more")
+        parts = [
+            MemoryObject(texts[0] + b"x"),
+            MemoryObject(b""),
+            LocalFile(tmp_path / "mapped"),
+            MemoryObject(texts[3]),
+        ]
+        return Joined("joined", parts, [len(text) for text in texts])
+
+    check_range_reader(make)
+
+
+def test_a_joined_reader_among_others_gets_its_own_answers() -> None:
+    parts = [MemoryObject(b"abcde"), MemoryObject(b"fghij")]
+    joined, other = Joined("joined", parts, [4, 5]), MemoryObject(b"0123456789")
+    found = read_many([(other, [(1, 3)]), (joined, [(3, 6), (0, 0), (4, 5)]), (other, [])])
+    assert [[bytes(view) for view in each] for each in found] == [[b"12"], [b"dfg", b"", b"f"], []]
+
+
+def test_it_exists_and_tools_that_need_files_say_what_it_is(tmp_path: Path, capsys) -> None:
+    merge_virtually(write_parts(tmp_path), tmp_path / "virtual")
+    assert binidx.IndexedDataset.exists(tmp_path / "virtual")
+    assert not binidx.IndexedDataset.exists(tmp_path / "other")
+    assert main(["inspect", f"{tmp_path}/virtual"]) == 2
+    assert "virtual.idx: no such object, but a list of parts; inspect one of them" in capsys.readouterr().err
