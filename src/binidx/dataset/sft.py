@@ -1,0 +1,186 @@
+"""Samples of chat files: the conversations of a row, tokenized when they are asked for and packed into S tokens.
+
+    sample i  ─►  row indices[i mod n] of the file  ─►  conversations  ─ chat template ─►  tokens, and what is learnt
+              ─►  one after the other in S tokens, with cu_seqlens
+
+Source: Megatron-LM, `SFTDataset`, `SFTLowLevelDataset`. Differences: any URI, and no table of the whole file; the
+schemas of `chat`, not `messages` alone; pads are told by their place and not by their id, so an EOD that pads as well
+is learnt where it ends a conversation; `cu_seqlens` of a batch are made equally long by `collate`; the rows can be
+shuffled. What Megatron passes over is passed over here: the seed without `shuffle`, and `eod_mask_loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.chat import Conversation, conversation_of, conversations_in
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.json_lines import JsonLines
+from binidx.dataset.megatron_dataset import MegatronDataset, required
+from binidx.dataset.packing import IGNORE, Ids, Tokenized, pack
+from binidx.dataset.split import Split
+from binidx.dataset.torch_bridge import Sample, as_tensor
+from binidx.errors import ConfigError, FormatError, IndexBuildError
+from binidx.format.indexed_dataset import Span
+
+
+@dataclass
+class SFTDatasetConfig(GPTDatasetConfig):
+    """What chat samples can need to know besides; a plain `GPTDatasetConfig` will do.
+
+    Args:
+        shuffle: each epoch serves its rows in another order, a function of (random_seed, epoch). By default they come
+            in the file's, as in Megatron-LM, and a "cyclic" loader shuffles them.
+    """
+
+    shuffle: bool = False
+
+
+class SFTLowLevelDataset(JsonLines):
+    """A chat file: row by row the messages, or the text of a row that has only text."""
+
+    def __getitem__(self, idx: Any) -> Conversation | str:
+        return self.conversation(int(idx), self.get(idx))
+
+    def conversation(self, row: int, line: NDArray[np.uint8]) -> Conversation | str:
+        """What is in the bytes of a row.
+
+        Raises:
+            FormatError: no JSON object, or of no schema.
+        """
+        found = self.parse(row, line)
+        try:
+            return conversation_of(found)
+        except FormatError as error:
+            raise FormatError(f"{self.place(row)}: {error}") from error
+
+
+class SFTDataset(MegatronDataset):
+    """Chat samples: each the conversations of one row, S tokens.
+
+    `tokens`, `labels`, `position_ids` int64, `loss_mask` float32, each of shape (S,); `cu_seqlens` int32 (n + 1,) for n
+    conversations, and `max_seqlen` int32 (). Labels of what is not learnt are -100, and their loss mask is 0.
+
+    The tokenizer has `eod`, `pad`, and
+
+        tokenize_conversation(messages, return_target=True, add_generation_prompt=False) -> tokens, targets
+        tokenize(text) -> tokens                               for rows of text
+
+    as Megatron's SFTTokenizer; `ChatTokenizer` makes one of a Hugging Face tokenizer.
+
+    Raises:
+        ConfigError: masks or resets of positions, which these samples do not have.
+        IndexBuildError: the split has no rows, and samples were asked of it.
+    """
+
+    config: GPTDatasetConfig
+    dataset: SFTLowLevelDataset
+
+    def __init__(
+        self,
+        dataset: SFTLowLevelDataset,
+        dataset_path: str | None,
+        indices: NDArray[np.int32],
+        num_samples: int | None,
+        index_split: Split,
+        config: GPTDatasetConfig,
+    ) -> None:
+        super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
+        for name in ("reset_position_ids", "reset_attention_mask", "create_attention_mask"):
+            if getattr(config, name):
+                raise ConfigError(f"{name}: found True, packed samples have cu_seqlens instead; leave it")
+        if num_samples and not len(indices):
+            raise IndexBuildError(
+                f"{dataset_path}: no rows in the {index_split.name} split, {num_samples} samples asked"
+            )
+
+    @staticmethod
+    def numel_low_level_dataset(low_level_dataset: SFTLowLevelDataset) -> int:
+        """Rows."""
+        return len(low_level_dataset)
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> SFTLowLevelDataset:
+        """Open the file."""
+        return SFTLowLevelDataset(
+            required(dataset_path),
+            path_to_cache=config.path_to_cache,
+            mmap=config.mmap_bin_files,
+            storage_options=config.storage_options,
+        )
+
+    def __len__(self) -> int:
+        return len(self.indices) if self.num_samples is None else self.num_samples
+
+    def row_of(self, idx: int | None) -> int:
+        """The row of the file that a sample is made of."""
+        number = idx or 0
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {len(self)}")
+        epoch, place = divmod(number % len(self), len(self.indices))
+        if getattr(self.config, "shuffle", False):
+            place = int(shuffled(len(self.indices), self.config.random_seed, epoch)[place])
+        return int(self.indices[place])
+
+    def spans(self, idx: int | None) -> list[Span]:
+        row = self.row_of(idx)
+        return [(row, 0, int(self.dataset.sequence_lengths[row]))]
+
+    def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
+        found = self.dataset.conversation(self.row_of(idx), sequences[0])
+        row = pack(
+            (self.tokenized(each) for each in ([found] if isinstance(found, str) else conversations_in(found))),
+            self.config.sequence_length,
+            eod=self.config.tokenizer.eod,
+            pad=self.pad,
+            multiple=self.config.padding_multiple,
+        )
+        labels = row.targets[1:]
+        return {
+            "tokens": as_tensor(row.tokens[:-1]),
+            "labels": as_tensor(labels),
+            "loss_mask": as_tensor(self.loss_mask(idx, labels, row.is_real[1:])),
+            "position_ids": as_tensor(row.positions),
+            "cu_seqlens": as_tensor(row.cu_seqlens),
+            "max_seqlen": as_tensor(np.array(np.diff(row.cu_seqlens).max())),
+        }
+
+    @property
+    def pad(self) -> int:
+        """What rows are filled with: the EOD, of a tokenizer without a pad."""
+        pad = getattr(self.config.tokenizer, "pad", None)
+        return int(self.config.tokenizer.eod if pad is None or pad < 0 else pad)
+
+    def tokenized(self, conversation: Conversation | str) -> Tokenized:
+        """Tokens and targets of one conversation, or of a text, of which all is learnt."""
+        tokenizer = self.config.tokenizer
+        if isinstance(conversation, str):
+            tokens = targets = tokenizer.tokenize(conversation)
+        elif hasattr(tokenizer, "tokenize_conversation"):
+            tokens, targets = tokenizer.tokenize_conversation(
+                conversation, return_target=True, add_generation_prompt=False
+            )
+        else:
+            raise ConfigError(
+                f"{type(tokenizer).__name__}: has no tokenize_conversation; give binidx.ChatTokenizer(tokenizer)"
+            )
+        return np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
+
+    def loss_mask(self, idx: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """1 where a label is to be learnt, shape of the labels; all 0 for the padding sample."""
+        learnt: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self._pad_token_id) & (idx is not None)
+        return learnt.astype(np.float32)
+
+
+@lru_cache(maxsize=4)
+def shuffled(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The order of an epoch, shape (num_rows,), read-only; the last ones are kept."""
+    order = np.random.RandomState([seed, epoch]).permutation(num_rows)
+    order.flags.writeable = False
+    return order
