@@ -1,0 +1,49 @@
+"""Builders that race, and are killed at random instants: one valid cache, equal bytes, and no litter that is read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RACING = str(Path(__file__).parent.parent / "racing.py")
+SPAN = {"local": 0.06, "careless": 0.12, "s3": 0.4}
+"""Seconds that a builder takes, about."""
+ROUNDS = {"local": 25, "careless": 12, "s3": 8}
+
+
+def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    if kind == "s3":
+        return str(request.getfixturevalue("s3").fresh())
+    return f"{'careless://' if kind == 'careless' else ''}{tmp_path}/races"
+
+
+def race(uri: str, rounds: int, seed: int, span: float) -> dict[str, Any]:
+    command = [sys.executable, "-W", "error", RACING, uri, str(rounds), str(seed), str(span)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    done: dict[str, Any] = json.loads(ended.stdout)
+    assert done["wrong"] == done["not_whole"] == 0, (done, ended.stderr[-5000:])
+    assert done["rounds"] == rounds
+    return done
+
+
+@pytest.mark.parametrize("kind", [*SPAN])
+def test_builders_that_race_and_are_killed_leave_one_valid_cache(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    done = race(place(kind, tmp_path, request), ROUNDS[kind], 1, SPAN[kind])
+    assert done["killed"] > done["rounds"]
+    assert done["ended"] > done["rounds"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", [*SPAN])
+def test_hundreds_of_races(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    race(place(kind, tmp_path, request), 300, time.time_ns() % 2**32, SPAN[kind])
