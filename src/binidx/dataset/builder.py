@@ -11,6 +11,7 @@ from math import ceil
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset
+from binidx.dataset.ranks import together
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.errors import ConfigError
@@ -37,7 +38,8 @@ class BlendedMegatronDatasetBuilder:
         config: what the run asks for.
 
     Every rank may build: the indices are a function of the config, their cache appears whole or not at all, so there is
-    no barrier and no rank that has to be first.
+    no barrier and no rank that has to be first. Of all that ask one builds an index: `index.turn`. Under
+    torch.distributed every rank is to call `build`, and what one raises all raise: `ranks`.
 
     Source: Megatron Core, `BlendedMegatronDatasetBuilder`; its barriers are left out.
     """
@@ -64,7 +66,14 @@ class BlendedMegatronDatasetBuilder:
 
         A single prefix without weight gives the dataset itself, several a `BlendedDataset`; with
         `multiple_validation_sets` the valid split is a list.
+
+        Raises:
+            PeerError: under torch.distributed, what another rank raised in here: `ranks.together`.
         """
+        with together():
+            return self._build()
+
+    def _build(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         if self.config.mock:

@@ -166,9 +166,9 @@ class Company:
             if isinstance(error, Exception):  # somebody who presses ctrl-C waits for nobody
                 self._wait_for_told()
 
-    def _end(self, how: str) -> None:
-        """The first one that ends it says how."""
-        self.store.compare_set("over", "", how)
+    def _end(self, how: str) -> bool:
+        """The first one that ends it says how; whether that is this one."""
+        return self.store.compare_set("over", "", how).decode() == how
 
     def _leave(self) -> None:
         self._left.set()
@@ -209,7 +209,8 @@ class Company:
         silent = time.monotonic() - self._neighbour_changed
         if beat and silent > SILENT_SECONDS:
             name = beat.partition(" ")[2]
-            self._end(f"{name} has not been heard of for {silent:.0f} s: killed, or its machine is gone")
+            if self._end(f"{name} has not been heard of for {silent:.0f} s: killed, or its machine is gone"):
+                self.store.add("told", 1)  # in its place
 
     def _beats_of_others(self) -> Iterator[str]:
         """Those that are in here, from the next one on."""

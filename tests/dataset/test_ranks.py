@@ -1,0 +1,123 @@
+"""What one rank raises all raise: real gloo process groups, with kills."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from binidx.dataset.ranks import together
+
+SCRIPT = str(Path(__file__).parent.parent / "ranking.py")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextlib.contextmanager
+def ranks(size: int, *arguments: str, place: dict[str, str] | None = None) -> Iterator[list[subprocess.Popen[str]]]:
+    """A process group, as a launcher starts it."""
+    place = place or {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    about = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**about, "RANK": str(rank), "BINIDX_INDEX_DIR": f"{about['BINIDX_INDEX_DIR']}/node{rank % 2}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def outcome(size: int, how: dict[str, Any], place: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """What each rank printed; of one that was killed nothing but its number, and all its log as "log"."""
+    with ranks(size, SCRIPT, json.dumps(how), place=place) as processes:
+        outputs = [process.communicate(timeout=100) for process in processes]
+    found = []
+    for rank, (out, log) in enumerate(outputs):
+        printed = [line for line in out.splitlines() if line.startswith("{")]
+        found.append({**(json.loads(printed[-1]) if printed else {"rank": rank, "error": "killed"}), "log": log})
+    return found
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize("place", ["tcp", "file"])
+def test_what_one_rank_raises_all_raise_within_seconds_with_its_traceback(
+    culprit: int, place: str, tmp_path: Path
+) -> None:
+    """Also where it is rank 0, with whose process the store of the group dies."""
+    how = {"else": {"wait": 60}, str(culprit): {"sleep": 1, "fail": "no tokens here"}}
+    found = outcome(4, how, {"STORE": f"{tmp_path}/store"} if place == "file" else None)
+    assert [each["error"] for each in found] == ["ValueError" if each == culprit else "PeerError" for each in range(4)]
+    for each in found:
+        assert "no tokens here" in each["text"]
+        assert each["seconds"] < 1 + 5
+        if each["rank"] != culprit:
+            assert f"rank {culprit} (" in each["text"]
+            assert "Traceback (most recent call last)" in each["text"]
+            assert 'raise ValueError(how["fail"])' in each["text"]
+
+
+def test_an_error_is_known_to_those_that_were_done_already() -> None:
+    found = outcome(4, {"else": {}, "3": {"sleep": 2, "fail": "too late"}})
+    assert [each["error"] for each in found] == ["PeerError"] * 3 + ["ValueError"]
+    assert max(each["seconds"] for each in found) < 2 + 5
+
+
+def test_all_go_on_together_when_all_are_done_as_often_as_they_come() -> None:
+    found = outcome(4, {"else": {}, "1": {"sleep": 1}, "again": True})
+    assert [each["error"] for each in found] == [None] * 4
+    assert max(each["ended"] for each in found) - min(each["ended"] for each in found) < 1
+    assert max(each["seconds"] for each in found) < 2 + 2
+
+
+def test_a_rank_that_is_killed_is_missed_by_all() -> None:
+    how = {"SILENT_SECONDS": 2, "BEAT_SECONDS": 0.3, "LOOK_SECONDS": 0.3}
+    found = outcome(4, {**how, "else": {}, "2": {"sleep": 0.5, "kill": True}})
+    assert [each["error"] for each in found] == ["PeerError", "PeerError", "killed", "PeerError"]
+    for each in found:
+        if each["rank"] != 2:
+            assert "rank 2 (" in each["text"]
+            assert "has not been heard of" in each["text"]
+            assert each["seconds"] < 0.5 + 2 + 5
+
+
+def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all() -> None:
+    how = {"BEAT_SECONDS": 0.3, "LOOK_SECONDS": 0.3}
+    found = outcome(3, {**how, "else": {"wait": 60}, "0": {"sleep": 0.5, "kill": True}})
+    assert [each["error"] for each in found] == ["killed", "PeerError", "PeerError"]
+    for each in found[1:]:
+        assert "the store of the process group does not answer" in each["text"]
+        assert each["seconds"] < 0.5 + 5
+
+
+def test_a_rank_that_never_comes_is_not_waited_for() -> None:
+    found = outcome(3, {"LATE_SECONDS": 1, "else": {}, "2": {"absent": 4}})
+    assert [each["error"] for each in found] == [None] * 3
+    for each in found[:2]:
+        assert each["seconds"] < 1 + 2
+        assert "1 of 3 ranks have not come to build their datasets" in each["log"]
+
+
+def test_without_a_process_group_it_is_a_plain_block() -> None:
+    with pytest.raises(ValueError, match="mine"), together():
+        raise ValueError("mine")

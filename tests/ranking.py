@@ -1,0 +1,68 @@
+"""python ranking.py JSON: one rank of a process group, by RANK, WORLD_SIZE and MASTER_ADDR and _PORT, or STORE, a file.
+
+Prints one JSON object: what `together` came to, and when by the clock of the machine. JSON is what each rank does in
+the block, by its number, or "else":
+
+    {"else": {"sleep": 1}, "3": {"fail": "no tokens"}}
+
+    sleep    seconds
+    wait     seconds in which the block asks whether another rank failed, as those do that wait for an index
+    fail     a text: the block raises it
+    kill     after the sleep the process kills itself
+    absent   seconds before the end of the process; it does not come
+    again    do it twice
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch.distributed
+
+from binidx.dataset import ranks
+from binidx.errors import PeerError
+from binidx.index.turn import check_all
+
+
+def act(how: dict[str, Any]) -> None:
+    with ranks.together():
+        time.sleep(how.get("sleep", 0))
+        if "kill" in how:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "fail" in how:
+            raise ValueError(how["fail"])
+        until = time.monotonic() + how.get("wait", 0)
+        while time.monotonic() < until:
+            check_all()
+            time.sleep(0.02)
+
+
+def main(how: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.INFO)
+    for name in ("SILENT_SECONDS", "LATE_SECONDS", "BEAT_SECONDS", "LOOK_SECONDS"):
+        setattr(ranks, name, how.get(name, getattr(ranks, name)))
+    rank = int(os.environ["RANK"])
+    place = f"file://{os.environ['STORE']}" if "STORE" in os.environ else "env://"
+    torch.distributed.init_process_group("gloo", place, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    mine = how.get(str(rank), how.get("else", {}))
+    began, found = time.monotonic(), {"rank": rank, "error": None}
+    try:
+        if "absent" in mine:
+            time.sleep(mine["absent"])
+        else:
+            act(mine)
+            if "again" in how:
+                act(mine)
+    except (PeerError, ValueError) as error:
+        found = {"rank": rank, "error": type(error).__name__, "text": str(error)}
+    print(json.dumps({**found, "seconds": time.monotonic() - began, "ended": time.monotonic()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
