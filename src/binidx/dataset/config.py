@@ -41,6 +41,10 @@ class BlendedMegatronDatasetConfig:
         tokenizer: gives `pad`, `eod` and `unique_identifiers`.
         mid_level_dataset_surplus: extra share of samples built per dataset of a weighted blend.
         allow_ambiguous_pad_tokens: keep a pad id that is also another special token (it will be masked everywhere).
+        fast_cache_load, defer_npy_index_mmap: as in Megatron Core they need `path_to_cache`, and the first
+            `blend_per_split`. There they trust that every cache is there, and open none before its first sample. They
+            change nothing here: an array is mapped in 50 us, is proven before it is believed, and one that is missing
+            is built.
         storage_options: passed to fsspec for every URI (ours; Megatron has no such field, and it is in no hash).
         trust_cache: "megatron" takes index caches that Megatron left as they are, though nothing proves of which data
             they are (ours). By default they are built anew, and replaced.
@@ -70,6 +74,8 @@ class BlendedMegatronDatasetConfig:
     tokenizer: Any = None
     mid_level_dataset_surplus: float = 0.005
     allow_ambiguous_pad_tokens: bool | None = False
+    fast_cache_load: bool = False
+    defer_npy_index_mmap: bool = False
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # may hold secrets
     trust_cache: Literal["megatron"] | None = None
     cache_small_indices: bool = False
@@ -87,6 +93,11 @@ class BlendedMegatronDatasetConfig:
             raise ConfigError(
                 f"num_dataset_builder_threads: found {self.num_dataset_builder_threads}, needs at least 1"
             )
+        for name in ("fast_cache_load", "defer_npy_index_mmap"):
+            if getattr(self, name) and self.path_to_cache is None:
+                raise ConfigError(f"{name}: needs path_to_cache, found none")
+        if self.fast_cache_load and self.blend is not None:
+            raise ConfigError("fast_cache_load: excludes blend; give blend_per_split")
         if self.blend_per_split is not None and any(self.blend_per_split):
             self._check_blend_per_split(self.blend_per_split)
         else:
@@ -138,6 +149,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         add_extra_token_to_sequence: read S + 1 tokens, so that the last label is a real token.
         inter_document_masking: give `cu_seqlens` and `max_seqlen`, by which attention kernels stay within documents, in
             the place of an attention mask; positions start again with each document. As in Megatron Core after 0.16.1.
+        sequences_per_dataset: of each prefix, how many sequences and document bounds its `.idx` has. Megatron reads no
+            header then and takes the dtype of the tokenizer; here the header is read, and is to say the same.
         object_storage_cache_path: taken for Megatron's sake, who keeps each `.idx` there; ours are in `index_dir`.
         data_parallel_size, context_parallel_size, sequence_parallel_size, hybrid_context_parallel: what the samples of
             `SFTDataset` and `VarlenDataset` are padded for: `padding_multiple`. They change no other kind.
@@ -160,6 +173,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     data_parallel_size: int = 1
     sequence_parallel_size: int = 0
     hybrid_context_parallel: bool = False
+    sequences_per_dataset: Mapping[str, Sequence[int]] | None = None
     token_dtype_code: int | None = field(init=False, default=None)
     context_parallel_size: int | None = None
     sft_mock_dataset_config_json: str | None = None

@@ -104,10 +104,16 @@ class GPTDataset(MegatronDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> IndexedDataset:
-        """Open the `.bin`/`.idx` pair under a prefix, at any URI."""
-        return IndexedDataset(
-            required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options
-        )
+        """Open the `.bin`/`.idx` pair under a prefix, at any URI.
+
+        Raises:
+            ConfigError: `sequences_per_dataset` lacks the prefix, or says otherwise than its header.
+        """
+        prefix = required(dataset_path)
+        opened = IndexedDataset(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)
+        if config.sequences_per_dataset:
+            check_counts(opened, config.sequences_per_dataset.get(prefix))
+        return opened
 
     def __len__(self) -> int:
         return len(self.sample_index) - 1
@@ -277,3 +283,13 @@ class GPTDataset(MegatronDataset):
     def shared_attention_mask(self) -> Tensor:
         """Forbids the future, shape (1, S, S). One for all samples, as Megatron's: it is too large to make anew."""
         return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))
+
+
+def check_counts(dataset: IndexedDataset, needed: Sequence[int] | None) -> None:
+    """ConfigError unless a dataset has as many sequences and document bounds as its config says."""
+    found = dataset.index.sequence_count, dataset.index.document_count
+    if needed is None or tuple(needed) != found:
+        said = "nothing" if needed is None else tuple(needed)
+        raise ConfigError(
+            f"sequences_per_dataset: says {said} of {dataset.path_prefix}, whose .idx has {found} sequences and bounds"
+        )
