@@ -9,10 +9,11 @@ Slurm arrays and indexed Jobs; whoever finds all records there finishes.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from binidx.errors import ConfigError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
@@ -102,7 +103,7 @@ def preprocess(
     """
     if shard is not None and overwrite:
         raise ConfigError("shard and overwrite: shards know nothing of each other; remove the old dataset before them")
-    began, watch = time.monotonic(), watch or Unwatched()
+    began, watch, job = time.monotonic(), watch or Unwatched(), located(job)
     parts = plan_parts(job, find_inputs(job.inputs, storage_options=job.source_options))
     if manifests := finished(job, parts):
         remove_parts(Places(job), parts)
@@ -124,6 +125,16 @@ def preprocess(
         finish_once(job, parts, records, overwrite, watch)
     manifests = finished(job, parts) if not missing else {}
     return Report(job, len(parts), made, missing, manifests, time.monotonic() - began)
+
+
+def located(job: Job) -> Job:
+    """With whole paths for local ones: workers may stand elsewhere."""
+
+    def whole(uri: str) -> str:
+        return os.path.abspath(uri) if "://" not in uri else uri
+
+    tokenizer = replace(job.tokenizer, uri=whole(job.tokenizer.uri))
+    return replace(job, inputs=tuple(map(whole, job.inputs)), output=whole(job.output), tokenizer=tokenizer)
 
 
 def unique(parts: Sequence[Part]) -> list[Part]:

@@ -1,0 +1,246 @@
+"""Tokenise text where it lies into .bin/.idx datasets where training reads them.
+
+Reads jsonl, jsonl.gz, jsonl.zst and parquet, from disks, s3://, gs:// and http://; names may be globs or folders.
+Writes PREFIX_KEY_document.bin and .idx for each key, the same bytes as Megatron's preprocess_data.py makes of clean
+text, and beside them .lineage.parquet (where each document came from) and .manifest.json (what was made of what, with
+all counts).
+
+The work is cut into parts, each of which is written whole or not at all, under PREFIX-parts/. After a break of any
+kind, kill -9 included, the same command goes on: parts that are done stay done. At the end the store itself puts them
+together, and they go. The order is the input's, whatever makes the parts: processes of this machine, --engine ray,
+ray:ADDRESS or dask=ADDRESS, or any scheduler that starts this command n times with --shard 0/n to n-1/n; the last of
+these finishes, or --finish does.
+
+Every row is accounted for: rows in = documents out + rows dropped, by reason, or the exit status is 1. A row that is no
+document stops the job, unless --on-error skip or quarantine, which writes it to PREFIX.quarantine.jsonl.
+
+Options of Megatron's tool mean the same. --partitions is taken and not needed; documents always stay in their order, as
+with its --keep-sequential-samples.
+
+exit status: 0 the datasets stand, or the shard is done; 1 the data is bad; 2 the call is
+
+example:
+  binidx preprocess data/en.jsonl --to data/en --tokenizer data/tokenizer.json --append-eod --workers 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+if __name__ == "__main__":  # python tools/preprocess.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError
+from binidx.prepare.preprocess.job import ON_ERROR, Job
+from binidx.prepare.preprocess.run import Report, Shard, preprocess
+from binidx.text.filters import Filters, parse_keep
+from binidx.tokenize.describe import describe_tokenizer
+from binidx.tokenize.engines import ENGINES
+from binidx.tokenize.spec import POLICIES, TokenizerSpec
+
+from ._face import human_seconds, json_object, parser, run
+from ._preprocess_bar import PreprocessBar
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    hint = "interrupted; the same command goes on from here"
+    return run("preprocess", lambda: make(arguments), after_interrupt=hint)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("preprocess", __doc__)
+    _add_text(options.add_argument_group("text"))
+    _add_tokens(options.add_argument_group("tokens"))
+    _add_work(options.add_argument_group("work"))
+    return options
+
+
+def _add_text(group: Any) -> None:
+    group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
+    group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
+    group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)")
+    group.add_argument("--split-sentences", action="store_true", help="each sentence is a sequence; needs nltk")
+    group.add_argument("--lang", default="english", help="of the sentences (english)")
+    group.add_argument("--keep-newlines", action="store_true", help="sentences keep the newlines after them")
+    group.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
+    group.add_argument("--min-characters", type=int, default=0, metavar="N", help="drop shorter documents")
+    group.add_argument("--max-characters", type=int, metavar="N", help="drop longer ones")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents; 1: the empty ones")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="drop longer ones")
+    group.add_argument("--on-error", choices=ON_ERROR, default="raise", help="for a row that is no document (raise)")
+    group.add_argument("--id-key", metavar="KEY", help="field that goes into the lineage")
+    group.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the text")
+
+
+def _add_tokens(group: Any) -> None:
+    group.add_argument("--to", "--output-prefix", required=True, metavar="PREFIX", help="path or URI; see above")
+    group.add_argument(
+        "--tokenizer",
+        "--tokenizer-model",
+        metavar="URI",
+        help="tokenizer.json, its folder, .model, .tiktoken, vocab.txt",
+    )
+    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's; what it needs is told by the file")
+    group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers")
+    group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
+    group.add_argument("--eod", metavar="TOKEN", help="which token that is, where the tokenizer does not say")
+    group.add_argument(
+        "--specials",
+        choices=POLICIES,
+        default="parse",
+        help="a special token in text: its id, plain text, an error",
+    )
+    group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no BOS, EOS around texts")
+    group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
+    group.add_argument("--compare", type=float, default=1e-4, metavar="SHARE", help="of texts (0.0001)")
+    group.add_argument("--compress", action="store_true", help="write a .bin.zst")
+    group.add_argument("--no-lineage", action="store_true", help="write no .lineage.parquet, which needs pyarrow")
+    group.add_argument("--target-options", metavar="JSON", type=json_object, help="fsspec's options for the datasets")
+
+
+def _add_work(group: Any) -> None:
+    group.add_argument("--workers", type=int, metavar="N", help="parts at once (as many as cores)")
+    group.add_argument("--engine", default="local", help="local, ray, ray:ADDRESS or dask=ADDRESS (local)")
+    group.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
+    group.add_argument("--finish", action="store_const", const=Shard(None, 1), help="make no part; put them together")
+    group.add_argument("--part-bytes", type=int, metavar="BYTES", help="of text in a part (16 to 512 MiB)")
+    group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
+    group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
+    group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")
+    group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+
+
+MEGATRON_TYPES = (
+    "HuggingFaceTokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    "TikTokenizer",
+    "BertWordPieceCase",
+    "BertWordPieceLowerCase",
+)
+
+
+def shard(text: str) -> Shard:
+    """`3/8` -> Shard(3, 8)."""
+    try:
+        index, count = map(int, text.split("/"))
+        return Shard(index, count)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1") from error
+
+
+def make(arguments: argparse.Namespace) -> int:
+    """Tokenise, and say what was done."""
+    with PreprocessBar() as bar:
+        done = preprocess(
+            job_of(arguments),
+            engine=arguments.engine,
+            workers=arguments.workers,
+            shard=arguments.finish or arguments.shard,
+            overwrite=arguments.overwrite,
+            watch=bar,
+        )
+    print(json.dumps(done.to_json()) if arguments.json else describe(done))
+    return 1 if arguments.finish and not done.finished else 0
+
+
+def job_of(arguments: argparse.Namespace) -> Job:
+    """What the options ask for."""
+    return Job(
+        inputs=tuple(arguments.inputs + arguments.input),
+        output=arguments.to,
+        tokenizer=tokenizer_of(arguments),
+        keys=tuple(arguments.json_keys),
+        append_eod=arguments.append_eod,
+        split_sentences=arguments.split_sentences,
+        language=arguments.lang,
+        keep_newlines=arguments.keep_newlines,
+        filters=Filters(arguments.min_characters, arguments.max_characters, parse_keep(arguments.keep)),
+        min_tokens=arguments.min_tokens,
+        max_tokens=arguments.max_tokens,
+        on_error=arguments.on_error,
+        id_key=arguments.id_key,
+        lineage=not arguments.no_lineage,
+        codec="zstd" if arguments.compress else "raw",
+        part_bytes=arguments.part_bytes,
+        engine=arguments.tokenizer_engine,
+        compared_share=arguments.compare,
+        source_options=arguments.source_options,
+        target_options=arguments.target_options,
+    )
+
+
+def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
+    """The tokenizer that the options name."""
+    uri = arguments.tokenizer or arguments.vocab_file
+    if uri is None:
+        raise ConfigError("tokenizer: found none, needed --tokenizer, a tokenizer.json or another one's file")
+    return describe_tokenizer(
+        uri,
+        eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
+        specials=arguments.specials,
+        post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
+        lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
+        storage_options=arguments.source_options,
+    )
+
+
+def describe(done: Report) -> str:
+    """What was done, for people."""
+    if not done.finished:
+        return (
+            f"{done.job.output}: {done.parts_made} parts made in {human_seconds(done.seconds)}; "
+            f"{done.parts_missing} of {done.parts} are not there yet"
+        )
+    lines = []
+    for key, prefix in done.job.datasets.items():
+        told = done.manifests[key]["dataset"]
+        lines.append(
+            f"{prefix}: {told['documents']:,} documents, {told['sequences']:,} sequences, {told['tokens']:,} tokens of "
+            f"{told['dtype']}"
+        )
+    manifest = next(iter(done.manifests.values()))
+    lines += table(manifest)
+    engines = (
+        f"{name} {each['parts']:,} parts ({each['compared']:,} texts compared, all equal)"
+        for name, each in manifest["engines"].items()
+    )
+    kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""
+    return "\n".join([*lines, f"  {done.parts} parts{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}"])
+
+
+def table(manifest: dict[str, Any]) -> list[str]:
+    """Rows in and out, by source and by reason."""
+    sources = [(each["uri"], each["counts"]) for each in manifest["sources"]]
+    if len(sources) > MOST_SOURCES:
+        sources = [
+            *sources[: MOST_SOURCES - 1],
+            (f"... {len(sources) - MOST_SOURCES + 1:,} more in the manifest", None),
+        ]
+    rows = [*sources, ("all", manifest["counts"])] if len(sources) != 1 else sources
+    return [f"  {uri}: {describe_counts(counts)}" if counts else f"  {uri}" for uri, counts in rows]
+
+
+MOST_SOURCES = 20
+
+
+def describe_counts(counts: dict[str, Any]) -> str:
+    """`10 rows = 8 documents (1 empty) + 2 dropped: 1 malformed, 1 blank line`."""
+    empty = f" ({counts['num_empty']:,} empty)" if counts["num_empty"] else ""
+    text = f"{counts['num_rows']:,} rows = {counts['num_documents']:,} documents{empty}"
+    if counts["dropped"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts["dropped"].items()))
+        text += f" + {sum(counts['dropped'].values()):,} dropped: {reasons}"
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
