@@ -51,40 +51,66 @@ def own_bytes(pieces: Iterable[Bytes], first: int, last: int | None) -> Iterator
 
 
 def whole_lines(pieces: Iterable[tuple[int, Bytes]], batch_bytes: int, max_line_bytes: int) -> Iterator[Lines]:
-    """Lines, some `batch_bytes` of them at once; memory is that, or twice the longest line."""
-    buffer, held, place = bytearray(batch_bytes), 0, 0
-    too_long = 0
-    for at, data in pieces:
-        if held == 0 and not too_long:
-            place = at
-        taken = 0
-        while taken < len(data):
-            if too_long:
-                found = NEWLINE.search(data, taken)
-                stop = found.end() if found else len(data)
-                too_long += stop - taken
-                taken = stop
-                if found:
-                    yield Lines(memoryview(b""), place, too_long)
-                    place, too_long = place + too_long, 0
-                continue
-            count = min(len(buffer) - held, len(data) - taken)
-            buffer[held : held + count] = data[taken : taken + count]
-            held, taken = held + count, taken + count
-            if held < len(buffer):
-                continue
-            end = buffer.rfind(b"\n") + 1
-            if end:
-                yield Lines(memoryview(buffer)[:end], place)
-                rest = held - end
-                buffer[:rest] = buffer[end:held]
-                held, place = rest, place + end
-            elif len(buffer) < max_line_bytes:
-                # Not in place: whoever still has a view of it would forbid that.
-                buffer = buffer + bytearray(min(len(buffer), max_line_bytes - len(buffer)))
+    """Lines, some `batch_bytes` of them at once; memory is that, or three times the longest line.
+
+    Args:
+        pieces: bytes that follow each other, with the place of each.
+        max_line_bytes: what a line and its newline may have; a longer one gives its length alone.
+    """
+    held = _Held(min(batch_bytes, max_line_bytes), max_line_bytes)
+    for place, piece in pieces:
+        if held.count == held.too_long == 0:
+            held.place = place
+        data = memoryview(piece)
+        while data:
+            data = data[held.skip(data) if held.too_long else held.take(data) :]
+            yield from held.whole()
+    yield from held.rest()
+
+
+class _Held:
+    """What was taken and not given yet."""
+
+    def __init__(self, size: int, most: int) -> None:
+        self.buffer, self.most = bytearray(size), most
+        self.place, self.count = 0, 0
+        self.too_long, self.ended = 0, False
+
+    def take(self, data: memoryview) -> int:
+        """How much of it there was room for."""
+        taken = min(len(self.buffer) - self.count, len(data))
+        self.buffer[self.count : self.count + taken] = data[:taken]
+        self.count += taken
+        return taken
+
+    def skip(self, data: memoryview) -> int:
+        """How much of it belongs to a line that is too long."""
+        end = NEWLINE.search(data)
+        self.ended = end is not None
+        taken = end.end() if end else len(data)
+        self.too_long += taken
+        return taken
+
+    def whole(self) -> Iterator[Lines]:
+        """The lines that are held, once there is no room for more; and that which is too long, once it has ended."""
+        if self.ended:
+            yield Lines(memoryview(b""), self.place, self.too_long)
+            self.place, self.too_long, self.ended = self.place + self.too_long, 0, False
+        elif self.count == len(self.buffer):
+            if end := self.buffer.rfind(b"\n") + 1:
+                yield Lines(memoryview(self.buffer)[:end], self.place)
+                rest = self.count - end
+                self.buffer[:rest] = self.buffer[end : self.count]
+                self.place, self.count = self.place + end, rest
+            elif self.count < self.most:
+                # Another one: whoever still has a view of this one would forbid that it grows.
+                self.buffer = self.buffer + bytearray(min(self.count, self.most - self.count))
             else:
-                too_long, held = held, 0
-    if too_long:
-        yield Lines(memoryview(b""), place, too_long)
-    elif held:
-        yield Lines(memoryview(buffer)[:held], place)
+                self.too_long, self.count = self.count, 0
+
+    def rest(self) -> Iterator[Lines]:
+        """What is left at the end, which needs no newline."""
+        if self.too_long:
+            yield Lines(memoryview(b""), self.place, self.too_long)
+        elif self.count:
+            yield Lines(memoryview(self.buffer)[: self.count], self.place)
