@@ -55,10 +55,11 @@ $(VENV)/.demo: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[demo]'
 	@touch $@
 
-# Megatron Core is the oracle of the tests: without its dependencies, which are CUDA's.
+# Megatron Core is the oracle of the tests: without its dependencies, which are CUDA's. torchtitan is for its example:
+# without those that want an older `datasets`.
 $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
-	$(PIP) --no-deps megatron-core==0.16.1
+	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
 	@touch $@ $(VENV)/.demo
 
 # torch first: what comes after it takes the build that is there.

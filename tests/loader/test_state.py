@@ -76,6 +76,14 @@ def test_a_state_is_good_for_any_number_of_ranks() -> None:
         assert [idx for step in steps for batch in step for idx in batch] == [3 * idx for idx in samples(24, m, size)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_told_its_consumed_samples_begins_there(kind: str) -> None:
+    unbroken, moved = values(loader(Numbers(60), 8, kind=kind)), loader(Numbers(60), 8, kind=kind)
+    for step in (5, 2, 14, 0):
+        moved.consumed_samples = 4 * step
+        assert served(moved, 2) == unbroken[step : step + 2]
+
+
 @pytest.mark.parametrize(
     "state", [{}, {"consumed_samples": 8}, {"consumed_samples": "x", "fingerprint": ""}, [1], None, {"epoch": 1}]
 )

@@ -114,8 +114,13 @@ class PretrainingLoader(DataLoader[Any]):
 
     @property
     def consumed_samples(self) -> int:
-        """Samples served so far, over all ranks."""
+        """Samples served so far, over all ranks; set it, and the next iteration begins there."""
         return self._place.consumed_samples
+
+    @consumed_samples.setter
+    def consumed_samples(self, value: int) -> None:
+        self._place.move_to(value)
+        self._reader = None  # its workers look ahead from where it was
 
     def state_dict(self) -> State:
         """Where it is, in JSON values: `consumed_samples` and the fingerprint of the order that they count in."""
@@ -127,8 +132,7 @@ class PretrainingLoader(DataLoader[Any]):
         Raises:
             ConfigError: it is of another order, or none.
         """
-        self._place.move_to(consumed_of(state, self.dataset, self._place.sampler))
-        self._reader = None  # its workers look ahead from where it was
+        self.consumed_samples = consumed_of(state, self.dataset, self._place.sampler)
 
     def _reading(self) -> DataLoader[Any]:
         """The loader over the dataset that looks ahead; the same one as long as its workers stay."""

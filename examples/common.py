@@ -1,0 +1,89 @@
+"""What the examples share: arguments, a dataset, a model small enough for a laptop, and a line a step."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import binidx
+
+SEQUENCE_LENGTH, MICRO_BATCH_SIZE = 64, 4
+RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """As much of a tokenizer as a dataset needs; Megatron's own tokenizers do as well."""
+
+    vocab_size: int
+    eod: int
+    pad: int = -1
+
+    @property
+    def unique_identifiers(self) -> OrderedDict[str, Any]:
+        return OrderedDict([("class", "examples.Tokens"), ("vocab_size", str(self.vocab_size))])
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("prefix", help="URI of a .bin/.idx pair, without the ending")
+    parser.add_argument("--vocab-size", type=int, required=True)
+    parser.add_argument("--eod", type=int, required=True, help="the token that ends a document")
+    parser.add_argument("--steps", type=int, default=100, help="of the whole run")
+    parser.add_argument("--save", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument("--resume", action="store_true", help="go on from it")
+    return parser.parse_args(argv)
+
+
+def train_dataset(options: argparse.Namespace) -> Any:
+    """Samples of the whole prefix, as many epochs of it as the steps need."""
+    config = binidx.GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=SEQUENCE_LENGTH,
+        blend=([options.prefix], None),
+        split="100,0,0",
+        tokenizer=Tokens(options.vocab_size, options.eod),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    samples = 1_000_000  # more than the steps of the examples: their order does not depend on how many are asked for
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
+
+
+def train_loader(dataset: Any, consumed_samples: int = 0) -> Any:
+    """Micro-batches of this rank."""
+    return binidx.build_pretraining_data_loader(dataset, consumed_samples, MICRO_BATCH_SIZE, RANK, WORLD_SIZE)
+
+
+class TinyModel(torch.nn.Module):
+    """One token predicts the next: no more than it takes to have a loss."""
+
+    def __init__(self, vocab_size: int, width: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(vocab_size, width)
+        self.head = torch.nn.Linear(width, vocab_size)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+        loss = torch.nn.functional.cross_entropy(self.head(self.embed(tokens)).mT, labels, reduction="none")
+        return (loss * loss_mask).sum() / loss_mask.sum()
+
+
+def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    loss: torch.Tensor = model(batch["tokens"], batch["labels"], batch["loss_mask"])
+    return loss
+
+
+def tell(step: int, batch: dict[str, torch.Tensor], loss: torch.Tensor) -> None:
+    """One line of JSON a step: what was read, and what was learned."""
+    read = hashlib.blake2b(batch["tokens"].numpy().tobytes(), digest_size=8).hexdigest()
+    print(json.dumps({"step": step, "read": read, "loss": round(loss.item(), 6)}), flush=True)

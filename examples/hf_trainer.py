@@ -1,0 +1,52 @@
+"""Hugging Face's Trainer: its step says how many samples were consumed, so there is nothing to save, and none to skip.
+
+`ignore_data_skip`, or it would read every batch again that it has seen. It knows its step only after it has made the
+loader, so a callback tells the loader where to begin.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from common import MICRO_BATCH_SIZE, WORLD_SIZE, TinyModel, arguments, loss_of, tell, train_dataset, train_loader
+
+
+class Trainer(transformers.Trainer):
+    def get_train_dataloader(self) -> Any:
+        return train_loader(self.train_dataset)
+
+    def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *_: Any, **__: Any) -> torch.Tensor:
+        loss = loss_of(model, inputs)
+        tell(self.state.global_step, inputs, loss)
+        return loss
+
+
+class GoOn(transformers.TrainerCallback):
+    def on_train_begin(self, _: Any, state: Any, __: Any, train_dataloader: Any = None, **___: Any) -> None:
+        train_dataloader.consumed_samples = state.global_step * MICRO_BATCH_SIZE * WORLD_SIZE
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = arguments(argv)
+    settings = transformers.TrainingArguments(
+        output_dir=str(options.save),
+        max_steps=options.steps,
+        save_steps=options.steps,
+        per_device_train_batch_size=MICRO_BATCH_SIZE,
+        remove_unused_columns=False,
+        ignore_data_skip=True,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
+    trainer = Trainer(TinyModel(options.vocab_size), settings, train_dataset=train_dataset(options), callbacks=[GoOn()])
+    trainer.train(resume_from_checkpoint=options.resume)
+
+
+if __name__ == "__main__":
+    main()

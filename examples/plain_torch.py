@@ -1,0 +1,33 @@
+"""A training loop of one's own: the loader's state goes into the checkpoint beside the model's."""
+
+from __future__ import annotations
+
+import torch
+from common import TinyModel, arguments, loss_of, tell, train_dataset, train_loader
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = arguments(argv)
+    model = TinyModel(options.vocab_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader, start, checkpoint = train_loader(train_dataset(options)), 0, options.save / "checkpoint.pt"
+    if options.resume:
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+        start = saved["step"]
+
+    for step, batch in zip(range(start, options.steps), loader):  # noqa: B905
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        tell(step, batch, loss)
+    options.save.mkdir(parents=True, exist_ok=True)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+    torch.save({**state, "step": options.steps}, checkpoint)
+
+
+if __name__ == "__main__":
+    main()
