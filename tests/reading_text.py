@@ -1,4 +1,4 @@
-"""What tests of text share: the rule of a line said once more and by hand, random lines, and a slice read to its end."""
+"""What tests of text share: the rule of a line said once more, random lines, and slices read to their end."""
 
 from __future__ import annotations
 
@@ -123,21 +123,46 @@ def _texts(value: dict[str, Any], key: str) -> Document:
     return list(strings)
 
 
-PIECES = ['"', "\\", "\\n", "\\u00e9", "\\ud83d\\ude00", "\\ud83d", "\\udc00", "\\u0000", "\\x", "é", "語", "😀", "\u2028",
-          "\x7f", "\x00", "\t", " ", "a", "plain words that are longer than a block of bytes ", "0", "/", "\\/", "\\\\"]  # fmt: skip
-VALUES = ["null", "true", "false", "0", "-0", "-1", "01", "1.", "1.5e-3", "1e5", "1E+2", "-", "NaN", "-Infinity", "[]",
-          "{}", '[["a"]]', '["a","b"]', '["a",null]', '[ "x" , "" ]', '{"a":{"text":"b"}}', '""', "tru", "nul", "[1,]",
-          '{"a":1,}', "{1:2}", '"a" "b"', "123456789012345678901", "1e400", '"\\u12g4"', "[" * 40 + "]" * 40]  # fmt: skip
+PIECES = [
+    *('"', "\\", "\\n", "\\u00e9", "\\ud83d\\ude00", "\\ud83d", "\\udc00", "\\u0000", "\\x", "\\/", "\\\\", "/"),
+    *(
+        "é",
+        "語",
+        "😀",
+        "\u2028",
+        "\x7f",
+        "\x00",
+        "\t",
+        " ",
+        "a",
+        "0",
+        "plain words, more of them than a block has bytes ",
+    ),
+]
+VALUES = [
+    *("null", "true", "false", "0", "-0", "-1", "01", "1.", "1.5e-3", "1e5", "1E+2", "-", "NaN", "-Infinity", "1e400"),
+    *(
+        "[]",
+        "{}",
+        '[["a"]]',
+        '["a","b"]',
+        '["a",null]',
+        '[ "x" , "" ]',
+        '{"a":{"text":"b"}}',
+        '""',
+        "tru",
+        "nul",
+        "[1,]",
+    ),
+    *('{"a":1,}', "{1:2}", '"a" "b"', "123456789012345678901", '"\\u12g4"', "[" * 40 + "]" * 40),
+]
 KEYS = ["text", "id", "id", "a", "b", "c", "te\\u0078t", "other", "tëxt", ""]
 SPACES = ["", "", "", "", " ", "\t", "\r", "  ", "\x0b", "\xa0"]
 
 
 def random_line(rng: random.Random) -> bytes:
-    """A line of jsonl: mostly right, sometimes odd, now and then broken by a byte."""
-    members = [f'"{rng.choice(KEYS)}"{_space(rng)}:{_space(rng)}{_value(rng)}' for _ in range(rng.choice((1, 1, 2, 3)))]
-    if rng.random() < 0.7:
-        members.insert(rng.randrange(len(members) + 1), f'"text":{_string(rng)}')
-    line = f"{_space(rng)}{{{f'{_space(rng)},{_space(rng)}'.join(members)}{_space(rng)}}}{_space(rng)}".encode()
+    """A line of jsonl: as json writes it, or put together from odd pieces; now and then broken by a byte."""
+    line = _written(rng) if rng.random() < 0.6 else _assembled(rng)
     for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 1, 2))):
         at = rng.randrange(len(line) + 1)
         changed = rng.choice(
@@ -145,6 +170,24 @@ def random_line(rng: random.Random) -> bytes:
         )
         line = line[:at] + changed + line[at + rng.choice((0, 1)) :]
     return line.replace(b"\n", b"")
+
+
+def _written(rng: random.Random) -> bytes:
+    texts = ["".join(rng.choices('ab \n"\\\té語😀\x00', k=rng.randrange(60))) for _ in range(3)]
+    value = {
+        "id": rng.choice([7, "x", True, None, texts[0]]),
+        "text": rng.choice([texts[1], texts[1:], texts[2]]),
+        "n": [1.5, {}],
+    }
+    return json.dumps(value, ensure_ascii=rng.random() < 0.5, separators=rng.choice([None, (",", ":")])).encode()
+
+
+def _assembled(rng: random.Random) -> bytes:
+    members = [f'"{rng.choice(KEYS)}"{_space(rng)}:{_space(rng)}{_value(rng)}' for _ in range(rng.choice((1, 1, 2, 3)))]
+    if rng.random() < 0.7:
+        members.insert(rng.randrange(len(members) + 1), f'"text":{_string(rng)}')
+    between = f"{_space(rng)},{_space(rng)}"
+    return f"{_space(rng)}{{{between.join(members)}{_space(rng)}}}{_space(rng)}".encode()
 
 
 def _value(rng: random.Random) -> str:

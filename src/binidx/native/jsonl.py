@@ -1,9 +1,9 @@
 """Texts and fields of lines of JSON: `native/jsonl.c`.
 
-    reader = JsonLines(data, [b"text"], [b"id"])
-    while (line := reader.next_odd()) is not None:      # all plain ones before it are in
-        reader.add(...)  or  reader.skip()
-    reader.texts(0)
+reader = JsonLines(data, [b"text"], [b"id"])
+while (line := reader.next_odd()) is not None:      # all plain ones before it are in
+    reader.add(...)  or  reader.skip()
+reader.texts(0)
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class _Column:
             self.bounds = np.resize(self.bounds, first + 2 * len(texts) + 1)
         self._point()
         self.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
-        self.bounds[first + 1 : first + 1 + len(texts)] = start + np.cumsum([len(each) for each in texts], dtype=np.int64)
+        self.bounds[first + 1 : first + 1 + len(texts)] = start + np.cumsum(
+            [len(each) for each in texts], dtype=np.int64
+        )
         struct.num_bytes, struct.num_texts = start + len(data), first + len(texts)
 
     def result(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -79,7 +81,8 @@ class JsonLines:
             raise ValueError(f"keys: {names}, needs 1 to {MOST_KEYS}, none twice")
         if not 0 <= start <= len(data):
             raise ValueError(f"start: {start}, needs one within {len(data)} bytes")
-        most = len(data) // 2 + 1  # lines: {} and a newline are three bytes, an empty one is no document
+        # {"key":""} and a newline is the shortest document.
+        most = len(data) // (2 + sum(len(key) + 5 for key in keys)) + 1
         self._data = data
         self._source = ffi.from_buffer("uint8_t[]", data)
         self._structs = ffi.new("binidx_json_key[]", len(names))
