@@ -2,7 +2,7 @@
 
 Its arrays are Arrow's: the UTF-8 goes in and the ids come out as they lie in memory, through awkward. It runs no
 post-processor, so what that puts around a text is put here. What it does not know it refuses when it is loaded; what
-it knows wrongly is in `refusal`, each with a test (found by comparing it with `tokenizers`).
+it does in another way than `tokenizers` is in `wrongly`, and code points that it sees in another way in `unsettled.py`.
 
 Source: gigatoken 0.10.0; its encode_batch over an awkward string array.
 """
@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.tokenize.engine import Encoded, first_line, missing, surround
+from binidx.tokenize.hf_engine import HuggingFace
 from binidx.tokenize.spec import TokenizerSpec
 from binidx.tokenize.tokenizer_json import added_tokens
+from binidx.tokenize.unsettled import unsettled_texts
 
 if TYPE_CHECKING:
     from gigatoken import Tokenizer
@@ -44,15 +46,32 @@ class Gigatoken:
         return wrongly(spec, parsed)
 
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
-        self.spec = spec
+        self.spec, self.content = spec, content
+        self.reference: HuggingFace | None = None
         self.tokenizer = load(spec, content)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         # Its threads would compete with the other processes of the job.
         found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
-        bounds: NDArray[np.int64] = found.offsets.data
-        ids: NDArray[np.uint32] = found.content.data
-        return surround(ids, bounds, self.spec)
+        encoded = surround(found.content.data, found.offsets.data, self.spec)
+        if self.spec.kind == "sentencepiece":  # splits by no pattern and normalises nothing
+            return encoded
+        unsettled = unsettled_texts(texts, offsets)
+        return self._by_reference(encoded, texts, offsets, unsettled) if len(unsettled) else encoded
+
+    def _by_reference(
+        self, encoded: Encoded, texts: NDArray[np.uint8], offsets: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> Encoded:
+        """Encoded, but these texts by tokenizers."""
+        if self.reference is None:
+            self.reference = HuggingFace(self.spec, self.content)
+        rows = np.split(encoded[0][: encoded[1][-1]], encoded[1][1:-1])
+        for number in numbers:
+            start, stop = offsets[number : number + 2]
+            rows[number], _ = self.reference.encode(texts[start:stop], np.array([0, stop - start], np.int64))
+        bounds = np.zeros(len(offsets), np.int64)
+        np.cumsum([len(row) for row in rows], out=bounds[1:])
+        return np.concatenate(rows), bounds
 
 
 def wrongly(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
