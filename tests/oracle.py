@@ -6,21 +6,25 @@ from types import SimpleNamespace
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core.datasets import (
+        bert_dataset,
         blended_dataset,
         blended_megatron_dataset_builder,
         blended_megatron_dataset_config,
         gpt_dataset,
         helpers,
         indexed_dataset,
+        t5_dataset,
         utils,
     )
 
 megatron = SimpleNamespace(
+    bert=bert_dataset,
     blended=blended_dataset,
     builder=blended_megatron_dataset_builder,
     config=blended_megatron_dataset_config,
     gpt=gpt_dataset,
     helpers=helpers,
     indexed=indexed_dataset,
+    t5=t5_dataset,
     utils=utils,
 )

@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from binidx.dataset.baked import BakedDataset as BakedDataset
+    from binidx.dataset.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
+    from binidx.dataset.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
     from binidx.dataset.blended import BlendedDataset as BlendedDataset
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
     from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
     from binidx.dataset.gpt import GPTDataset as GPTDataset
+    from binidx.dataset.masked import MaskedWordPieceDataset as MaskedWordPieceDataset
+    from binidx.dataset.masked import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
     from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
     from binidx.dataset.packed import PackedDataset as PackedDataset
     from binidx.dataset.split import Split as Split
+    from binidx.dataset.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
+    from binidx.dataset.t5 import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
     from binidx.format.builder import IndexedDatasetBuilder as IndexedDatasetBuilder
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
     from binidx.storage.report import report as report
 
 HOMES = {
+    "BERTMaskedWordPieceDataset": "dataset.bert",
+    "BERTMaskedWordPieceDatasetConfig": "dataset.bert",
     "BakedDataset": "dataset.baked",
     "BlendedDataset": "dataset.blended",
     "BlendedMegatronDatasetBuilder": "dataset.builder",
@@ -40,6 +48,8 @@ HOMES = {
     "GPTDatasetConfig": "dataset.config",
     "IndexedDataset": "format.indexed_dataset",
     "IndexedDatasetBuilder": "format.builder",
+    "MaskedWordPieceDataset": "dataset.masked",
+    "MaskedWordPieceDatasetConfig": "dataset.masked",
     "MegatronDataset": "dataset.megatron_dataset",
     "MegatronPretrainingRandomSampler": "loader.samplers",
     "MegatronPretrainingSampler": "loader.samplers",
@@ -48,6 +58,8 @@ HOMES = {
     "PackedFiles": "format.packed",
     "Run": "loader.run",
     "Split": "dataset.split",
+    "T5MaskedWordPieceDataset": "dataset.t5",
+    "T5MaskedWordPieceDatasetConfig": "dataset.t5",
     "build_pretraining_data_loader": "loader.torch",
     "open_object": "storage.backends",
     "report": "storage.report",

@@ -155,3 +155,16 @@ def _mapped(
     rows = np.empty(plan.shape, plan.dtype)
     plan.fill(rows)
     return rows
+
+
+def check_sample_index(rows: NDArray[Any], first: int, end: int, sequence_length: int) -> None:
+    """Raise ValueError unless the rows may be a `sample_index` of sequences `first` .. `end` - 1."""
+    if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype not in (np.uint32, np.uint64):
+        raise ValueError(
+            f"sample_index: shape {rows.shape} of {rows.dtype}, needs (num_samples, 3) of uint32 or uint64"
+        )
+    firsts, ends, targets = rows.T
+    if len(rows) and not (firsts.min() >= first and (firsts < ends).all() and ends.max() <= end):
+        raise ValueError(f"sample_index: sequences {firsts.min()} to {ends.max()}, needs some of {first} to {end}")
+    if len(rows) and targets.max() > sequence_length:
+        raise ValueError(f"sample_index: a sample of {targets.max()} tokens, needs at most {sequence_length}")

@@ -1,0 +1,146 @@
+"""T5's samples: sentences with n-grams taken out, and these n-grams to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from binidx.dataset.masked import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, must_be_given
+from binidx.dataset.masking import Span, join
+from binidx.dataset.split import Split
+from binidx.dataset.t5_attention import config_attention_mask
+from binidx.errors import ConfigError
+from binidx.format.indexed_dataset import IndexedDataset
+
+SPECIALS = 2
+"""Tokens that Megatron keeps free for a bos and an eos."""
+
+
+@dataclass
+class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
+    """What T5 samples need to know besides.
+
+    Args:
+        sequence_length_decoder: tokens of the decoder; must be given.
+
+    The tokenizer also gives `bos`, `eos`, and `additional_special_tokens_ids`, as many as a sample has n-grams.
+
+    Attributes:
+        sequence_length_encoder: `sequence_length`.
+    """
+
+    sequence_length_encoder: int | None = field(init=False, default=None)
+    sequence_length_decoder: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sequence_length_encoder = self.sequence_length
+        must_be_given(self, "sequence_length_decoder")
+        if self.sequence_length < SPECIALS + 2:
+            raise ConfigError(f"sequence_length: found {self.sequence_length}, needs {SPECIALS + 2} or more for T5")
+        if not len(self.tokenizer.additional_special_tokens_ids):
+            raise ConfigError("tokenizer: found no additional_special_tokens_ids, T5 puts them in the place of n-grams")
+
+
+class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
+    """Samples of T5: in each of the texts a sentinel stands where the other one has an n-gram.
+
+    A sample is a dict of int64 arrays: `text_enc` and `enc_mask` of shape (S,), `text_dec`, `labels`, `loss_mask` and
+    `dec_mask` of shape (sequence_length_decoder,), padded with 0 (labels with -1); the masks are 1 at tokens. And an
+    int: `truncated`, whether sentences were cut to fit.
+
+    Raises:
+        ConfigError: of a sample: it has more n-grams than there are sentinels, or more tokens for the decoder than fit.
+
+    Source: Megatron Core, `T5MaskedWordPieceDataset`.
+    """
+
+    config: T5MaskedWordPieceDatasetConfig
+    config_attention_mask = staticmethod(config_attention_mask)
+
+    def __init__(
+        self,
+        indexed_dataset: IndexedDataset,
+        dataset_path: str | None,
+        indexed_indices: NDArray[np.int32],
+        num_samples: int | None,
+        index_split: Split,
+        config: T5MaskedWordPieceDatasetConfig,
+    ) -> None:
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
+        self.sample_index = self._build_sample_index(config.sequence_length - SPECIALS, 1)
+
+    @staticmethod
+    def _key_config_attributes() -> list[str]:
+        return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]
+
+    @property
+    def token_lookup(self) -> list[int]:
+        """All ids of the vocabulary."""
+        return self.config.vocabulary.ids
+
+    def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> dict[str, Any]:
+        """The sample of these sentences."""
+        tokens = join(sequences)
+        with self.draws(idx) as (target, rng):
+            text, _, _, _, spans = self._create_masked_lm_predictions(tokens[:target], target, rng)
+        encoder, decoder = self._divide(text, spans)
+        sample = self._pad(encoder, decoder)
+        if idx is None:
+            sample["loss_mask"][:] = 0
+        return {**sample, "truncated": int(len(tokens) > target)}
+
+    def _divide(self, text: list[int], spans: Sequence[Span]) -> tuple[list[int], list[int]]:
+        """The text without its n-grams, and the n-grams; sentinels tell where one is."""
+        sentinels = self.config.tokenizer.additional_special_tokens_ids
+        if len(spans) > len(sentinels):
+            raise ConfigError(
+                f"tokenizer: {len(sentinels)} additional_special_tokens_ids, a sample has {len(spans)} n-grams; needs "
+                "more of them, a lower masking_probability, or longer n-grams"
+            )
+        encoder, decoder, place = [], [], 0
+        for sentinel, (positions, tokens) in zip(sentinels, spans, strict=False):
+            encoder += [*text[place : positions[0]], sentinel]
+            decoder += [sentinel, *tokens]
+            place = positions[-1] + 1
+        return encoder + text[place:], decoder
+
+    def _pad(self, encoder: list[int], decoder: list[int]) -> dict[str, NDArray[Any]]:
+        pad, length, tokenizer = self._pad_token_id, self.config.sequence_length_decoder or 0, self.config.tokenizer
+        if len(decoder) + 1 > length:
+            raise ConfigError(
+                f"sequence_length_decoder: found {length}, a sample needs {len(decoder) + 1}; "
+                "or lower the masking_probability"
+            )
+        text_enc, enc_mask = padded(encoder, self.config.sequence_length, pad)
+        text_dec, dec_mask = padded([tokenizer.bos, *decoder], length, pad)
+        labels = np.full(length, -1, np.int64)
+        labels[: len(decoder) + 1] = [*decoder, tokenizer.eos]
+        labels[labels == pad] = 0
+        loss_mask = np.zeros(length, np.int64)
+        loss_mask[: len(decoder) + 1] = 1
+        return {
+            "text_enc": text_enc,
+            "text_dec": text_dec,
+            "labels": labels,
+            "loss_mask": loss_mask,
+            "enc_mask": enc_mask,
+            "dec_mask": dec_mask,
+        }
+
+    def _get_token_mask(self, numpy_random_state: RandomState) -> int | None:
+        mask: int = self.config.tokenizer.mask
+        return mask
+
+
+def padded(tokens: Sequence[int], length: int, pad: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens and zeros behind them, and a mask, 1 where a token is that is not the pad."""
+    row = np.full(length, pad, np.int64)
+    row[: len(tokens)] = tokens
+    mask = (row != pad).astype(np.int64)
+    return row * mask, mask
