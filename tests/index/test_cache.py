@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -151,6 +152,22 @@ def test_a_broken_cache_is_never_served(tmp_path: Path, harm: Any) -> None:
     assert build.built == 2  # and it is whole again
     for name in NAMES:
         np.testing.assert_array_equal(good[name], again[name])
+
+
+@pytest.mark.parametrize("name", ["a.npy", "b.npy", "binidx.json"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "remove"])
+def test_a_cache_in_a_bucket_that_was_spoilt_is_built_anew(s3: Any, name: str, harm: str) -> None:
+    uri = s3.fresh()
+    good = load_or_build(uri, build := Counting())
+    fs, path = fsspec.filesystem("s3"), f"{uri}/0f-Kind-train-{name}"
+    content = bytearray(fs.cat_file(path))
+    content[-4] ^= 1
+    fs.rm_file(path) if harm == "remove" else fs.pipe_file(path, bytes(content[:-3] if harm == "cut" else content))
+    for _ in range(2):
+        again = load_or_build(uri, build)
+        assert build.built == 2
+    for each in NAMES:
+        np.testing.assert_array_equal(good[each], again[each])
 
 
 def test_a_store_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
