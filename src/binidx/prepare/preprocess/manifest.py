@@ -60,8 +60,7 @@ def row_bases(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list
             if piece.first_row is not None:
                 rows = piece.first_row
             assert piece.uri == last or piece.first_row == 0, "slices of a file follow each other"
-            # Parquet's readers count in the file.
-            bases[-1].append(rows if piece.first_row is None else piece.first_row)
+            bases[-1].append(rows)
             last, rows = piece.uri, rows + counts.num_rows
     return bases
 
