@@ -26,7 +26,9 @@ BENCHES = (
     "shuffle",
     "blend",
     "document_sample",
+    "masked",
     "prefixes",
+    "cold_start",
     "order",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
