@@ -18,7 +18,7 @@ from binidx.text.batch import Batch, Problem, Strings
 from binidx.text.columns import ColumnsFile
 from binidx.text.filters import only, only_strings
 from binidx.text.slices import Block, Slice
-from binidx.text.stored import Options, check_same
+from binidx.text.stored import Options, check_read, check_same
 
 try:
     import pyarrow as pa
@@ -71,7 +71,7 @@ def read_parquet(
             for table in _tables(piece.uri, file, number, [*keys, *fields], batch_bytes):
                 yield _batches(piece, table, keys, fields, row, row_in_group)
                 row, row_in_group = row + table.num_rows, row_in_group + table.num_rows
-        check_same(piece, open_stored(piece.uri).identity if local_path(piece.uri) is not None else piece.identity)  # type: ignore[attr-defined]
+    check_read(piece)
 
 
 def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> Iterator[Any]:

@@ -7,6 +7,7 @@ for text, title in read_slice(piece, ["text", "title"]):     one Batch for each 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from binidx.errors import ConfigError
@@ -16,7 +17,7 @@ from binidx.text.filters import Filters, only, only_strings
 from binidx.text.jsonl import LineReader
 from binidx.text.lines import own_bytes, whole_lines
 from binidx.text.slices import GZIP, JSONL, PARQUET, ZSTD, Slice
-from binidx.text.stored import Options, stored_pieces
+from binidx.text.stored import Options, check_read, stored_pieces
 
 BATCH_BYTES = 1 << 20
 """Larger ones cost more: their buffers come from the kernel page by page each time."""
@@ -75,12 +76,14 @@ def _check_names(keys: Sequence[str], fields: Sequence[str]) -> None:
 def _read_lines(
     piece: Slice, keys: Sequence[str], fields: Sequence[str], batch_bytes: int, max_line_bytes: int, options: Options
 ) -> Iterator[tuple[list[Batch], list[Strings]]]:
-    counted = Counted(stored_pieces(piece, options), piece.num_bytes)
-    own = own_bytes(PLAIN[piece.format](counted, piece.uri), piece.first, piece.last)
     reader = LineReader(piece, keys, fields, max_line_bytes)
-    for batches, columns in reader.batches(whole_lines(own, batch_bytes, max_line_bytes)):
-        taken = counted.taken()
-        yield [each.with_counts(num_bytes=taken) for each in batches], columns
+    with closing(stored_pieces(piece, options)) as stored:
+        counted = Counted(stored, piece.num_bytes)
+        own = own_bytes(PLAIN[piece.format](counted, piece.uri), piece.first, piece.last)
+        for batches, columns in reader.batches(whole_lines(own, batch_bytes, max_line_bytes)):
+            taken = counted.taken()
+            yield [each.with_counts(num_bytes=taken) for each in batches], columns
+    check_read(piece)
 
 
 class Counted:

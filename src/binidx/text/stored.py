@@ -8,7 +8,7 @@ remote      4 MiB a request, 8 in flight: at 30 ms to the first byte and 100 MB/
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -29,8 +29,8 @@ LINE_BYTES = 64 << 10
 Options = Mapping[str, Any] | None
 
 
-def stored_pieces(piece: Slice, options: Options = None) -> Iterator[bytes | memoryview]:
-    """What is stored from the slice's first byte to the end of the object: stop when you have what you need.
+def stored_pieces(piece: Slice, options: Options = None) -> Generator[bytes | memoryview]:
+    """What is stored from the slice's first byte to the end of the object: close it when you have what you need.
 
     Raises:
         ObjectChangedError: the object is not the one that was planned.
@@ -47,24 +47,28 @@ def check_same(piece: Slice, now: Mapping[str, Any]) -> None:
         raise ObjectChangedError(f"{piece.uri}: changed since it was planned ({was}, now {found}); plan it again")
 
 
+def check_read(piece: Slice) -> None:
+    """ObjectChangedError if a local file was written to while it was read; what is remote is pinned as it is read."""
+    path = local_path(piece.uri)
+    if path is not None and os.path.exists(path):
+        check_same(piece, file_identity(os.stat(path)))
+
+
 def file_identity(found: os.stat_result) -> dict[str, Any]:
     """As `LocalFile.identity`."""
     return {"size": found.st_size, "mtime": found.st_mtime}
 
 
-def _of_file(piece: Slice, path: str) -> Iterator[bytes]:
+def _of_file(piece: Slice, path: str) -> Generator[bytes]:
     opened = open_stored(path)
     check_same(piece, opened.identity)  # type: ignore[attr-defined]
     with open(path, "rb", buffering=0) as file:
         file.seek(piece.stored)
-        try:
-            while data := file.read(LOCAL_BYTES):
-                yield data
-        finally:
-            check_same(piece, file_identity(os.fstat(file.fileno())))
+        while data := file.read(LOCAL_BYTES):
+            yield data
 
 
-def _of_store(piece: Slice, options: Options) -> Iterator[memoryview]:
+def _of_store(piece: Slice, options: Options) -> Generator[memoryview]:
     reader = open_stored(piece.uri, storage_options=options)
     check_same(piece, reader.identity)  # type: ignore[attr-defined]
     stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
