@@ -4,7 +4,7 @@
     a local disk    filled in order, or small   the mapped file, page cache         renamed
       enough to be  shuffled in place
     a local disk    shuffled in place, larger   anonymous memory                    written in order and given back
-    remote          any                         a mapped file without a name        sent
+    remote          any                         a nameless file, in the index_dir   sent
     any             of 256 KiB at most          anonymous memory                    written
     nowhere         any                         anonymous memory                    kept
 
@@ -32,9 +32,11 @@ from binidx.errors import IndexBuildError
 from binidx.index.manifest import StoredArray
 from binidx.index.npy import npy_of, parse_npy
 from binidx.storage import filesystem
+from binidx.storage.index_dir import directory_of_index
 from binidx.storage.local_file import READ_AT_ONCE
 from binidx.storage.publish import Writer, create_file, create_object
 from binidx.storage.send import send_object
+from binidx.storage.settings import ReadSettings
 
 SHUFFLED_IN_FILE = 1 << 30
 """Bytes of the largest array that is shuffled inside its file; the kernel begins to write back at a tenth of memory."""
@@ -89,7 +91,7 @@ class Building:
         npy, filled = npy_of(shape, dtype), False
         try:
             uri = self.uri_of(name)
-            with _mapped_file(uri, npy.size, in_order) as mapped:
+            with _mapped_file(uri, npy.size, in_order, self._directory_here()) as mapped:
                 # NumPy asks for huge pages where the memory is large.
                 buffer = np.empty(npy.size, np.uint8).data if mapped is None else memoryview(mapped)
                 array = npy.begin(buffer)
@@ -103,6 +105,11 @@ class Building:
             if not filled:
                 raise
             self.failure = error
+
+    def _directory_here(self) -> str | None:
+        """Where what is built for a store lies until it is sent: a disk of this node, and no file system in memory."""
+        found = directory_of_index(ReadSettings.of(self.storage_options))
+        return found[0] if found and os.path.isdir(found[0]) else None
 
     def _keep(self, name: str, array: NDArray[Any]) -> None:
         array.flags.writeable = False
@@ -136,14 +143,14 @@ def _write(out: Writer, buffer: memoryview) -> str:
 
 
 @contextlib.contextmanager
-def _mapped_file(uri: str, size: int, in_order: bool) -> Iterator[mmap.mmap | None]:
+def _mapped_file(uri: str, size: int, in_order: bool, directory: str | None) -> Iterator[mmap.mmap | None]:
     """The mapped file that it will be, or leaves from; None where memory is the place, or the disk has no room."""
     path = filesystem.local_path(uri)
     with contextlib.ExitStack() as stack:
         mapped = None
         if _belongs_in_file(path, size, in_order):
             try:
-                mapped = stack.enter_context(_placed(path, size) if path else _nameless(size))
+                mapped = stack.enter_context(_placed(path, size) if path else _nameless(size, directory))
             except OSError as error:
                 _check_memory(uri, size, error)
         if mapped is not None and size <= SHUFFLED_IN_FILE:
@@ -165,9 +172,9 @@ def _placed(path: str, size: int) -> Iterator[mmap.mmap]:
 
 
 @contextlib.contextmanager
-def _nameless(size: int) -> Iterator[mmap.mmap]:
+def _nameless(size: int, directory: str | None) -> Iterator[mmap.mmap]:
     """A mapped file that goes when its last array does."""
-    with tempfile.TemporaryFile(buffering=0) as file:
+    with tempfile.TemporaryFile(buffering=0, dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, size)
         yield mmap.mmap(file.fileno(), size)
 
