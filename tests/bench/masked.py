@@ -1,7 +1,7 @@
 """Masked datasets: nanoseconds a document of the sample index, against Megatron Core's C++; and microseconds a sample.
 
-Documents of 1 to 59 sentences of 23 tokens. Samples are of S = 512, out of a local file, one at a time as Megatron gives
-them and in batches. Times are CPU time of the one thread, medians of runs in turn.
+Documents of 1 to 59 sentences of 23 tokens. Samples are of S = 512, out of a local file, one at a time as Megatron
+gives them and in batches. Times are CPU time of the one thread, medians of runs in turn.
 """
 
 from __future__ import annotations
