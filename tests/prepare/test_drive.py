@@ -1,0 +1,129 @@
+"""The driver: any Executor, a bounded window, what fails in passing again, what fails for good at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from binidx.errors import FormatError, StorageError, WorkerError
+from binidx.prepare.preprocess import drive as module
+from binidx.prepare.preprocess.drive import ATTEMPTS, Failed, Workers, drive
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "pause", lambda failures: 0.001 * failures)
+
+
+def threads(count: int) -> Workers:
+    return Workers(lambda: ThreadPoolExecutor(count), lambda executor: count)
+
+
+def test_every_task_is_done_once_and_told() -> None:
+    assert sorted(drive(lambda task: task * 2, range(100), threads(3))) == [(task, task * 2) for task in range(100)]
+    assert list(drive(lambda task: task, [], threads(3))) == []
+
+
+def test_tasks_are_submitted_only_as_fast_as_they_are_done() -> None:
+    taken, done = 0, 0
+
+    def tasks() -> Any:
+        nonlocal taken
+        for task in range(50):
+            taken += 1
+            assert taken - done <= 2 * 2
+            yield task
+
+    for _ in drive(lambda task: task, tasks(), threads(2)):
+        done += 1
+    assert (taken, done) == (50, 50)
+
+
+def test_what_fails_in_passing_is_tried_again_and_in_the_end_given_up() -> None:
+    tries: dict[int, int] = {}
+
+    def work(task: int) -> int | Failed:
+        tries[task] = tries.get(task, 0) + 1
+        return Failed(StorageError("503 SlowDown"), True) if tries[task] < task else task
+
+    assert sorted(drive(work, range(1, ATTEMPTS + 1), threads(2))) == [(task, task) for task in range(1, ATTEMPTS + 1)]
+    assert tries == {task: task for task in range(1, ATTEMPTS + 1)}
+    with pytest.raises(StorageError, match=f"503 SlowDown; {ATTEMPTS + 1} failed {ATTEMPTS} times"):
+        list(drive(work, [ATTEMPTS + 1], threads(2)))
+
+
+def test_the_first_failure_for_good_stops_all() -> None:
+    begun = []
+
+    def work(task: int) -> int | Failed:
+        begun.append(task)
+        time.sleep(0.001)
+        return Failed(FormatError("bad line"), False) if task == 10 else task
+
+    with pytest.raises(FormatError, match="bad line"):
+        list(drive(work, range(1000), threads(2)))
+    assert max(begun) < 20
+
+
+def test_who_stops_listening_stops_the_work() -> None:
+    begun = []
+    found = drive(begun.append, range(1000), threads(2))
+    next(found)
+    found.close()
+    assert len(begun) < 20
+
+
+class Breaking(Executor):
+    """Breaks at its third task, and takes those in flight along."""
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[Future[Any], Any]] = []
+        self.broken, self.closed = False, False
+
+    def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+        if self.broken:
+            raise BrokenExecutor("broken")
+        future: Future[Any] = Future()
+        self.pending.append((future, lambda: work(*arguments)))
+        if len(self.pending) == 3:
+            self.broken = True
+            threading.Timer(0.01, self.end).start()
+        elif len(self.pending) == 1:
+            future.set_result(work(*arguments))
+        return future
+
+    def end(self) -> None:
+        for future, _ in self.pending[1:]:
+            future.set_exception(BrokenExecutor("a worker was killed"))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.closed = True
+
+
+def test_a_broken_executor_is_replaced_and_what_was_in_flight_is_done_again() -> None:
+    opened: list[Any] = []
+
+    def open_one() -> Executor:
+        opened.append(Breaking() if len(opened) < 2 else ThreadPoolExecutor(2))
+        return opened[-1]
+
+    assert sorted(drive(lambda task: task, range(20), Workers(open_one, lambda executor: 2))) == [
+        (task, task) for task in range(20)
+    ]
+    assert len(opened) == 3
+    assert all(each.closed for each in opened[:2])
+
+
+def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
+    class Dead(Executor):
+        def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(BrokenExecutor("a process was terminated abruptly"))
+            return future
+
+    with pytest.raises(WorkerError, match=f"a worker died .*out of memory.*; 7 failed {ATTEMPTS} times"):
+        list(drive(lambda task: task, [7], Workers(Dead, lambda executor: 1)))

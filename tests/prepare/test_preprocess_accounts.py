@@ -1,0 +1,182 @@
+"""preprocess: rows in = documents out + rows dropped for a reason, whatever the rows are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
+
+from binidx.errors import FormatError
+from binidx.prepare.preprocess.places import Places
+from binidx.prepare.preprocess.plan import plan_parts
+from binidx.prepare.preprocess.record import Counts, Record
+from binidx.prepare.preprocess.run import preprocess
+from binidx.prepare.preprocess.tokenising import make_part, read_record
+from binidx.text.filters import Filters
+from binidx.text.inputs import find_inputs
+from binidx.tokenize.describe import describe_tokenizer
+
+GOOD = [{"text": text} for text in texts(12, seed=5)]
+BAD: dict[str, Any] = {
+    "malformed": '{"text": "x"',
+    "not an object": '["text"]',
+    "missing key": {"txet": "x"},
+    "null": {"text": None},
+    "not text": {"text": 3},
+    "lone surrogate": '{"text": "\\ud800"}',
+    "not utf-8": b'{"text": "\xff"}',
+}
+
+
+def totals(report: Any) -> dict[str, Any]:
+    found: dict[str, Any] = report.manifests["text"]["counts"]
+    return found
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_line_at_every_position_is_left_out_and_written_down(kind: str, tmp_path: Path) -> None:
+    few = GOOD[:5]
+    needed = theirs([write_lines(tmp_path / "good.jsonl", few)], tmp_path / "theirs")
+    for position in range(len(few) + 1):
+        folder = tmp_path / str(position)
+        folder.mkdir()
+        rows = [*few[:position], BAD[kind], *few[position:]]
+        inputs = [write_lines(folder / "in.jsonl", rows)]
+        report = run(job_of(inputs, folder / "en", part_bytes=300, on_error="quarantine"))
+        assert files_of(folder / "en_text_document") == needed
+        assert totals(report)["dropped"] == {kind: 1}
+        assert totals(report)["num_rows"] == len(rows)
+        (told,) = map(json.loads, (folder / "en.quarantine.jsonl").read_text().splitlines())
+        lines = Path(inputs[0]).read_bytes().split(b"\n")
+        assert told["raw"].encode("utf-8", "surrogateescape") == lines[position]
+        assert (told["file"], told["line"], told["reason"]) == (inputs[0], position + 1, kind)
+        assert told["byte"] == sum(len(line) + 1 for line in lines[:position])
+
+
+def test_a_bad_line_stops_the_job_by_default_and_names_its_place(tmp_path: Path) -> None:
+    inputs = [write_lines(tmp_path / "in.jsonl", [*GOOD, BAD["null"], *GOOD])]
+    byte = len(b"".join(json.dumps(row).encode() + b"\n" for row in GOOD))
+    with pytest.raises(FormatError, match=rf"in.jsonl: .*byte {byte}: null: .*--on-error skip or quarantine"):
+        run(job_of(inputs, tmp_path / "en"))
+    assert not list(tmp_path.glob("en_text*"))
+
+
+def test_many_bad_lines_of_all_kinds_add_up(tmp_path: Path) -> None:
+    rows = [row for pair in zip(GOOD, [*BAD.values(), "", "", "", "", ""], strict=True) for row in pair]
+    inputs = [write_lines(tmp_path / f"{number}.jsonl", rows) for number in range(3)]
+    good = write_lines(tmp_path / "good.jsonl", GOOD * 3)
+    report = run(job_of(inputs, tmp_path / "en", part_bytes=400, on_error="skip"))
+    assert files_of(tmp_path / "en_text_document") == theirs([good], tmp_path / "theirs")
+    assert totals(report)["dropped"] == {**dict.fromkeys(BAD, 3), "blank line": 15}
+    for source, name in zip(report.manifests["text"]["sources"], inputs, strict=True):
+        assert source["uri"] == name
+        assert source["counts"]["num_rows"] == len(rows)
+        assert source["counts"]["dropped"] == {**dict.fromkeys(BAD, 1), "blank line": 5}
+    assert not (tmp_path / "en.quarantine.jsonl").exists()
+
+
+def test_filters_count_what_they_drop_once_each(tmp_path: Path) -> None:
+    rows = [{"text": " sea" * count, "lang": "en" if count % 5 else "fr", "title": "the"} for count in range(40)]
+    inputs = [write_lines(tmp_path / "in.jsonl", rows)]
+    options: dict[str, Any] = {"filters": Filters(8, 140, {"lang": ["en"]}), "min_tokens": 5, "max_tokens": 31}
+    report = run(job_of(inputs, tmp_path / "en", keys=("text", "title"), part_bytes=500, id_key="lang", **options))
+    length = {row["text"]: len(rows_ids(row["text"])) + len(rows_ids("the")) for row in rows}
+    kept = [
+        row for row in rows if row["lang"] == "en" and 8 <= len(row["text"]) <= 140 and 5 <= length[row["text"]] <= 31
+    ]
+    good = write_lines(tmp_path / "good.jsonl", kept)
+    for key in ("text", "title"):
+        assert files_of(tmp_path / f"en_{key}_document") == theirs([good], tmp_path / f"theirs_{key}", key)
+    counts = totals(report)
+    assert counts["num_documents"] == len(kept) > 10
+    assert counts["num_rows"] == 40 == len(kept) + sum(counts["dropped"].values())
+    assert set(counts["dropped"]) == {"keep lang", "min characters", "max characters", "min tokens", "max tokens"}
+
+
+def rows_ids(text: str) -> list[int]:
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(tokenizer_path()).encode(text).ids
+    return ids
+
+
+def test_special_tokens_inside_text_are_ids_or_characters_or_problems(tmp_path: Path) -> None:
+    rows = [{"text": "the sea"}, {"text": f"the {EOD} sea"}, {"text": [EOD, "the"]}, {"text": "tokens"}]
+    inputs = [write_lines(tmp_path / "in.jsonl", rows)]
+    spec = describe_tokenizer(tokenizer_path(), eod=EOD)
+    run(job_of(inputs, tmp_path / "parse", tokenizer=spec))
+    assert files_of(tmp_path / "parse_text_document") == theirs(inputs, tmp_path / "theirs")
+    run(job_of(inputs, tmp_path / "text", tokenizer=replace(spec, specials="text")))
+    assert len(files_of(tmp_path / "text_text_document")[0]) > len(files_of(tmp_path / "parse_text_document")[0])
+    job = job_of(inputs, tmp_path / "error", tokenizer=replace(spec, specials="error"), on_error="quarantine")
+    report = run(job)
+    assert totals(report)["dropped"] == {"special token": 2}
+    good = write_lines(tmp_path / "good.jsonl", [rows[0], rows[3]])
+    assert files_of(tmp_path / "error_text_document") == theirs([good], tmp_path / "good")
+    told = [json.loads(line) for line in (tmp_path / "error.quarantine.jsonl").read_text().splitlines()]
+    assert [each["line"] for each in told] == [2, 3]
+    with pytest.raises(FormatError, match="byte 20: special token: 1 of them in its text"):
+        run(job_of(inputs, tmp_path / "raise", tokenizer=replace(spec, specials="error")))
+
+
+def test_counts_that_do_not_add_up_are_an_error_and_no_dataset(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", files=1)
+    job = job_of(inputs, tmp_path / "en", part_bytes=3000)
+    parts = plan_parts(job, find_inputs(job.inputs))
+    record = make_part(job, parts[0])
+    lost = replace(record, slices=[replace(record.slices[0], num_rows=record.slices[0].num_rows + 1)])
+    (tmp_path / "en-parts" / f"{parts[0].name}.json").write_bytes(lost.to_bytes())
+    with pytest.raises(FormatError, match=r"part 0 .*: \d+ rows read, needed \d+: \d+ documents; dropped: none"):
+        run(job)
+    fewer = replace(record, slices=[replace(record.slices[0], num_rows=1, num_documents=1)])
+    (tmp_path / "en-parts" / f"{parts[0].name}.json").write_bytes(fewer.to_bytes())
+    with pytest.raises(FormatError, match="documents, sequences and tokens, its record says"):
+        run(job)
+    (tmp_path / "en-parts" / f"{parts[0].name}.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"is no record of a part .*delete it and run again"):
+        run(job)
+    assert not list(tmp_path.glob("en_text*"))
+    (tmp_path / "en-parts" / f"{parts[0].name}.json").unlink()
+    run(job)
+    assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
+    (part,) = plan_parts(job, find_inputs(job.inputs))
+    record = make_part(job, part)
+    assert Record.of_bytes(record.to_bytes(), "x") == record == read_record(Places(job), part)
+    assert make_part(job, part) == record  # what is there is not made again
+    assert record.counts == sum(record.slices, Counts())
+    assert [each.num_rows for each in record.slices] == [200, 200]
+
+
+def test_a_wrong_engine_stops_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from binidx.errors import MismatchError
+    from binidx.tokenize.gigatoken_engine import Gigatoken
+
+    honest = Gigatoken.encode
+
+    def wrong(self: Any, texts: Any, offsets: Any) -> Any:
+        ids, bounds = honest(self, texts, offsets)
+        return ids ^ 1, bounds
+
+    monkeypatch.setattr(Gigatoken, "encode", wrong)
+    with pytest.raises(MismatchError, match="--engine hf is exact"):
+        preprocess(job_of(corpus(tmp_path / "in"), tmp_path / "en", engine="gigatoken"), executor=Here())
+    assert not list(tmp_path.glob("en_text*"))
+
+
+class Here:
+    """An executor that does it now."""
+
+    def submit(self, work: Any, *arguments: Any) -> Any:
+        from concurrent.futures import Future
+
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        return future
