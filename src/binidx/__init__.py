@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from binidx.dataset.masked import MaskedWordPieceDataset as MaskedWordPieceDataset
     from binidx.dataset.masked import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
     from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
+    from binidx.dataset.multimodal import MockMultimodalDataset as MockMultimodalDataset
+    from binidx.dataset.multimodal import MultimodalDataset as MultimodalDataset
+    from binidx.dataset.multimodal import MultimodalDatasetConfig as MultimodalDatasetConfig
     from binidx.dataset.packed import PackedDataset as PackedDataset
     from binidx.dataset.split import Split as Split
     from binidx.dataset.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from binidx.loader.run import Run as Run
     from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
+    from binidx.loader.seeded import RandomSeedDataset as RandomSeedDataset
     from binidx.loader.torch import build_pretraining_data_loader as build_pretraining_data_loader
     from binidx.storage.backends import open_object as open_object
     from binidx.storage.report import report as report
@@ -53,9 +57,13 @@ HOMES = {
     "MegatronDataset": "dataset.megatron_dataset",
     "MegatronPretrainingRandomSampler": "loader.samplers",
     "MegatronPretrainingSampler": "loader.samplers",
+    "MockMultimodalDataset": "dataset.multimodal",
+    "MultimodalDataset": "dataset.multimodal",
+    "MultimodalDatasetConfig": "dataset.multimodal",
     "PackedDataset": "dataset.packed",
     "PackedDatasetBuilder": "format.packed",
     "PackedFiles": "format.packed",
+    "RandomSeedDataset": "loader.seeded",
     "Run": "loader.run",
     "Split": "dataset.split",
     "T5MaskedWordPieceDataset": "dataset.t5",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, overload
 
@@ -61,6 +62,13 @@ def reading_worker() -> tuple[int, int]:
     """Which of the DataLoader's workers this process is, and how many there are; 0 of 1 where the trainer reads."""
     worker = torch.utils.data.get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
+
+
+def seed_generators(seed: int) -> None:
+    """The global generators of torch, NumPy and random."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def shared_zeros(*shape: int) -> torch.Tensor:

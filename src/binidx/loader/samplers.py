@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,13 @@ from binidx.errors import ConfigError
 from binidx.native import torch_randperm
 
 DataloaderType = Literal["single", "cyclic"]
+
+
+@runtime_checkable
+class HasEpochs(Protocol):
+    """A dataset whose samples are others in each epoch."""
+
+    def set_epoch(self, epoch: int) -> None: ...
 
 
 class MegatronPretrainingSampler:
@@ -118,7 +125,7 @@ class MegatronPretrainingRandomSampler:
     """Micro-batches in a random order that starts anew each epoch.
 
     Args:
-        dataset: what is sampled from; held for its epoch hook by those who wrap it.
+        dataset: what is sampled from; its `set_epoch`, if it has one, is told each epoch that begins.
         total_samples, consumed_samples, micro_batch_size, data_parallel_rank, data_parallel_size: as above; here
             `consumed_samples` may be beyond one epoch.
         data_sharding: each rank permutes its own contiguous share; otherwise all share one permutation.
@@ -173,6 +180,8 @@ class MegatronPretrainingRandomSampler:
                 f"consumed_samples: {consumed_samples} is {into_epoch} into its epoch, "
                 f"needs a multiple of micro_batch_size * data_parallel_size = {self.step}"
             )
+        if isinstance(self.dataset, HasEpochs):
+            self.dataset.set_epoch(epoch)
         order = self._order(epoch, into_epoch)
         for start in range(0, len(order) - self.micro_batch_size + 1, self.micro_batch_size):
             self.consumed_samples += self.step
