@@ -14,25 +14,34 @@ if TYPE_CHECKING:
     from binidx.dataset.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
     from binidx.dataset.blended import BlendedDataset as BlendedDataset
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
+    from binidx.dataset.chat_tokenizer import ChatTokenizer as ChatTokenizer
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
     from binidx.dataset.config import GPTDatasetConfig as GPTDatasetConfig
+    from binidx.dataset.fim import GPTFIMDataset as GPTFIMDataset
+    from binidx.dataset.fim import GPTFIMDatasetConfig as GPTFIMDatasetConfig
     from binidx.dataset.gpt import GPTDataset as GPTDataset
     from binidx.dataset.masked import MaskedWordPieceDataset as MaskedWordPieceDataset
     from binidx.dataset.masked import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
     from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
+    from binidx.dataset.mock import MockGPTDataset as MockGPTDataset
     from binidx.dataset.multimodal import MockMultimodalDataset as MockMultimodalDataset
     from binidx.dataset.multimodal import MultimodalDataset as MultimodalDataset
     from binidx.dataset.multimodal import MultimodalDatasetConfig as MultimodalDatasetConfig
     from binidx.dataset.packed import PackedDataset as PackedDataset
+    from binidx.dataset.sft import SFTDataset as SFTDataset
+    from binidx.dataset.sft import SFTDatasetConfig as SFTDatasetConfig
     from binidx.dataset.split import Split as Split
     from binidx.dataset.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
     from binidx.dataset.t5 import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
+    from binidx.dataset.varlen import VarlenDataset as VarlenDataset
+    from binidx.dataset.varlen_gpt import VarlenGPTDataset as VarlenGPTDataset
     from binidx.format.builder import IndexedDatasetBuilder as IndexedDatasetBuilder
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
     from binidx.format.packed import PackedDatasetBuilder as PackedDatasetBuilder
     from binidx.format.packed import PackedFiles as PackedFiles
     from binidx.loader.run import Run as Run
+    from binidx.loader.samplers import MegatronFullValidationSampler as MegatronFullValidationSampler
     from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
     from binidx.loader.seeded import RandomSeedDataset as RandomSeedDataset
@@ -47,16 +56,21 @@ HOMES = {
     "BlendedDataset": "dataset.blended",
     "BlendedMegatronDatasetBuilder": "dataset.builder",
     "BlendedMegatronDatasetConfig": "dataset.config",
+    "ChatTokenizer": "dataset.chat_tokenizer",
     "DType": "format.idx",
     "GPTDataset": "dataset.gpt",
     "GPTDatasetConfig": "dataset.config",
+    "GPTFIMDataset": "dataset.fim",
+    "GPTFIMDatasetConfig": "dataset.fim",
     "IndexedDataset": "format.indexed_dataset",
     "IndexedDatasetBuilder": "format.builder",
     "MaskedWordPieceDataset": "dataset.masked",
     "MaskedWordPieceDatasetConfig": "dataset.masked",
     "MegatronDataset": "dataset.megatron_dataset",
+    "MegatronFullValidationSampler": "loader.samplers",
     "MegatronPretrainingRandomSampler": "loader.samplers",
     "MegatronPretrainingSampler": "loader.samplers",
+    "MockGPTDataset": "dataset.mock",
     "MockMultimodalDataset": "dataset.multimodal",
     "MultimodalDataset": "dataset.multimodal",
     "MultimodalDatasetConfig": "dataset.multimodal",
@@ -65,9 +79,13 @@ HOMES = {
     "PackedFiles": "format.packed",
     "RandomSeedDataset": "loader.seeded",
     "Run": "loader.run",
+    "SFTDataset": "dataset.sft",
+    "SFTDatasetConfig": "dataset.sft",
     "Split": "dataset.split",
     "T5MaskedWordPieceDataset": "dataset.t5",
     "T5MaskedWordPieceDatasetConfig": "dataset.t5",
+    "VarlenDataset": "dataset.varlen",
+    "VarlenGPTDataset": "dataset.varlen_gpt",
     "build_pretraining_data_loader": "loader.torch",
     "open_object": "storage.backends",
     "report": "storage.report",
