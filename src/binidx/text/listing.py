@@ -27,7 +27,7 @@ def local_files(path: str) -> list[str] | None:
     if os.path.isdir(path):
         found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
         return _some(path, [each for each in found if not hidden(path, each)])
-    if not glob.has_magic(path) or os.path.exists(path):
+    if os.path.exists(path):
         return None
     return _some(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
 

@@ -62,8 +62,9 @@ def read_parquet(
     reader = open_stored(piece.uri, storage_options=options)
     check_same(piece, reader.identity)  # type: ignore[attr-defined]
     groups = range(piece.first, piece.last or 0)
-    with closing(_source(reader, groups, [*keys, *fields])) as source:
-        file = _opened(piece.uri, source)
+    about = _opened(piece.uri, Source(reader)).metadata
+    with closing(_source(reader, about, groups, [*keys, *fields])) as source:
+        file = _opened(piece.uri, source, about)
         _check_columns(piece.uri, file.schema_arrow, keys, fields)
         row = 0
         for number in groups:
@@ -110,20 +111,20 @@ def _batches(
     return [only(each, stay, Counter()) for each in batches], [only_strings(each, stay) for each in strings]
 
 
-def _source(reader: RangeReader, groups: range, names: Sequence[str]) -> Any:
+def _source(reader: RangeReader, about: Any, groups: range, names: Sequence[str]) -> Any:
     """A file of pyarrow's own where it is local; else ours."""
     path = local_path(reader.uri)
     if path is not None:
         return pa.OSFile(path)
-    about = _opened(reader.uri, Source(reader)).metadata
     wanted = [_columns(about.row_group(group), names) for group in groups]
     streams = [[_range_of(column) for column in columns] for columns in zip(*wanted, strict=True)]
     return ColumnsFile(reader, streams)
 
 
-def _opened(uri: str, source: Any) -> Any:
+def _opened(uri: str, source: Any, metadata: Any = None) -> Any:
+    """As a parquet file, whose footer need not be read again if it is known."""
     try:
-        return parquet.ParquetFile(source, buffer_size=PAGE_BYTES, pre_buffer=False)
+        return parquet.ParquetFile(source, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False)
     except pa.ArrowException as error:
         raise FormatError(f"{uri}: no parquet file, or damaged ({error})") from error
 
