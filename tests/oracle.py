@@ -13,6 +13,7 @@ with warnings.catch_warnings():
         gpt_dataset,
         helpers,
         indexed_dataset,
+        multimodal_dataset,
         t5_dataset,
         utils,
     )
@@ -25,6 +26,7 @@ megatron = SimpleNamespace(
     gpt=gpt_dataset,
     helpers=helpers,
     indexed=indexed_dataset,
+    multimodal=multimodal_dataset,
     t5=t5_dataset,
     utils=utils,
 )
