@@ -50,7 +50,6 @@ class CarelessFileSystem(LocalFileSystem):
         return str(super()._strip_protocol(path.removeprefix("careless://")))
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         temporary = f"{path}.{os.getpid()}"
         with open(temporary, "wb") as file:
             file.write(value)

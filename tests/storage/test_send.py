@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
+from racing import CarelessFileSystem
 
 from binidx.errors import StorageError
-from binidx.storage.publish import object_exists, object_identity
+from binidx.storage.publish import object_exists, object_identity, put_if_absent
 from binidx.storage.send import send_object
 from binidx.storage.unfinished import ONE_PUT
 
@@ -30,6 +32,14 @@ def test_the_answer_to_a_put_identifies_what_stands_there(s3: Any, size: int) ->
 def test_a_store_that_says_nothing_of_what_it_took_gives_no_identity() -> None:
     assert send_object("memory://sent/object", some_bytes(ONE_PUT + 5)) is None
     assert fsspec.filesystem("memory").cat("/sent/object") == some_bytes(ONE_PUT + 5)
+
+
+@pytest.mark.parametrize("size", [10, ONE_PUT + 1])
+def test_directories_are_made_where_a_store_has_them(size: int, tmp_path: Path) -> None:
+    assert CarelessFileSystem.protocol == "careless"
+    send_object(f"careless://{tmp_path}/a/b/object", some_bytes(size))
+    assert (tmp_path / "a/b/object").read_bytes() == some_bytes(size)
+    assert put_if_absent(f"careless://{tmp_path}/c/object", b"first")
 
 
 @pytest.mark.parametrize("size", [10, ONE_PUT + 1])

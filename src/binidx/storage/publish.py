@@ -22,7 +22,7 @@ from binidx.storage import filesystem
 from binidx.storage.inquiry import object_info
 from binidx.storage.ranges import Bytes
 from binidx.storage.settings import ReadSettings
-from binidx.storage.unfinished import ONE_PUT, File, Upload, beside, sync_directory
+from binidx.storage.unfinished import ONE_PUT, File, Upload, beside, in_directory, sync_directory
 
 ATTEMPTS = 5
 
@@ -241,7 +241,7 @@ def _link_file(source: str, path: str, durable: bool) -> bool:
 def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
     fs, path = filesystem.open_filesystem(uri, storage_options)
     try:
-        fs.pipe_file(path, data, mode="create")
+        in_directory(fs, path, lambda: fs.pipe_file(path, data, mode="create"))
     except Exception as error:
         # Only AWS's wording makes s3fs say FileExistsError; other servers' 412 comes as OSError EINVAL.
         if isinstance(error, FileExistsError) or filesystem.status_of(error) in (409, 412):

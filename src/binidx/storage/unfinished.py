@@ -11,7 +11,7 @@ import io
 import mmap as mapping
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from binidx.storage import filesystem
@@ -115,7 +115,7 @@ class Upload:
         written = self.start.write(data)
         if self.start.tell() > ONE_PUT:
             options = {"autocommit": False} if self.holds_back else {}
-            self.file = self.fs.open(self.temporary, "wb", **options)
+            self.file = in_directory(self.fs, self.path, lambda: self.fs.open(self.temporary, "wb", **options))
             self.file.write(self.start.getbuffer())
             self.start = io.BytesIO()
         return written
@@ -126,7 +126,7 @@ class Upload:
 
     def publish(self) -> None:
         if self.file is None:
-            self.fs.pipe_file(self.path, self.start.getvalue())
+            in_directory(self.fs, self.path, lambda: self.fs.pipe_file(self.path, self.start.getvalue()))
         elif self.holds_back:
             self.file.commit()
         else:
@@ -146,6 +146,18 @@ class Upload:
         # Else the file would flush itself once more when it is collected.
         if self.file is not None:
             self.file.closed = True
+
+
+def in_directory(fs: Any, path: str, write: Callable[[], Any]) -> Any:
+    """What `write` returns, after its directory was made where a filesystem has directories and misses it."""
+    try:
+        return write()
+    except FileNotFoundError:
+        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+        if not set(HOLDS_BACK).isdisjoint(protocols):
+            raise  # what is missing is the bucket
+        fs.makedirs(fs._parent(path), exist_ok=True)
+        return write()
 
 
 def beside(path: str) -> str:
