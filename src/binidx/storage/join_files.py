@@ -26,14 +26,15 @@ class FileJoin:
 
     def fill(self, advance: Callable[[int], object]) -> None:
         assert self._file is not None
-        for piece in self._pieces:
-            if piece.reader is None:
-                self._file.file.write(piece.data)
-                self.moved_bytes += len(piece.data)
-                advance(len(piece.data))
-            else:
-                self._copy(piece, advance)
-        self._file.complete()
+        with filesystem.storage_errors(self._file.path):
+            for piece in self._pieces:
+                if piece.reader is None:
+                    self._file.file.write(piece.data)
+                    self.moved_bytes += len(piece.data)
+                    advance(len(piece.data))
+                else:
+                    self._copy(piece, advance)
+            self._file.complete()
 
     def publish(self, make_way: Callable[[], object]) -> None:
         make_way()

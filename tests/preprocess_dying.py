@@ -1,0 +1,58 @@
+"""python preprocess_dying.py OUTPUT KILLS SEED INPUT...: a preprocess that is killed again and again until it is done.
+
+Each attempt is a forked child in a session of its own that gets a SIGKILL after a random time, some of them while they
+finish. After each the output must be no dataset, or the whole one. Prints a JSON object: the exit status of each
+attempt, how many parts were there after each, and the names that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from preprocessing import job_of, run
+
+
+def attempt(output: str, inputs: list[str], seconds: float) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            run(job_of(inputs, output, part_bytes=3000))
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main(output: str, kills: int, seed: int, inputs: list[str]) -> None:
+    choose, statuses, records = random.Random(seed), [], []
+    needed = [Path(f"{output}.needed.{end}").read_bytes() for end in ("bin", "idx")]
+    for number in range(kills + 1):
+        statuses.append(attempt(output, inputs, choose.uniform(0.01, 0.5) if number < kills else 60))
+        records.append(len(list(Path(f"{output}-parts").glob("*.json"))))
+        found = [Path(f"{output}_text_document.{end}") for end in ("bin", "idx")]
+        if all(each.exists() for each in found):
+            assert [each.read_bytes() for each in found] == needed
+        if statuses[-1] != -signal.SIGKILL:
+            break
+    left = sorted(
+        each.name for each in Path(output).parent.glob(f"{Path(output).name}*") if ".needed." not in each.name
+    )
+    print(json.dumps({"statuses": statuses, "records": records, "left": left}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
