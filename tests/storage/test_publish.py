@@ -15,12 +15,21 @@ import fsspec
 import pytest
 from conftest import Bucket
 from servers.http_objects import http_objects
+from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem, publish
 from binidx.storage.backends import open_object
 from binidx.storage.driver_options import CONCURRENCY_WITHOUT_DRIVER
-from binidx.storage.publish import create_object, delete_object, join_uri, object_exists, object_identity, put_if_absent
+from binidx.storage.publish import (
+    create_object,
+    delete_object,
+    join_uri,
+    object_exists,
+    object_identity,
+    put_if_absent,
+    read_small,
+)
 
 # Of aiohttp, about the bytes that gcsfs gives it.
 GS = pytest.param("gs", marks=pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"))
@@ -305,3 +314,19 @@ def test_a_bare_name_is_a_file_where_we_are(tmp_path: Path, monkeypatch: pytest.
     assert put_if_absent("there", b"y") is True
     assert sorted(each.name for each in tmp_path.iterdir()) == ["here", "there"]
     assert object_exists("here")
+
+
+def test_a_small_object_is_read_by_one_request_whether_it_is_there_or_not(s3: Bucket, gs: str) -> None:
+    with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
+        base = s3.fresh()
+        for content in (b"small", b""):
+            with create_object(f"{base}/there") as out:
+                out.write(content)
+            before = proxy.counts()
+            assert read_small(f"{base}/there") == content
+            assert read_small(f"{base}/not-there") is None
+            assert (proxy.counts() - before).requests == 2
+    with create_object(f"{gs}/small") as out:
+        out.write(b"")
+    assert read_small(f"{gs}/small") == b""
+    assert read_small(f"{gs}/not-there") is None
