@@ -78,9 +78,10 @@ def _pattern(parsed: Mapping[str, Any]) -> str:
     """What splits the text, as tiktoken is told."""
     if parsed.get("normalizer"):
         raise NotRanks(f"normalises text by {parsed['normalizer']['type']}, which it cannot")
-    steps = parsed.get("pre_tokenizer") or {"type": "none"}
-    steps = steps["pretokenizers"] if steps["type"] == "Sequence" else [steps]
-    pattern = steps[-1]["type"] == "ByteLevel" and not steps[-1]["add_prefix_space"] and _regex(steps)
+    first = parsed.get("pre_tokenizer") or {"type": "nothing"}
+    steps = first["pretokenizers"] if first["type"] == "Sequence" else [first]
+    in_bytes = steps and steps[-1]["type"] == "ByteLevel" and not steps[-1]["add_prefix_space"]
+    pattern = _regex(steps) if in_bytes else None
     if not pattern:
         raise NotRanks(f"splits text by {' and '.join(step['type'] for step in steps)} in another way than it knows")
     return PATTERNS[pattern]

@@ -1,0 +1,153 @@
+"""Every engine gives the reference's ids, or says why it would not."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizing import EOT, KINDS, buffers, hard_texts, lists, plain_texts, save, train_sentencepiece
+
+from binidx.errors import ConfigError
+from binidx.tokenize.describe import describe_tokenizer
+from binidx.tokenize.engines import ENGINES, REFERENCES, choose, reference, refusals
+from binidx.tokenize.spec import POLICIES, TokenizerSpec, read_content
+
+# What each kind of tokenizer.json is refused for; the others are taken.
+REASONS = {
+    "gpt2 with a space before": {"tiktoken": "splits text by ByteLevel"},
+    "qwen2": {"tiktoken": "normalises text by NFC"},
+    "another pattern": {"gigatoken": "Unknown pre_tokenizer Split", "tiktoken": "splits text by Split and ByteLevel"},
+    "nfkc": {"gigatoken": "Unsupported normalizer", "tiktoken": "normalises text by NFKC"},
+    "digits": {"gigatoken": "no Split regex", "tiktoken": "splits text by Digits and ByteLevel"},
+    "added words": {"gigatoken": "inside words", "tiktoken": "'the' with single_word"},
+    "strips": {"tiktoken": "'<mask>' with lstrip"},
+    "one begins another": {"tiktoken": "does not take the longer"},
+    "sentencepiece-like": {"tiktoken": "normalises text by Sequence"},
+    "sentencepiece-like, words": {"tiktoken": "splits text by Metaspace"},
+    "unigram": {"gigatoken": "Unsupported model type", "tiktoken": "splits text by Metaspace"},
+    "wordpiece": {"gigatoken": "Unsupported model type", "tiktoken": "normalises text by BertNormalizer"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_refuse_with_a_reason_or_give_the_ids_of_the_reference(kind: str, tmp_path: Path) -> None:
+    uri = save(kind, tmp_path)
+    texts, offsets = buffers(hard_texts(250))
+    for policy in ("parse", "text"):
+        spec = describe_tokenizer(uri, specials=policy)
+        content = read_content(spec)
+        needed = lists(reference(spec).encode(texts, offsets))
+        for name, reason in refusals(spec, content).items():
+            expected = "not json" if name == "sentencepiece" else REASONS.get(kind, {}).get(name)
+            assert (reason is None) == (expected is None), (name, reason)
+            assert expected is None or expected in str(reason)
+            if reason is None:
+                assert lists(ENGINES[name](spec, content).encode(texts, offsets)) == needed, name
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bos", "bos eos", "wordpiece", "sentencepiece-like"])
+def test_the_reference_gives_what_the_library_gives_text_by_text(kind: str, tmp_path: Path) -> None:
+    uri = save(kind, tmp_path)
+    library = Tokenizer.from_file(uri)
+    texts = hard_texts(100)
+    for wrapped in (True, False):
+        spec = describe_tokenizer(uri, post_processor=wrapped)
+        needed = [library.encode(text, add_special_tokens=wrapped).ids for text in texts]
+        assert lists(reference(spec).encode(*buffers(texts))) == needed
+
+
+MODELS = {
+    "llama 2": {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
+                "remove_extra_whitespaces": False},
+    "characters mapped": {"model_type": "bpe", "byte_fallback": True},
+    "symbols of the user": {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
+                            "user_defined_symbols": ["<tool>", "the"]},
+    "unigram": {"model_type": "unigram"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_engines_of_a_sentencepiece_model_agree(kind: str, tmp_path: Path) -> None:
+    spec = describe_tokenizer(train_sentencepiece(tmp_path / "t.model", **MODELS[kind]))
+    content = read_content(spec)
+    texts, offsets = buffers(hard_texts(300))
+    needed = lists(reference(spec).encode(texts, offsets))
+    taken = {name for name, reason in refusals(spec, content).items() if reason is None}
+    assert taken == ({"sentencepiece", "gigatoken"} if kind == "llama 2" else {"sentencepiece"})
+    for name in taken:
+        assert lists(ENGINES[name](spec, content).encode(texts, offsets)) == needed
+
+
+def test_a_wordpiece_vocabulary_finds_no_special_tokens_and_puts_none_around(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nhel\n##lo\n[\n]\nclesep\nsep\nÀ\na\n")
+    texts = buffers(["Hello [SEP]", "", "hello sep À", "x"])
+    lowered = describe_tokenizer(str(tmp_path / "vocab.txt"), lowercase=True, eod="[SEP]")
+    assert lists(choose(lowered).encode(*texts)) == [[4, 5, 6, 9, 7], [], [4, 5, 9, 11], [1]]
+    cased = describe_tokenizer(str(tmp_path / "vocab.txt"))
+    assert lists(choose(cased).encode(*texts)) == [[1, 6, 1, 7], [], [4, 5, 9, 10], [1]]
+    assert (lowered.eod, cased.eod, cased.vocab_size) == (3, None, 12)
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "sentencepiece"])
+def test_no_texts_empty_texts_and_texts_from_the_middle_of_a_buffer(name: str, tmp_path: Path) -> None:
+    engine = choose(describe_tokenizer(save("bos eos", tmp_path)), name)
+    assert lists(engine.encode(np.empty(0, np.uint8), np.zeros(1, np.int64))) == []
+    assert lists(engine.encode(np.empty(0, np.uint8), np.zeros(4, np.int64))) == [[0, 0]] * 3
+    texts, offsets = buffers(["left out", "Hello world", "", "\U00016ea0 and more", "left out too"])
+    whole = lists(engine.encode(texts, offsets))
+    assert lists(engine.encode(texts, offsets[1:5])) == whole[1:4]
+
+
+@pytest.mark.parametrize("name", ["gigatoken", "tiktoken"])
+def test_a_text_of_megabytes_and_a_word_without_end(name: str, tmp_path: Path) -> None:
+    spec = describe_tokenizer(save("cl100k", tmp_path))
+    rng = random.Random(1)
+    long = " ".join(rng.choice(plain_texts())[:40] for _ in range(30_000))
+    texts = buffers([long, "ab" * 20_000, " " * 20_000, "é" * 20_000])
+    assert lists(choose(spec, name).encode(*texts)) == lists(reference(spec).encode(*texts))
+
+
+def test_what_a_tokenizer_json_says_of_length_is_not_followed(tmp_path: Path) -> None:
+    uri = save("gpt2", tmp_path)
+    parsed = json.loads(Path(uri).read_text())
+    cut, padded = Tokenizer.from_file(uri), Tokenizer.from_file(uri)
+    cut.enable_truncation(2)
+    padded.enable_padding(length=50)
+    needed = lists(reference(describe_tokenizer(uri)).encode(*buffers(["a long text of many words"])))
+    for tokenizer in (cut, padded):
+        tokenizer.save(uri)
+        assert json.loads(Path(uri).read_text()) != parsed
+        assert lists(reference(describe_tokenizer(uri)).encode(*buffers(["a long text of many words"]))) == needed
+
+
+def test_the_fastest_exact_engine_is_chosen_and_all_reasons_are_told(tmp_path: Path) -> None:
+    assert choose(describe_tokenizer(save("gpt2", tmp_path))).name == "gigatoken"
+    strange = describe_tokenizer(save("digits", tmp_path))
+    assert choose(strange).name == "hf"
+    with pytest.raises(ConfigError, match="tiktoken: splits text by Digits and ByteLevel"):
+        choose(strange, "tiktoken")
+    with pytest.raises(ConfigError, match="found turbo, needs auto or one of gigatoken, tiktoken"):
+        choose(strange, "turbo")
+
+
+def test_the_table_has_a_reference_for_every_kind_and_rows_under_their_names() -> None:
+    assert set(REFERENCES.values()) <= set(ENGINES)
+    for name, row in ENGINES.items():
+        assert row.name == name
+    for kind in REFERENCES:
+        spec = TokenizerSpec("nowhere", kind, "", 1)
+        others = {name for name, row in ENGINES.items() if f"not {kind}" in str(row.refusal(spec, b"{}"))}
+        assert REFERENCES[kind] not in others
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_decide_what_becomes_of_a_special_token_in_text(policy: str, tmp_path: Path) -> None:
+    spec = describe_tokenizer(save("bos", tmp_path), specials=policy)
+    for name in ("gigatoken", "tiktoken", "hf"):
+        (ids,) = lists(choose(spec, name).encode(*buffers([f"a {EOT} b"])))
+        assert ids[0] == 0
+        assert ids[1:].count(0) == (0 if policy == "text" else 1)
