@@ -182,11 +182,13 @@ class MaskedWordPieceDataset(MegatronDataset):
         def build(building: Building) -> None:
             self._build(building, sequence_length, min_sentences_per_sample)
 
-        if self._is_small() and not self.config.cache_small_indices and not self.config.trust_cache:
-            build(building := Building())
-            return building.arrays["sample_index"]
-        arrays = self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)
-        return arrays["sample_index"]
+        if not self._is_small() or self.config.cache_small_indices:
+            arrays = self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)
+            return arrays["sample_index"]
+        if self.config.trust_cache and (found := self._cache.load(fingerprint, ARRAYS)):
+            return found["sample_index"]
+        build(building := Building())
+        return building.arrays["sample_index"]
 
     @property
     def _cache(self) -> IndexCache:

@@ -31,6 +31,8 @@ GEOMETRIC = 0.2
 
 Span = tuple[list[int], list[int]]
 """Positions of the tokens of an n-gram, and what they were."""
+Ngrams = Iterator[tuple[int, int]]
+"""First place of each in `Words.positions`, and the end."""
 
 
 class Vocabulary:
@@ -153,8 +155,8 @@ class Masking:
 
     def _ngrams(
         self, words: Words, order: NDArray[np.int64], most: float, taken: bytearray, draw: Callable[[], int]
-    ) -> Any:
-        """Places in `words.positions` of n-grams not taken, (first, end), until `most` tokens are; takes them."""
+    ) -> Ngrams:
+        """N-grams of which no token is taken, until `most` tokens are; takes them."""
         bounds, num_words, num_tokens = words.bounds, len(words), 0
         for word in order.tolist():
             if num_tokens >= most:
@@ -170,7 +172,7 @@ class Masking:
 
     @staticmethod
     def _hide(
-        masked: Masked, words: Words, ngrams: Any, rng: RandomState, token_mask: Callable[[RandomState], int | None]
+        masked: Masked, words: Words, ngrams: Ngrams, rng: RandomState, token_mask: Callable[[RandomState], int | None]
     ) -> None:
         for first, end in ngrams:
             positions = words.positions[first:end]
@@ -183,7 +185,7 @@ class Masking:
             masked.spans.append((positions, originals))
 
     @staticmethod
-    def _permute(masked: Masked, words: Words, ngrams: Any, rng: RandomState) -> None:
+    def _permute(masked: Masked, words: Words, ngrams: Ngrams, rng: RandomState) -> None:
         places = [place for first, end in ngrams for place in range(first, end)]
         positions = np.array(sorted(words.positions[place] for place in places), np.int64)
         moved = positions.copy()
