@@ -117,3 +117,13 @@ def test_a_slice_moves_its_own_bytes_and_the_end_of_its_last_line(
         moved = far.proxy.counts() - before
     assert moved.bytes <= 100_000 + stored.LINE_BYTES + 2000
     assert moved.requests == 2
+
+
+def test_inputs_are_found_by_one_question_each_and_many_at_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=30) as far:
+        uris = [far.put(f"{number}.jsonl", b"{}") for number in range(20)]
+        before = far.proxy.counts()
+        assert [each.uri for each in find_inputs(uris, storage_options=far.options(hedge=False))] == uris
+        moved = far.proxy.counts() - before
+    assert moved.requests == 20
+    assert moved.most_at_once >= 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.storage.backends import open_stored
@@ -24,6 +24,12 @@ from binidx.text.zstd_inputs import zstd_blocks
 
 ASKED_AT_ONCE = 32
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+Named = tuple[str, RangeReader | None]
+"""A URI, and its reader where it was opened to see whether it is there."""
+
 SUFFIXES = {
     **{f"{lines}{packed}": kind for packed, kind in (("", JSONL), (".gz", GZIP), (".zst", ZSTD))
        for lines in (".jsonl", ".json", ".ndjson")},
@@ -32,7 +38,7 @@ SUFFIXES = {
 
 
 def find_inputs(
-    names: str | Sequence[str],
+    names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     format: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -50,15 +56,15 @@ def find_inputs(
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format: found {format!r}, needed one of {', '.join(FORMATS)}")
-    uris = [
-        uri
-        for name in ([names] if isinstance(names, str) else names)
-        for uri in _expanded(os.fspath(name), format, storage_options)
-    ]
-    with closing(
-        in_flight(lambda uri: _input(uri, format or format_of(uri), storage_options), uris, ASKED_AT_ONCE)
-    ) as found:
-        return list(found)
+    every = [os.fspath(each) for each in ([names] if isinstance(names, str | os.PathLike) else names)]
+    found = _at_once(lambda name: _expanded(name, format, storage_options), every)
+    return _at_once(lambda each: _input(*each, format, storage_options), [each for some in found for each in some])
+
+
+def _at_once(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Each costs a round trip: many of them together."""
+    with closing(in_flight(function, items, ASKED_AT_ONCE)) as results:
+        return list(results)
 
 
 def format_of(uri: str) -> str:
@@ -79,25 +85,23 @@ def _told(uri: str) -> str | None:
     return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
 
 
-def _expanded(name: str, format: str | None, options: Mapping[str, Any] | None) -> list[str]:
+def _expanded(name: str, format: str | None, options: Mapping[str, Any] | None) -> list[Named]:
     path = local_path(name)
     if path is not None:
         found = local_files(path)
-        return [path] if found is None else _readable(path, found, format) if os.path.isdir(path) else found
+        return _named([path] if found is None else _readable(path, found, format) if os.path.isdir(path) else found)
     if is_pattern(name):
-        return stored_objects(name, options)
-    if name.endswith("/") or not _is_object(name, options):
-        return _readable(name, stored_objects(name, options), format)
-    return [name]
+        return _named(stored_objects(name, options))
+    if not name.endswith("/"):
+        try:
+            return [(name, open_stored(name, storage_options=options))]
+        except ObjectNotFoundError:
+            pass  # it may be a folder: Spark names them x.parquet
+    return _named(_readable(name, stored_objects(name, options), format))
 
 
-def _is_object(uri: str, options: Mapping[str, Any] | None) -> bool:
-    """False where there is none: it may be a folder. Spark names folders x.parquet."""
-    try:
-        open_stored(uri, storage_options=options)
-    except ObjectNotFoundError:
-        return False
-    return True
+def _named(uris: Sequence[str]) -> list[Named]:
+    return [(uri, None) for uri in uris]
 
 
 def _readable(folder: str, found: Sequence[str], format: str | None) -> list[str]:
@@ -111,11 +115,12 @@ def _readable(folder: str, found: Sequence[str], format: str | None) -> list[str
     raise ObjectNotFoundError(f"{folder}: holds {len(found)} objects, needed one that ends in {', '.join(SUFFIXES)}")
 
 
-def _input(uri: str, format: str, options: Mapping[str, Any] | None) -> Input:
+def _input(uri: str, opened: RangeReader | None, format: str | None, options: Mapping[str, Any] | None) -> Input:
+    format = format or format_of(uri)
     path, cut = local_path(uri), BLOCKS.get(format)
     if path is not None and cut is None:
         return Input(uri, format, file_identity(_stat(path)))
-    reader = open_stored(uri, storage_options=options)
+    reader = opened or open_stored(uri, storage_options=options)
     return Input(uri, format, reader.identity, cut(reader) if cut else ())  # type: ignore[attr-defined]
 
 
