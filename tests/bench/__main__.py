@@ -24,6 +24,7 @@ BENCHES = (
     "segments",
     "merge",
     "shuffle",
+    "read_text",
     "blend",
     "document_sample",
     "masked",
