@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -60,14 +60,17 @@ class CachedContent:
     chunk_bytes: int = CHUNK_BYTES
     block_bytes: int = BLOCK_BYTES
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of its directory."""
         return hashlib.blake2b(self.text(), digest_size=16).hexdigest()
 
     def text(self) -> bytes:
         """meta.json."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True, default=str).encode()
+        return json.dumps({"format": FORMAT, **self._values()}, sort_keys=True, default=str).encode()
+
+    def _values(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @classmethod
     def parse(cls, text: bytes) -> CachedContent:
@@ -143,9 +146,13 @@ def write_meta(directory: str, content: CachedContent) -> None:
         OSError: not possible here.
     """
     path = os.path.join(directory, "meta.json")
-    if read_meta(directory) == content:
-        return
-    os.makedirs(directory, exist_ok=True)
+    try:
+        os.mkdir(directory)
+    except FileExistsError:
+        if read_meta(directory) == content:
+            return
+    except FileNotFoundError:
+        os.makedirs(directory, exist_ok=True)
     temporary = beside(path)
     try:
         with open(temporary, "xb") as file:

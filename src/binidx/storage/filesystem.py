@@ -40,6 +40,8 @@ STORES = {*DRIVERS, "memory"}
 
 def links(uri: str) -> list[str]:
     """`simplecache::s3://b/k::l` -> ["simplecache", "s3://b/k::l"]."""
+    if "::" not in uri:
+        return [uri]
     parts = uri.split("::")
     store = next((place for place, part in enumerate(parts) if part.partition("://")[0] in STORES), len(parts) - 1)
     return [*parts[:store], "::".join(parts[store:])]

@@ -1,0 +1,141 @@
+"""From a config to the first batch, where nothing lies on this machine and all in a bucket 30 ms away.
+
+A blend of 1,000 prefixes, their indices and the blend's cached in the same bucket, read by a process of its own with an
+empty index_dir; against Megatron Core in one with data and caches on this disk, in the page cache. Both read equal
+tokens. Time is from the end of the imports to the first batch of 8 samples; medians of starts in turns. Then the bytes
+of 8 such processes that start together, as those of a node do, against those of one.
+
+The prefixes are as many documents as in `prefixes`, so their own indices are built, in 60 us, and only the blends' are
+cached. BINIDX_BENCH_DOCUMENTS=33000 has all of them cached: 0.7 GB of `.idx` and 0.3 GB of arrays come through a proxy
+that shares the cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+from servers.latency_proxy import Proxy
+
+import binidx
+from tests.bench.race import DELAY_MS, READERS, far_away, store
+from tests.bench.table import Row
+
+NUM_PREFIXES = int(os.environ.get("BINIDX_BENCH_PREFIXES", 1000))
+NUM_DOCUMENTS = int(os.environ.get("BINIDX_BENCH_DOCUMENTS", 200))
+TOKENS_EACH = 500 if NUM_DOCUMENTS < 1000 else 8
+SEQUENCE_LENGTH = 1024
+ROUNDS = 3
+PROCESSES = 8
+
+
+def rows(directory: Path) -> list[Row]:
+    """Seconds, requests, and bytes a node."""
+    local = directory / "local"
+    local.mkdir()
+    prefixes = [write_prefix(local / f"p{number:04}", number) for number in range(NUM_PREFIXES)]
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, NUM_PREFIXES).tolist()
+    theirs = {"side": "megatron", "prefixes": prefixes, "weights": weights, "cache": str(directory / "indices")}
+    with store(directory) as (server, bucket):
+        upload(prefixes, f"{bucket}/corpus")
+        remote = [f"{bucket}/corpus/{Path(prefix).name}" for prefix in prefixes]
+        ours = {"side": "binidx", "prefixes": remote, "weights": weights, "cache": f"{bucket}/indices"}
+        start({**theirs, "write": True})
+        start(ours)
+        times: dict[str, list[dict[str, float]]] = {"binidx": [], "megatron": []}
+        with far_away(server) as proxy:
+            for _ in range(ROUNDS):
+                for side in (ours, theirs):
+                    before = proxy.counts()
+                    found = start(side)
+                    moved = proxy.counts() - before
+                    times[side["side"]].append({**found, "requests": moved.requests, "bytes": moved.bytes})
+            node = [bytes_of_node(proxy, ours, processes) for processes in (1, PROCESSES)]
+    assert len({found["tokens"] for each in times.values() for found in each}) == 1
+    return report(times, node)
+
+
+def report(times: Mapping[str, list[dict[str, float]]], node: list[tuple[int, int]]) -> list[Row]:
+    def median(side: str, name: str) -> float:
+        return statistics.median(found[name] for found in times[side])
+
+    work = (
+        f"{NUM_PREFIXES:,} prefixes of {NUM_DOCUMENTS:,} documents in S3, {DELAY_MS} ms away, cold start to first batch"
+    )
+    note = (
+        f"goal 1x; {median('binidx', 'requests') / NUM_PREFIXES:.2f} requests a prefix, "
+        f"{median('binidx', 'bytes') / 1e6:,.1f} MB; CPU {median('binidx', 'cpu'):.2f} s, "
+        f"its {median('megatron', 'cpu'):.2f}"
+    )
+    against = "Megatron Core 0.16.1, data and caches on local disk"
+    return [
+        Row(work, median("binidx", "seconds"), median("megatron", "seconds"), "s", False, note, against),
+        Row(
+            f"bytes of index files for a start of {PROCESSES} processes of a node",
+            node[1][0],
+            node[0][0],
+            "B",
+            False,
+            f"goal 1x; lists and manifests besides: {node[1][1] / 1e6:.2f} MB, of one {node[0][1] / 1e6:.2f}",
+            "of one",
+        ),
+    ]
+
+
+def start(given: Mapping[str, Any]) -> dict[str, float]:
+    """One start in a process of its own, in an empty directory for index files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return wait(begin(given, scratch))
+
+
+def bytes_of_node(proxy: Proxy, given: Mapping[str, Any], processes: int) -> tuple[int, int]:
+    """Bytes of index files, and of all else but tokens, that came for so many processes that start together."""
+    proxy.reset()
+    with tempfile.TemporaryDirectory() as scratch:
+        for each in [begin(given, scratch) for _ in range(processes)]:
+            wait(each)
+    log = [each for each in proxy.log() if not each.path.endswith(".bin")]
+    index = sum(each.bytes for each in log if each.path.endswith((".idx", ".npy")))
+    return index, sum(each.bytes for each in log) - index
+
+
+def begin(given: Mapping[str, Any], index_dir: str) -> subprocess.Popen[str]:
+    arguments = [sys.executable, str(READERS / "start.py"), json.dumps({"sequence_length": SEQUENCE_LENGTH, **given})]
+    environment = {**os.environ, "BINIDX_INDEX_DIR": index_dir}
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait(process: subprocess.Popen[str]) -> dict[str, float]:
+    out, error = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"start: ended with {process.returncode}\n{error[-3000:]}")
+    found = dict(json.loads(out.splitlines()[-1]))
+    return {**found, "seconds": found["first"] - found["imported"]}
+
+
+def write_prefix(prefix: Path, seed: int) -> str:
+    """A pair of about NUM_DOCUMENTS documents."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(NUM_DOCUMENTS * 3 // 4, NUM_DOCUMENTS * 5 // 4)) if NUM_DOCUMENTS < 1000 else NUM_DOCUMENTS
+    lengths = np.maximum(1, rng.lognormal(np.log(TOKENS_EACH) - 0.5, 1.0, count)).astype(np.int32)
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16) as builder:
+        tokens, ends = rng.integers(2, 999, int(lengths.sum()), np.uint16), np.cumsum(lengths)
+        for length, end in zip(lengths.tolist(), ends.tolist(), strict=True):
+            builder.add_document(tokens[end - length : end], [length])
+        builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+def upload(prefixes: list[str], uri: str) -> None:
+    fs = fsspec.filesystem("s3", use_listings_cache=False, endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+    files = [f"{prefix}.{end}" for prefix in prefixes for end in ("bin", "idx")]
+    fs.put(files, [f"{uri}/{Path(file).name}" for file in files])
