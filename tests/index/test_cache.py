@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
+from servers.latency_proxy import latency_proxy
 
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
+from binidx.index.manifest import format_manifest, parse_manifest
 
 NAMES = ("a", "b")
 FINGERPRINT = {"bin": {"size": 10}, "option": True}
@@ -156,7 +159,10 @@ def test_a_broken_cache_is_never_served(tmp_path: Path, harm: Any) -> None:
 
 @pytest.mark.parametrize("name", ["a.npy", "b.npy", "binidx.json"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "remove"])
-def test_a_cache_in_a_bucket_that_was_spoilt_is_built_anew(s3: Any, name: str, harm: str) -> None:
+def test_a_cache_in_a_bucket_that_was_spoilt_is_built_anew(
+    s3: Any, name: str, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")  # else this node has them all
     uri = s3.fresh()
     good = load_or_build(uri, build := Counting())
     fs, path = fsspec.filesystem("s3"), f"{uri}/0f-Kind-train-{name}"
@@ -168,6 +174,33 @@ def test_a_cache_in_a_bucket_that_was_spoilt_is_built_anew(s3: Any, name: str, h
         assert build.built == 2
     for each in NAMES:
         np.testing.assert_array_equal(good[each], again[each])
+
+
+def test_a_cache_copied_to_another_bucket_is_read_though_its_etags_differ(s3: Any) -> None:
+    uri, other = s3.fresh(), s3.fresh()
+    good = load_or_build(uri, build := Counting())
+    fs = fsspec.filesystem("s3")
+    fs.copy(f"{uri}/", f"{other}/", recursive=True)
+    marker = f"{other}/0f-Kind-train-binidx.json"
+    manifest = parse_manifest(fs.cat_file(marker), marker)
+    moved = {
+        name: replace(each, identity={"size": each.bytes, "etag": '"ab-2"'}) for name, each in manifest.arrays.items()
+    }
+    fs.pipe_file(marker, format_manifest(replace(manifest, arrays=moved)))
+    again = load_or_build(other, build)
+    assert build.built == 1
+    np.testing.assert_array_equal(good["a"], again["a"])
+
+
+def test_a_start_asks_once_for_the_manifest_and_once_for_each_array(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
+    with latency_proxy(s3.server.endpoint) as proxy:
+        cache = IndexCache(s3.fresh(), "0f-Kind-train", {"endpoint_url": proxy.endpoint})
+        cache.load_or_build("described", FINGERPRINT, NAMES, build := Counting())
+        proxy.reset()
+        cache.load_or_build("described", FINGERPRINT, NAMES, build)
+        assert build.built == 1
+        assert [request.method for request in proxy.log()] == ["GET"] * 3
 
 
 def test_a_store_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ from binidx.index.manifest import (
     format_manifest,
     mismatches,
     parse_manifest,
+    same_object,
 )
 from binidx.index.origin import describe_documents, origin_of
 from binidx.storage.publish import object_identity
@@ -99,6 +100,12 @@ def test_the_idx_is_read_only_where_its_identity_proves_nothing(identity: dict[s
     origin = Origin(lambda: {"idx": identity}, content_of("77", asked))
     assert mismatches(manifest, {"random_seed": 7}, origin) == []
     assert bool(asked) == is_read
+
+
+def test_a_store_may_tell_more_or_less_of_the_same_idx() -> None:
+    assert same_object(ETAG, {**ETAG, "version": "3"})
+    assert not same_object({**ETAG, "version": "2"}, {**ETAG, "version": "3"})
+    assert not same_object(ETAG, {"size": 100, "generation": "3"})
 
 
 @pytest.mark.parametrize("other", [{"size": 100, "etag": '"other"'}, {"size": 101, "etag": '"abc"'}, {}])

@@ -94,7 +94,7 @@ class IndexCache:
         if wrong := mismatches(manifest, fingerprint, self.origin):
             logger.warning("%s: stale, rebuilding: %s", self.files.uri(MANIFEST), "; ".join(wrong))
             return None
-        arrays = {name: self.files.read_array(name, manifest.arrays[name]) for name in names}
+        arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
         tokens = self.origin.data().get("bin")
         if tokens != manifest.data.get("bin"):
             # What no array depends on: the same documents in other words, or only copied.

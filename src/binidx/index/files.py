@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, ObjectNotFoundError, StorageError
+from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.index.manifest import Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.index.npy import parse_npy
+from binidx.storage import filesystem
 from binidx.storage.backends import Keep, open_object
-from binidx.storage.publish import create_object, join_uri, put_if_absent
+from binidx.storage.look_up import Found, look_up
+from binidx.storage.publish import create_object, join_uri, put_if_absent, read_small
+from binidx.storage.threads import Threads
 from binidx.storage.transfer import read_whole
 
 DESCRIPTION, MANIFEST = "description.txt", "binidx.json"
+SMALL_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ class IndexFiles:
         """Those of another index in this directory."""
         return replace(self, name=name)
 
-    def read(self, suffix: str, cache: Keep = False) -> memoryview:
-        reader = open_object(self.uri(suffix), storage_options=self.storage_options, cache=cache)
+    def read(self, suffix: str, cache: Keep = False, found: Found | None = None) -> memoryview:
+        reader = open_object(self.uri(suffix), storage_options=self.storage_options, cache=cache, found=found)
         return read_whole(reader)
 
     def write(self, suffix: str, data: bytes) -> None:
@@ -58,10 +64,28 @@ class IndexFiles:
             FormatError: it is not as we wrote it.
             StorageError: it cannot be read.
         """
-        try:
-            return parse_manifest(bytes(self.read(MANIFEST)), self.uri(MANIFEST))
-        except ObjectNotFoundError:
+        data = self.read_small(MANIFEST)
+        return None if data is None else parse_manifest(data, self.uri(MANIFEST))
+
+    def read_small(self, suffix: str) -> bytes | None:
+        """All of a file, where the store can in one request; None: there is none."""
+        uri = self.uri(suffix)
+        if filesystem.local_path(uri) is not None:
+            return read_small(uri)
+        found = look_up(uri, self.storage_options, end_bytes=SMALL_BYTES)
+        if found is None:
             return None
+        if len(found.end) == found.info["size"]:
+            return found.end
+        return bytes(read_whole(open_object(uri, storage_options=self.storage_options, cache=False, found=found)))
+
+    def _read_stored(self, suffix: str, stored: StoredArray) -> memoryview:
+        """Without asking for the object first where the manifest knows it. (A copy of a cache has other ETags.)"""
+        if stored.identity is not None:
+            told = {"size": stored.identity["size"], "ETag": stored.identity["etag"]}
+            with contextlib.suppress(ObjectChangedError):
+                return self.read(suffix, cache="disk", found=Found(told))
+        return self.read(suffix, cache="disk")
 
     def publish_manifest(self, manifest: Manifest) -> None:
         """Make the arrays count. Of equal ones the first to say so stays; what says anything else is replaced."""
@@ -75,19 +99,28 @@ class IndexFiles:
         if standing is None or not _same_index(standing, manifest):
             self.write(MANIFEST, data)
 
-    def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
-        """The array as it was published.
+    def read_arrays(self, arrays: Mapping[str, StoredArray]) -> dict[str, NDArray[Any]]:
+        """The arrays as they were published; remote ones at the same time.
 
         Raises:
             FormatError: another one, or not all of it.
             StorageError: it cannot be read.
         """
-        content = self.read(f"{name}.npy", cache="disk")
+        if filesystem.local_path(self.directory) is not None:
+            return {name: self.read_array(name, stored) for name, stored in arrays.items()}
+        pending = {name: _submit(partial(self.read_array, name, stored)) for name, stored in arrays.items()}
+        return {name: each.result() for name, each in pending.items()}
+
+    def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
+        content = self._read_stored(f"{name}.npy", stored)
         found = len(content), xxhash.xxh3_64_hexdigest(content)
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"needed {stored.bytes} and {stored.xxh3_64}"
             raise FormatError(f"{self.array_uri(name)}: {found[0]} bytes with XXH3 {found[1]}, {needed}")
         return parse_npy(content)
+
+
+_submit = Threads("binidx-index", lambda: 16).submit
 
 
 def _same_index(one: Manifest, other: Manifest) -> bool:

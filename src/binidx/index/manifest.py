@@ -22,6 +22,7 @@ from typing import Any
 import xxhash
 
 from binidx.errors import FormatError
+from binidx.storage.filesystem import same_identity
 
 ALGORITHM = 3
 """Grows when the same arguments would give other arrays, or the manifest another form."""
@@ -115,10 +116,10 @@ def mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> list[
 
 
 def same_object(one: Fields | None, other: Fields | None) -> bool:
-    """Whether two identities prove that the bytes are the same."""
-    return one == other and any(
-        name in PROVING and not str(value).startswith("W/") for name, value in (one or {}).items()
-    )
+    """Whether two identities prove that the bytes are the same; one may tell more than the other (a version)."""
+    was, now = one or {}, other or {}
+    proving = [name for name in PROVING if name in was and name in now and not str(was[name]).startswith("W/")]
+    return bool(proving) and same_identity(was, now)
 
 
 def key_of(*fields: Fields) -> str:

@@ -74,7 +74,7 @@ def _record(files: IndexFiles, fingerprint: Mapping[str, Any], origin: Origin) -
 
 def _known(files: IndexFiles, fingerprint: Mapping[str, Any], origin: Origin) -> list[Known]:
     try:
-        return parse_known(bytes(_record(files, fingerprint, origin).read(ORDERS)))
+        return parse_known(_record(files, fingerprint, origin).read_small(ORDERS) or b"")
     except StorageError:
         return []
 
