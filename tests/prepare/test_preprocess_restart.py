@@ -26,6 +26,7 @@ from binidx.prepare.preprocess.finishing import finish
 from binidx.prepare.preprocess.places import Places
 from binidx.prepare.preprocess.plan import plan_parts
 from binidx.prepare.preprocess.run import Shard, finished, preprocess, read_records
+from binidx.prepare.preprocess.tokenising import make_part
 from binidx.testing import ended_well, forked
 from binidx.text.inputs import find_inputs
 
@@ -164,10 +165,7 @@ def test_who_finishes_after_another_has_finds_it_done(tmp_path: Path) -> None:
     parts = plan_parts(job, find_inputs(job.inputs))
     for number in range(2):
         assert not run(job, shard=Shard(number, 3)).finished
-    third = [part for part in parts[2::3]]
-    from binidx.prepare.preprocess.tokenising import make_part
-
-    for part in third:
+    for part in parts[2::3]:
         make_part(job, part)
     records = read_records(job, parts)
     before = run(job)

@@ -21,6 +21,10 @@ from binidx.errors import ConfigError, MissingDriverError, UnreachableError
 from binidx.prepare.preprocess.drive import Workers
 from binidx.prepare.preprocess.local_workers import LocalExecutor
 
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
+ANSWER_SECONDS = 5
+"""For the scheduler of a Dask cluster to answer."""
+
 
 class RayExecutor(Executor):
     """Ray's tasks as futures. A connection that was there before stays."""
@@ -30,9 +34,9 @@ class RayExecutor(Executor):
         self._remote = functools.cache(self._ray.remote)
         self._ours = not self._ray.is_initialized()
         if self._ours and (address or "RAY_ADDRESS" in os.environ):
-            self._ray.init(address or None, log_to_driver=False)
+            self._ray.init(address or None, **QUIET)
         elif self._ours:
-            self._ray.init(num_cpus=count, log_to_driver=False, include_dashboard=False)
+            self._ray.init(num_cpus=count, include_dashboard=False, **QUIET)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # Without tries of its own: the driver counts them.
@@ -50,7 +54,7 @@ class DaskExecutor(Executor):
     def __init__(self, address: str) -> None:
         distributed = _import("distributed", "dask")
         try:
-            self.client = distributed.Client(address)
+            self.client = distributed.Client(address, timeout=ANSWER_SECONDS)
         except OSError as error:
             raise UnreachableError(f"dask={address}: {error}; needed the address of a scheduler") from error
         self._executor = self.client.get_executor(pure=False)
