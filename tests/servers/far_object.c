@@ -1,10 +1,11 @@
-/* One file over HTTP by ranges, as far away as asked: enough of S3 for s3fs and for signed URLs to read one key.
+/* Files over HTTP by ranges, as far away as asked: enough of S3 for s3fs and for signed URLs to read keys.
  *
  *     far_object FILE DELAY_MS        prints its port; ends when its standard input does
+ *     far_object FOLDER DELAY_MS      /BUCKET/a/b is FOLDER/a/b, whatever the bucket
  *
  * The first byte of an answer leaves DELAY_MS after the last byte of its request came. A thread for each connection, and
  * sendfile: some 20 us of a core for a request of 16 KiB, where a store that checks signatures needs 500. Any path is
- * the file, HEAD and GET are all there is, no signature is looked at. In C because asyncio's timers round up to whole
+ * the file, if it is one; HEAD and GET are all there is, no signature is looked at. In C because asyncio's timers round up to whole
  * milliseconds, which 1 ms would not survive. Source: us.
  */
 #define _GNU_SOURCE
@@ -25,8 +26,16 @@
 
 enum { HEAD_BYTES = 16384, STACK_BYTES = 128 << 10 };
 
-static int file;
-static int64_t size, delay_ns;
+static int root, is_folder;
+static int64_t delay_ns;
+
+/* The file that a request is for, open; -1 if there is none. */
+static int open_asked(const char *request) {
+    char path[1024];
+    if (!is_folder) return dup(root);
+    if (sscanf(request, "%*s /%*[^/]/%1023[^ ?]", path) != 1 || strstr(path, "..")) return -1;
+    return openat(root, path, O_RDONLY);
+}
 
 static void wait_from(struct timespec came) {
     int64_t nanoseconds = came.tv_nsec + delay_ns;
@@ -48,7 +57,7 @@ static int64_t read_head(int client, char *head, size_t *have) {
 }
 
 /* Bytes [first, last] of the file that the head asks for; 1 if it names a range. */
-static int asked_range(const char *head, int64_t *first, int64_t *last) {
+static int asked_range(const char *head, int64_t size, int64_t *first, int64_t *last) {
     const char *range = strcasestr(head, "\r\nrange: bytes=");
     *first = 0, *last = size - 1;
     if (!range) return 0;
@@ -65,18 +74,26 @@ static int asked_range(const char *head, int64_t *first, int64_t *last) {
     return 1;
 }
 
+static int refuse(int client) {
+    static const char none[] = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+    return send(client, none, sizeof none - 1, MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
 /* 0 once the answer is sent, -1 when the client is gone. */
-static int answer(int client, const char *request) {
-    int64_t first, last;
-    int partial = asked_range(request, &first, &last), bodiless = !strncmp(request, "HEAD ", 5);
+static int answer(int client, const char *request, int file) {
+    struct stat found;
+    if (fstat(file, &found) || !S_ISREG(found.st_mode)) return refuse(client);
+    int64_t first, last, size = found.st_size;
+    int partial = asked_range(request, size, &first, &last), bodiless = !strncmp(request, "HEAD ", 5);
     if (first > last) return -1;
     char head[512];
     int length = snprintf(head, sizeof head,
-                          "HTTP/1.1 %s\r\nContent-Length: %lld\r\nContent-Range: bytes %lld-%lld/%lld\r\nETag: \"far\"\r\n"
+                          "HTTP/1.1 %s\r\nContent-Length: %lld\r\nContent-Range: bytes %lld-%lld/%lld\r\nETag: \"%llx\"\r\n"
                           "Last-Modified: Fri, 20 Nov 2026 00:00:00 GMT\r\nAccept-Ranges: bytes\r\n"
                           "Content-Type: application/octet-stream\r\n\r\n",
                           partial ? "206 Partial Content" : "200 OK", (long long)(last - first + 1), (long long)first,
-                          (long long)last, (long long)size);
+                          (long long)last, (long long)size,
+                          (unsigned long long)(found.st_mtim.tv_sec * 1000000000LL + found.st_mtim.tv_nsec));
     if (send(client, head, (size_t)length, MSG_NOSIGNAL | (bodiless ? 0 : MSG_MORE)) != length) return -1;
     off_t at = first;
     while (!bodiless && at <= last)
@@ -94,7 +111,9 @@ static void *serve(void *argument) {
         struct timespec came;
         clock_gettime(CLOCK_MONOTONIC, &came);
         wait_from(came);
-        if (answer(client, head)) break;
+        int file = open_asked(head), gone = answer(client, head, file);
+        if (file >= 0) close(file);
+        if (gone) break;
         have -= (size_t)used;
         memmove(head, head + used, have);
     }
@@ -113,8 +132,8 @@ int main(int count, char **arguments) {
     struct stat found;
     struct sockaddr_in address = {.sin_family = AF_INET};
     socklen_t length = sizeof address;
-    if (count != 3 || (file = open(arguments[1], O_RDONLY)) < 0 || fstat(file, &found)) return perror("far_object"), 2;
-    size = found.st_size;
+    if (count != 3 || (root = open(arguments[1], O_RDONLY)) < 0 || fstat(root, &found)) return perror("far_object"), 2;
+    is_folder = S_ISDIR(found.st_mode);
     delay_ns = (int64_t)(atof(arguments[2]) * 1e6);
     signal(SIGPIPE, SIG_IGN);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

@@ -1,4 +1,5 @@
-"""A server of one file that costs nearly nothing itself, for what a client can do: `far_object.c`, compiled when asked.
+"""A server of one file, or of the files of a folder, that costs nearly nothing itself, for what a client can do:
+`far_object.c`, compiled when asked.
 
 with far_object(path, delay_ms=30) as endpoint:
     open_object("s3://any/key", storage_options={"endpoint_url": endpoint, "key": "k", "secret": "s"})

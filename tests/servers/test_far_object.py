@@ -8,6 +8,7 @@ from pathlib import Path
 from servers.far_object import far_object
 
 from binidx.storage.backends import open_object
+from binidx.storage.look_up import look_up
 
 DATA = bytes(range(256)) * 1024
 DELAY_MS = 50
@@ -27,3 +28,13 @@ def test_ranges_come_from_afar_and_at_once(tmp_path: Path) -> None:
         elapsed = time.perf_counter() - began
     assert [bytes(view) for view in views] == [DATA[start:stop] for start, stop in ranges]
     assert DELAY_MS / 1e3 <= elapsed < len(ranges) / 2 * DELAY_MS / 1e3
+
+
+def test_a_folder_is_a_bucket_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "object").write_bytes(DATA)
+    with far_object(tmp_path, delay_ms=1) as endpoint:
+        options = {"endpoint_url": endpoint, "key": "any", "secret": "any"}
+        reader = open_object("s3://any/deep/object", storage_options=options, cache=False)
+        assert [bytes(view) for view in reader.read([(3, 2000)])] == [DATA[3:2000]]
+        assert look_up("s3://any/other", options) is None
