@@ -31,4 +31,5 @@ class PreprocessBar(Bar):
         told = f"{progress.num_documents:,} documents, {progress.num_tokens / 1e6:,.1f} M tokens"
         self._bar.set_postfix_str(told, refresh=False)
         self._bar.update(progress.done_bytes - before)
+        self._bar.refresh()
         self._shown = progress

@@ -1,0 +1,141 @@
+"""binidx preprocess: the call, what a person and a program are told, Megatron's options."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+from binidx.tools import main
+from binidx.tools._preprocess_bar import PreprocessBar
+from preprocessing import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
+
+from binidx.prepare.preprocess.progress import Progress
+
+CALL = ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--workers", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process takes seconds to begin; one test begins some."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from binidx.prepare.preprocess import engines
+
+    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
+
+
+def test_it_says_what_came_in_and_went_out(tmp_path: Path, capsys: Any) -> None:
+    rows = [{"text": f"the sea {number}"} for number in range(10)]
+    first = write_lines(tmp_path / "a.jsonl", [*rows, "", "{", {"text": None}])
+    second = write_lines(tmp_path / "b.jsonl", [*rows, {"text": ""}])
+    call = ["preprocess", first, second, "--to", f"{tmp_path}/en", *CALL, "--on-error", "quarantine"]
+    assert main(call) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{tmp_path}/en_text_document: 21 documents, ")
+    assert "tokens of uint16\n" in out
+    assert f"\n  {first}: 13 rows = 10 documents + 3 dropped: 1 blank line, 1 malformed, 1 null\n" in out
+    assert f"\n  {second}: 11 rows = 11 documents (1 empty)\n" in out
+    assert "\n  all: 24 rows = 21 documents (1 empty) + 3 dropped: 1 blank line, 1 malformed, 1 null\n" in out
+    assert err == ""
+    assert main([*call, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["finished"], told["parts_made"]) == (True, 0)
+    assert told["datasets"] == {"text": f"{tmp_path}/en_text_document"}
+    assert len((tmp_path / "en.quarantine.jsonl").read_text().splitlines()) == 2
+
+
+def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
+    bad = write_lines(tmp_path / "bad.jsonl", [{"text": "a"}, "{"])
+    target = ["--to", f"{tmp_path}/en"]
+    cases = {
+        "line 2, byte 14: malformed": (1, [bad, *target, *CALL]),
+        "none.jsonl: matches nothing": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
+        "needed --tokenizer": (2, [bad, *target]),
+        "has no token '<end>'": (2, [bad, *target, "--tokenizer", tokenizer_path(), "--eod", "<end>"]),
+        "needed local, ray": (2, [bad, *target, *CALL, "--engine", "spark"]),
+        "found none, needed at least one": (2, [*target, *CALL]),
+    }
+    for message, (status, arguments) in cases.items():
+        assert main(["preprocess", *arguments]) == status
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.startswith("binidx preprocess: ")
+        assert err.count("\n") == 1
+    for arguments in (["--shard", "3/3"], ["--on-error", "ignore"]):
+        with pytest.raises(SystemExit) as end:
+            main(["preprocess", bad, *target, *CALL, *arguments])
+        assert end.value.code == 2
+
+
+def test_shards_and_finish_are_calls_of_their_own(tmp_path: Path, capsys: Any) -> None:
+    inputs = corpus(tmp_path / "in")
+    call = ["preprocess", *inputs, "--to", f"{tmp_path}/en", *CALL, "--part-bytes", "5000"]
+    assert main([*call, "--shard", "0/2"]) == 0
+    assert "are not there yet" in capsys.readouterr().out
+    assert main([*call, "--finish"]) == 1
+    assert main([*call, "--shard", "1/2"]) == 0
+    assert "400 documents" in capsys.readouterr().out
+    assert main([*call, "--finish"]) == 0
+    assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def test_a_call_of_megatrons_tool_means_the_same_here(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", files=1)
+    shutil.copy(tokenizer_path(), tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOD}))
+    call = f"""preprocess --input {inputs[0]} --output-prefix {tmp_path}/en --json-keys text id --append-eod
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path} --workers 2 --partitions 2
+    --keep-sequential-samples"""
+    assert main(shlex.split(call)) == 0
+    for key in ("text", "id"):
+        assert files_of(tmp_path / f"en_{key}_document") == theirs(inputs, tmp_path / f"theirs_{key}", key)
+
+
+def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["preprocess", "--help"])
+    example = capsys.readouterr().out.rstrip().splitlines()[-1].split()
+    monkeypatch.undo()  # as a user: processes, and paths from where he stands
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    inputs = [write_lines(tmp_path / "data" / "en.jsonl", [{"text": text} for text in texts(50)])]
+    shutil.copy(tokenizer_path(), tmp_path / "data" / "tokenizer.json")
+    (tmp_path / "data" / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOD}))
+    found = subprocess.run([Path(sys.executable).parent / example[0], *example[1:]], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert files_of(tmp_path / "data" / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def test_on_a_terminal_the_bar_says_parts_documents_tokens_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs_ = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    with os.fdopen(theirs_, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with PreprocessBar() as bar:
+            bar.show(Progress(parts=4, total_bytes=4000))
+            bar.show(Progress(4, 2, 0, 4000, 2000, 0, 1234, 5_600_000, 1.0))
+    drawn = ""
+    with contextlib.suppress(OSError):  # EIO is the end of a terminal
+        while more := os.read(ours, 10_000).decode():
+            drawn += more
+    os.close(ours)
+    assert "part 2 of 4:  50%" in drawn
+    assert "1,234 documents, 5.6 M tokens" in drawn
+
+
+def test_time_left_counts_only_what_this_run_has_made() -> None:
+    assert Progress(parts=4, total_bytes=4000).seconds_left is None
+    assert Progress(4, 2, 1, 4000, 3000, 1000, seconds=2.0).bytes_per_second == 1000
+    assert Progress(4, 2, 1, 4000, 3000, 1000, seconds=2.0).seconds_left == 1
