@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from binidx.dataset.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
     from binidx.dataset.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
     from binidx.dataset.blended import BlendedDataset as BlendedDataset
+    from binidx.dataset.block_shuffled import BlockShuffledGPTDataset as BlockShuffledGPTDataset
+    from binidx.dataset.block_shuffled import BlockShuffledGPTDatasetConfig as BlockShuffledGPTDatasetConfig
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
     from binidx.dataset.chat_tokenizer import ChatTokenizer as ChatTokenizer
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
@@ -57,6 +59,8 @@ HOMES = {
     "BlendedMegatronDatasetBuilder": "dataset.builder",
     "BlendedMegatronDatasetConfig": "dataset.config",
     "ChatTokenizer": "dataset.chat_tokenizer",
+    "BlockShuffledGPTDataset": "dataset.block_shuffled",
+    "BlockShuffledGPTDatasetConfig": "dataset.block_shuffled",
     "DType": "format.idx",
     "GPTDataset": "dataset.gpt",
     "GPTDatasetConfig": "dataset.config",
