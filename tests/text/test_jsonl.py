@@ -173,6 +173,15 @@ def test_ids_are_strings_as_they_are_and_other_values_as_json(tmp_path: Path) ->
     assert found.ids == needed
 
 
+def test_a_field_may_be_longer_as_json_writes_it_than_the_file_was(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text":["a"],"id":[{",".join("1" * 1000)}]}}')
+    found = read_file(path, id_key="id")
+    assert found.ids == [json.dumps([1] * 1000)]
+    assert len(found.ids[0] or "") > path.stat().st_size
+    assert found.texts == [["a"]]
+
+
 def test_many_random_lines_are_what_json_says() -> None:
     piece = Slice("a.jsonl", "jsonl", {"size": 0}, 0, None, 0, 0, 0)
     for seed in range(8):

@@ -47,6 +47,7 @@ def test_texts_of_every_type_come_in_order_and_nulls_are_problems(tmp_path: Path
     assert found.texts == [[each] for each in TEXTS if each is not None]
     assert found.rows == [0, 2, 3, 4, 6]
     assert found.places == [0, 2, 0, 1, 0]
+    assert found.num_bytes == sum(each.num_bytes for each in plan_slices(find_inputs(str(path)), 1 << 40))
     assert [(each.kind, each.row, each.byte) for each in found.problems] == [("null", 1, 1), ("null", 5, 2)]
     assert str(found.problems[0]) == f"{path}: row 1: null: 'text' is null"
 

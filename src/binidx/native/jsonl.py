@@ -41,25 +41,25 @@ class _Column:
         self._point()
 
     def _point(self) -> None:
+        self._view = self.bytes.data
         self.struct.bytes = items(self.bytes, np.uint8, write=True)
         self.struct.bounds = items(self.bounds, np.int64, write=True)
         self.struct.most_bytes, self.struct.most_texts = len(self.bytes), len(self.bounds) - 1
 
     def add(self, texts: Sequence[bytes]) -> None:
-        struct = self.struct
-        data = b"".join(texts)
-        start, first = struct.num_bytes, struct.num_texts
+        struct, data = self.struct, b"".join(texts)
+        stop, number = struct.num_bytes + len(data), struct.num_texts
         # A field may be longer as we write it than it was; C hands back every line that it has no room for.
-        if start + len(data) > len(self.bytes):
-            self.bytes = np.resize(self.bytes, start + 2 * len(data))
-        if first + len(texts) >= len(self.bounds):
-            self.bounds = np.resize(self.bounds, first + 2 * len(texts) + 1)
-        self._point()
-        self.bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
-        self.bounds[first + 1 : first + 1 + len(texts)] = start + np.cumsum(
-            [len(each) for each in texts], dtype=np.int64
-        )
-        struct.num_bytes, struct.num_texts = start + len(data), first + len(texts)
+        if stop > len(self.bytes) or number + len(texts) >= len(self.bounds):
+            self.bytes = np.resize(self.bytes, stop + len(data))
+            self.bounds = np.resize(self.bounds, len(self.bounds) + 2 * len(texts))
+            self._point()
+        self._view[struct.num_bytes : stop] = data
+        for each in texts:
+            struct.num_bytes += len(each)
+            number += 1
+            self.bounds[number] = struct.num_bytes
+        struct.num_texts = number
 
     def result(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         return self.bytes[: self.struct.num_bytes], self.bounds[: self.struct.num_texts + 1].copy()

@@ -44,9 +44,8 @@ def parquet_blocks(reader: RangeReader) -> tuple[Block, ...]:
     blocks, first = [], 0
     for number in range(groups.num_row_groups):
         group = groups.row_group(number)
-        ranges = [_range_of(group.column(c)) for c in range(group.num_columns)]
-        size = sum(stop - start for start, stop in ranges)
-        blocks.append(Block(min((start for start, _ in ranges), default=0), size, first, group.num_rows))
+        start = min((_range_of(column)[0] for column in _columns(group)), default=0)
+        blocks.append(Block(start, _stored_bytes(group), first, group.num_rows))
         first += group.num_rows
     return tuple(blocks)
 
@@ -68,10 +67,13 @@ def read_parquet(
         _check_columns(piece.uri, file.schema_arrow, keys, fields)
         row = 0
         for number in groups:
+            group = about.row_group(number)
             row_in_group = 0
             for table in _tables(piece.uri, file, number, [*keys, *fields], batch_bytes):
-                yield _batches(piece, table, keys, fields, row, row_in_group)
+                batches, strings = _batches(piece, table, keys, fields, row, row_in_group)
                 row, row_in_group = row + table.num_rows, row_in_group + table.num_rows
+                share = _share(group, row_in_group - table.num_rows, row_in_group)
+                yield [each.with_counts(num_bytes=share) for each in batches], strings
     check_read(piece)
 
 
@@ -129,10 +131,20 @@ def _opened(uri: str, source: Any, metadata: Any = None) -> Any:
         raise FormatError(f"{uri}: no parquet file, or damaged ({error})") from error
 
 
-def _columns(group: Any, names: Sequence[str]) -> list[Any]:
-    """The stored columns of these names: of a list the one of its items."""
+def _columns(group: Any, names: Sequence[str] | None = None) -> list[Any]:
+    """The stored columns of these names, or all: of a list the one of its items."""
     found = [group.column(c) for c in range(group.num_columns)]
-    return [column for column in found if column.path_in_schema.partition(".")[0] in names]
+    return [each for each in found if names is None or each.path_in_schema.partition(".")[0] in names]
+
+
+def _stored_bytes(group: Any) -> int:
+    return sum(column.total_compressed_size for column in _columns(group))
+
+
+def _share(group: Any, first: int, last: int) -> int:
+    """Of its stored bytes those of some rows, as if all were alike; those of all rows add up to all."""
+    size = _stored_bytes(group)
+    return int(size * last // group.num_rows - size * first // group.num_rows)
 
 
 def _range_of(column: Any) -> tuple[int, int]:
