@@ -28,7 +28,7 @@ class Filters:
 
     min_characters: int = 0
     max_characters: int | None = None
-    keep: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    keep: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         most = self.max_characters
