@@ -199,7 +199,7 @@ def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> Non
         def __init__(self, num_bytes: int) -> None:
             self.num_bytes = num_bytes
 
-    sizes = [3, 3, 3, 10, 1, 0, 9, 10, 0]
+    sizes = [5, 5, 5, 1, 10, 5, 10, 6, 0, 16]
     groups = packed([Sized(size) for size in sizes], 10)  # type: ignore[misc]
-    assert [[each.num_bytes for each in group] for group in groups] == [[3, 3, 3], [10], [1, 0, 9], [10, 0]]
-    assert [part_bytes_of(total) >> 20 for total in (0, 1 << 30, 1 << 36, 1 << 41)] == [16, 16, 64, 512]
+    assert [[each.num_bytes for each in group] for group in groups] == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
+    assert [part_bytes_of(total) >> 20 for total in (0, 1 << 30, 1 << 36, 1 << 41)] == [32, 32, 128, 512]

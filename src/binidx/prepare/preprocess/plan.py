@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from binidx.prepare.preprocess.job import Job, digest_of
 from binidx.text.slices import Input, Slice, plan_slices
 
-LEAST_BYTES, MOST_BYTES, MANY = 16 << 20, 512 << 20, 1024
-"""Of text in a part: a thousand parts where that keeps them between these. The least gives tokens beyond the 5 MiB that
-S3 needs to copy a part itself; the most is some seconds of a fast engine, and minutes of a slow one, to be lost."""
+LEAST_BYTES, MOST_BYTES, MANY = 32 << 20, 512 << 20, 512
+"""Of text in a part: 512 parts where that keeps them between these. The least gives tokens beyond the 5 MiB that S3
+needs to copy a part itself, and work beyond the ten requests of a part; the most is some seconds of a fast engine, and
+minutes of a slow one, to be lost."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ def part_bytes_of(total_bytes: int) -> int:
 
 
 def packed(slices: Sequence[Slice], part_bytes: int) -> list[list[Slice]]:
-    """Runs of neighbours that have `part_bytes` at most together, or are one."""
+    """Runs of neighbours of about `part_bytes`: half as much again at most, as the last slice of a file may be tiny."""
     groups: list[list[Slice]] = []
     held = 0
     for each in slices:
-        if not groups or held + each.num_bytes > part_bytes:
+        if not groups or held + each.num_bytes > part_bytes * 3 // 2:
             groups.append([])
             held = 0
         groups[-1].append(each)
