@@ -12,6 +12,7 @@ from binidx.text.inputs import find_inputs, format_of
 from binidx.text.slices import FORMATS
 
 NAMES = [
+    "sub-b/g.jsonl",
     "b.jsonl",
     "a.jsonl",
     "sub/c.jsonl",
@@ -50,10 +51,10 @@ def test_names_stay_in_their_order_and_globs_are_sorted(shelf: Shelf) -> None:
 
 
 def test_a_folder_is_all_below_it_whose_name_tells_a_format(shelf: Shelf) -> None:
-    assert names(shelf, "") == ["a.jsonl", "b.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]
+    assert names(shelf, "") == ["a.jsonl", "b.jsonl", "sub-b/g.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]
     assert names(shelf, "sub/") == ["sub/c.jsonl", "sub/deep/d.jsonl"]
     assert names(shelf, "sub") == ["sub/c.jsonl", "sub/deep/d.jsonl"]
-    everything = ["a.jsonl", "b.jsonl", "notes.txt", "sub/c.jsonl", "sub/deep/d.jsonl"]
+    everything = ["a.jsonl", "b.jsonl", "notes.txt", "sub-b/g.jsonl", "sub/c.jsonl", "sub/deep/d.jsonl"]
     assert names(shelf, "", format="jsonl") == everything
 
 

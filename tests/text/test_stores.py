@@ -127,3 +127,17 @@ def test_inputs_are_found_by_one_question_each_and_many_at_once(request: pytest.
         moved = far.proxy.counts() - before
     assert moved.requests == 20
     assert moved.most_at_once >= 8
+
+
+@pytest.mark.parametrize("suffix", STORED)
+def test_a_store_that_fails_now_and_then_gives_the_same_documents(
+    request: pytest.FixtureRequest, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "REQUEST_BYTES", 20_000)
+    monkeypatch.setattr(columns, "BLOCK_BYTES", 20_000)
+    with distant_store("s3 fast", request, tmp_path, delay_ms=1) as far:
+        uri, options = far.put(f"a.{suffix}", STORED[suffix]), far.options(hedge=False)
+        plan = plan_slices(find_inputs(uri, storage_options=options), 50_000)
+        far.proxy.become(each=["503", "reset"])
+        found = read_all(plan, storage_options=options)
+    assert found.texts == [[text] for text in TEXTS]

@@ -48,7 +48,7 @@ def read_slice(
         A batch for each key, in their order.
 
     Raises:
-        ConfigError: no keys, or a field that is one of them.
+        ConfigError: no keys, a field that is one of them, or no bytes for a batch or a line.
         ObjectChangedError: the object is not the one that was planned.
         FormatError: it cannot be decompressed, or is no parquet file with these columns.
         StorageError: it cannot be read.
@@ -56,6 +56,8 @@ def read_slice(
     wanted = filters or Filters()
     fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *wanted.fields]))
     _check_names(keys, fields)
+    if min(batch_bytes, max_line_bytes) < 1:
+        raise ConfigError(f"batch_bytes, max_line_bytes: found {batch_bytes}, {max_line_bytes}, needed 1 or more")
     if piece.format == PARQUET:
         from binidx.text.parquet import read_parquet
 
