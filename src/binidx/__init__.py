@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from binidx.dataset.sft import SFTDataset as SFTDataset
     from binidx.dataset.sft import SFTDatasetConfig as SFTDatasetConfig
     from binidx.dataset.split import Split as Split
+    from binidx.dataset.staged import Stage as Stage
+    from binidx.dataset.staged import StagedBlendedDataset as StagedBlendedDataset
     from binidx.dataset.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
     from binidx.dataset.t5 import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
     from binidx.dataset.varlen import VarlenDataset as VarlenDataset
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
     from binidx.format.packed import PackedDatasetBuilder as PackedDatasetBuilder
     from binidx.format.packed import PackedFiles as PackedFiles
+    from binidx.loader.full_validation import MegatronFullValidationSampler as MegatronFullValidationSampler
     from binidx.loader.run import Run as Run
-    from binidx.loader.samplers import MegatronFullValidationSampler as MegatronFullValidationSampler
     from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
     from binidx.loader.seeded import RandomSeedDataset as RandomSeedDataset
@@ -71,7 +73,7 @@ HOMES = {
     "MaskedWordPieceDataset": "dataset.masked",
     "MaskedWordPieceDatasetConfig": "dataset.masked",
     "MegatronDataset": "dataset.megatron_dataset",
-    "MegatronFullValidationSampler": "loader.samplers",
+    "MegatronFullValidationSampler": "loader.full_validation",
     "MegatronPretrainingRandomSampler": "loader.samplers",
     "MegatronPretrainingSampler": "loader.samplers",
     "MockGPTDataset": "dataset.mock",
@@ -90,6 +92,8 @@ HOMES = {
     "T5MaskedWordPieceDatasetConfig": "dataset.t5",
     "VarlenDataset": "dataset.varlen",
     "VarlenGPTDataset": "dataset.varlen_gpt",
+    "Stage": "dataset.staged",
+    "StagedBlendedDataset": "dataset.staged",
     "build_pretraining_data_loader": "loader.torch",
     "open_object": "storage.backends",
     "report": "storage.report",
