@@ -6,8 +6,6 @@
     epoch int16                             how often it was gone through before
     docs list<struct<doc int64, start int32, len int32, dst int32>>
     input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> where a token is below 0
-
-The only file that imports pyarrow.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from binidx.errors import ObjectChangedError
 from binidx.storage.backends import open_stored
-from binidx.storage.filesystem import local_path
+from binidx.storage.filesystem import local_path, same_identity
 from binidx.storage.ranges import RangeReader, cut
 from binidx.storage.resumable import in_flight
 from binidx.text.slices import Slice
@@ -42,7 +42,7 @@ def stored_pieces(piece: Slice, options: Options = None) -> Generator[bytes | me
 
 def check_same(piece: Slice, now: Mapping[str, Any]) -> None:
     """ObjectChangedError unless it is what was planned."""
-    if dict(piece.identity) != dict(now):
+    if not same_identity(piece.identity, now):
         was, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (piece.identity, now))
         raise ObjectChangedError(f"{piece.uri}: changed since it was planned ({was}, now {found}); plan it again")
 
