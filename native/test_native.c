@@ -336,6 +336,7 @@ static void test_masked_samples_by_hand(void) {
     CHECK(binidx_usable_documents(&m, usable, counts) == 3 && counts[0] == 1 && counts[1] == 2 && counts[2] == 0);
     CHECK(usable[0] == 25 && usable[1] == 601 && usable[2] == 0 && usable[3] == 10);
     CHECK(binidx_count_masked(&m, usable, rng, 9, 6, &epochs) == 10 && epochs == 2);
+    CHECK(binidx_count_masked(&m, usable, rng, 9, 10, &epochs) == 10 && epochs == 2);
     CHECK(binidx_count_masked(&m, usable, rng, 1, 6, &epochs) == 5 && epochs == 1);
     CHECK(binidx_count_masked(&m, usable, rng, 1, 0, &epochs) == 0 && epochs == 0);
     uint32_t *rows = heap(NULL, 120), needed[] = {0, 3, 9, 3, 6, 9, 6, 8, 9, 8, 9, 9, 9, 10, 9};

@@ -123,6 +123,7 @@ def test_without_a_number_of_samples_there_is_one_epoch() -> None:
 
 def test_epochs_are_whole() -> None:
     assert planned(7, [5] * 12, [0, 6, 12]).num_samples == 12
+    assert planned(6, [5] * 12, [0, 6, 12]).num_samples == 6
     assert planned(0, [5] * 12, [0, 6, 12]).num_samples == 0
 
 
