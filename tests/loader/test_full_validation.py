@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 import binidx
 from binidx.errors import ConfigError
-from binidx.loader.samplers import MegatronFullValidationSampler
+from binidx.loader.full_validation import MegatronFullValidationSampler
 from binidx.loader.torch import build_pretraining_data_loader
 
 

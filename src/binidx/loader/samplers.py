@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
 from functools import lru_cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.split import Split
 from binidx.errors import ConfigError
 from binidx.native import torch_randperm
 
@@ -95,30 +94,6 @@ class MegatronPretrainingSampler:
             raise IndexError(f"step {step}: {self.total_samples} samples fill {steps} of {block}")
         first = step % steps * block + self.data_parallel_rank * self.micro_batch_size
         return list(range(first, first + self.micro_batch_size))
-
-
-class MegatronFullValidationSampler(MegatronPretrainingSampler):
-    """Every sample once, from the first on, one at a time: rank r takes r, r + P, ...
-
-    `len()` is the number of batches of this rank. A rank may have one less than another: a trainer that counts steps
-    takes the most of any rank, and lets the others begin again.
-
-    Source: Megatron-LM, `MegatronFullValidationSampler`.
-    """
-
-    def __init__(self, total_samples: int, data_parallel_rank: int, data_parallel_size: int) -> None:
-        super().__init__(total_samples, 0, 1, data_parallel_rank, data_parallel_size, drop_last=False)
-
-    def __len__(self) -> int:
-        return len(range(self.data_parallel_rank, self.total_samples, self.data_parallel_size))
-
-    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
-        return filter(None, super().draw(consumed_samples))
-
-    def batch(self, step: int) -> list[int]:
-        if not -len(self) <= step < len(self):
-            raise IndexError(f"step {step}: rank {self.data_parallel_rank} has {len(self)}")
-        return [self.data_parallel_rank + step % len(self) * self.data_parallel_size]
 
 
 class MegatronPretrainingRandomSampler:
@@ -277,15 +252,10 @@ def build_sampler(
 ) -> PretrainingSampler:
     """The sampler of a type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
 
-    For a valid split whose config asks for `full_validation` it is of neither: all samples, one at a time, and from
-    the first on, as in Megatron-LM.
-
     Raises:
         ConfigError: no such type, and whatever the sampler refuses.
     """
     topology = (micro_batch_size, data_parallel_rank, data_parallel_size)
-    if is_validated_in_full(dataset):
-        return MegatronFullValidationSampler(len(dataset), data_parallel_rank, data_parallel_size)
     if dataloader_type == "single":
         return MegatronPretrainingSampler(len(dataset), consumed_samples, *topology)
     if dataloader_type == "cyclic":
@@ -293,9 +263,3 @@ def build_sampler(
             dataset, len(dataset), consumed_samples, *topology, data_sharding, surplus_batches
         )
     raise ConfigError(f"dataloader_type: found {dataloader_type!r}, needs 'single' or 'cyclic'")
-
-
-def is_validated_in_full(dataset: Any) -> bool:
-    """Whether it is a valid split, or a blend of some, whose config has `full_validation`."""
-    split = getattr(dataset, "split", getattr(dataset, "index_split", None))
-    return split is Split.valid and bool(dataset.config.full_validation)

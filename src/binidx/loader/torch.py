@@ -12,6 +12,7 @@ from binidx.dataset.torch_bridge import Samples, world_size
 from binidx.errors import ConfigError
 from binidx.loader import uneven
 from binidx.loader.batches import Batches, Ledger, Tally
+from binidx.loader.full_validation import MegatronFullValidationSampler, is_validated_in_full
 from binidx.loader.look_ahead import LookAhead, is_ours, is_remote, reader_of
 from binidx.loader.samplers import DataloaderType, PretrainingSampler, build_sampler
 from binidx.loader.state import Place, State, consumed_of, state_of
@@ -32,6 +33,9 @@ def build_pretraining_data_loader(
     **dataloader_options: Any,
 ) -> PretrainingLoader | None:
     """Micro-batches of this rank, from `consumed_samples` on.
+
+    Of a valid split whose config has `full_validation`: all its samples, one at a time, from the first on, as in
+    Megatron-LM.
 
     Args:
         dataset: what `BlendedMegatronDatasetBuilder` built; None gives None.
@@ -60,7 +64,11 @@ def build_pretraining_data_loader(
         raise ConfigError(f"dataset: found a list of {len(dataset)} validation sets, needs one; make a loader for each")
     rank, size = _topology(data_parallel_rank, data_parallel_size)
     topology = micro_batch_size, rank, size
-    sampler = build_sampler(dataloader_type, dataset, consumed_samples, *topology, data_sharding, surplus_batches)
+    sampler: PretrainingSampler = (
+        MegatronFullValidationSampler(len(dataset), rank, size)
+        if is_validated_in_full(dataset)
+        else build_sampler(dataloader_type, dataset, consumed_samples, *topology, data_sharding, surplus_batches)
+    )
     defaults = {"collate_fn": collate, "pin_memory": torch.cuda.is_available(), "persistent_workers": num_workers > 0}
     options = {"num_workers": num_workers, **defaults, **dataloader_options}
     return PretrainingLoader(dataset, batch_sampler=sampler, look_ahead=look_ahead, **options)
