@@ -1,7 +1,8 @@
 """Tokens and epochs of each source: what there is, what the run takes, what was read up to a step.
 
 A sample counts S tokens, those that are fed. `epochs` is tokens read over tokens there are. --repeats counts for every
-document how often its first token was fed, which costs a microsecond a sample.
+document how often its first token was fed, which costs a microsecond a sample. For a run in stages the seams are printed
+below: where each source goes on, and that none of its samples was skipped or repeated.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -19,6 +20,7 @@ from dataclasses import asdict
 if __name__ == "__main__":  # python tools/account.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.dataset.staged import StagedBlendedDataset
 from binidx.errors import ConfigError, MissingDriverError
 from binidx.order.accounts import SourceAccount, account
 from binidx.storage.publish import create_object
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.picture:
             draw(accounts, arguments.picture, stop)
         print(json.dumps([asdict(each) for each in accounts]) if arguments.json else table(accounts))
+        if isinstance(order.dataset, StagedBlendedDataset) and not arguments.json:
+            print(order.dataset.proof)
         return 0
 
     return run("account", body)

@@ -16,6 +16,7 @@ from cases import TOKENIZER, assert_same_sample, write_with_megatron
 import binidx
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.loader.run import SavedTokenizer, format_run, parse_run
+from binidx.order.run_order import RunOrder
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +162,35 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         binidx.Run.load(str(path))
     with pytest.raises(ObjectNotFoundError):
         binidx.Run.load(str(tmp_path / "none.json"))
+
+
+def test_a_staged_run_is_saved_read_and_traced(prefixes: list[str]) -> None:
+    stages = [binidx.Stage((prefixes, [0.5, 0.5]), 20, 30), binidx.Stage((prefixes[:1], [1.0]), 10)]
+    run = make(prefixes, sizes=[0, 4, 0], stages=stages, data_parallel_size=2)
+    run.save("memory://runs/staged.json")
+    loaded = binidx.Run.load("memory://runs/staged.json")
+    assert format_run(loaded) == format_run(run)
+    train, valid, _ = loaded.build()
+    assert isinstance(train, binidx.StagedBlendedDataset)
+    assert len(train) == 30
+    assert isinstance(valid, binidx.BlendedDataset)
+    assert [*loaded.samples_of_steps(range(2))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    order = RunOrder.of(loaded)
+    readings, contents = order.trace(range(6, 7))
+    assert readings.sample.tolist() == [24, 25, 26, 27]
+    assert {order.prefixes[source] for source in contents.source} == {prefixes[0]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({"sizes": [5, 4, 0]}, "stages have sizes of their own; needs 0"),
+        ({"stages": [5]}, "stage: found int"),
+        ({"stages": 7}, "stages: found 7"),
+    ],
+)
+def test_impossible_stages_of_a_file_are_refused(prefixes: list[str], changes: dict[str, Any], needed: str) -> None:
+    run = make(prefixes, sizes=[0, 4, 0], stages=[binidx.Stage((prefixes, [0.5, 0.5]), 20)])
+    text = json.dumps({**json.loads(format_run(run)), **changes})
+    with pytest.raises(ConfigError, match=needed):
+        parse_run(text.encode())

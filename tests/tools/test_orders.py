@@ -89,6 +89,21 @@ def test_where_is_the_way_back(run_file: Path, capsys: pytest.CaptureFixture[str
     assert early == [row for row in found if row["step"] < 5]
 
 
+def test_account_of_a_staged_run_proves_its_seams(
+    run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = binidx.Run.load(str(run_file))
+    en, code = run.config.blend[0]
+    stages = [binidx.Stage(([en], [1.0]), 40), binidx.Stage(([en, code], [1.0, 1.0]), 40)]
+    binidx.Run(run.config, [0, 0, 0], 2, 2, global_batch_size=8, stages=stages).save(f"{tmp_path}/staged.json")
+    assert main(["account", f"{tmp_path}/staged.json"]) == 0
+    out = capsys.readouterr().out
+    assert "stage 1: samples 40 to 80" in out
+    assert f"50.0%  {en}  from its sample 40 of" in out
+    assert f"50.0%  {code}  from its sample 0 of" in out
+    assert "checked: each of 80 samples is the next one of its source" in out
+
+
 def test_account_adds_up(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = [
         "account",

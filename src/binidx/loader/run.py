@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from binidx.dataset.builder import BlendedMegatronDatasetBuilder, TopLevelDatase
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import MegatronDataset
+from binidx.dataset.staged import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError
 from binidx.loader.readings import ReadingOrder
 from binidx.loader.samplers import DataloaderType
@@ -68,6 +69,7 @@ class Run:
         consumed_samples: samples served before, over all ranks.
         global_batch_size: samples of a step; by default one micro-batch of each rank.
         rampup_batch_size, decrease_batch_size_if_needed: how the step grows, as in `BatchSchedule`.
+        stages: train on these instead of the config's blend: a `StagedBlendedDataset`. The size of train is then 0.
 
     Raises:
         ConfigError: a value that cannot be, or a config that is not GPT's own.
@@ -83,6 +85,7 @@ class Run:
     global_batch_size: int | None = None
     rampup_batch_size: Rampup | None = None
     decrease_batch_size_if_needed: bool = False
+    stages: Sequence[Stage] | None = None
 
     def __post_init__(self) -> None:
         if type(self.config) is not GPTDatasetConfig:
@@ -95,6 +98,8 @@ class Run:
             value, least = getattr(self, name), 0 if name == "consumed_samples" else 1
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
+        if self.stages is not None and self.sizes[0] != 0:
+            raise ConfigError(f"sizes: found {self.sizes[0]} for train, stages have sizes of their own; needs 0")
         self._builder()  # checks the sizes
         self.schedule  # noqa: B018 - checks the steps
 
@@ -163,7 +168,10 @@ class Run:
 
     @cached_property
     def _built(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
-        return self._builder().build()
+        built = self._builder().build()
+        return (
+            built if self.stages is None else [StagedBlendedDataset(GPTDataset, self.stages, self.config), *built[1:]]
+        )
 
     def _builder(self) -> BlendedMegatronDatasetBuilder:
         return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)
@@ -180,6 +188,8 @@ def format_run(run: Run) -> bytes:
         name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
     }
     described = {each.name: getattr(run, each.name) for each in fields(run)} | {"config": config}
+    if run.stages is not None:
+        described["stages"] = [asdict(stage) for stage in run.stages]
     return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
 
 
@@ -202,7 +212,17 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     built = GPTDatasetConfig(
         **{**config, "tokenizer": tokenizer, "storage_options": storage_options, **_blends(config)}
     )
-    return Run(**{**found, "config": built})
+    return Run(**{**found, "config": built, "stages": _stages(found.get("stages"))})
+
+
+def _stages(found: Any) -> list[Stage] | None:
+    if found is None:
+        return None
+    if not isinstance(found, list):
+        raise ConfigError(f"stages: found {found!r}, needs a list of objects")
+    for each in found:
+        _check_fields("stage", each, Stage)
+    return [Stage(**{**each, "blend": _pair("blend", each["blend"])}) for each in found]
 
 
 def _blends(config: Mapping[str, Any]) -> dict[str, Any]:
