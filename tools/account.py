@@ -1,8 +1,8 @@
 """Tokens and epochs of each source: what there is, what the run takes, what was read up to a step.
 
 A sample counts S tokens, those that are fed. `epochs` is tokens read over tokens there are. --repeats counts for every
-document how often its first token was fed, which costs a microsecond a sample. For a run in stages the seams are printed
-below: where each source goes on, and that none of its samples was skipped or repeated.
+document how often its first token was fed, which costs a microsecond a sample. For a run in stages its seams follow:
+where each source goes on, and that none of its samples was skipped or repeated.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
