@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from binidx import __version__
 from binidx.errors import FormatError, StorageError
 from binidx.index.building import Arrays, Build, Building
 from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
 from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
 from binidx.index.litter import sweep_litter
-from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, mismatches
+from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, library_version, mismatches
 from binidx.index.reuse import copy_twin, remember
 from binidx.index.turn import load_else_build
 
@@ -129,7 +128,7 @@ class IndexCache:
         self.files.write(DESCRIPTION, description.encode())
         self.files.publish_manifest(
             Manifest(
-                library=__version__,
+                library=library_version(),
                 fingerprint=fingerprint,
                 content=self.origin.content(),
                 data=self.origin.data(),

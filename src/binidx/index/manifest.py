@@ -14,9 +14,11 @@ there for people: no array depends on its tokens.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
 import xxhash
@@ -74,6 +76,15 @@ class Origin:
 
 NO_DATA = Origin()
 """Of what is computed from its description alone, as a blend is."""
+
+
+@functools.cache
+def library_version() -> str:
+    """Of this library, as it was installed; empty where it runs from its source alone."""
+    try:
+        return metadata.version("binidx")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def format_manifest(manifest: Manifest) -> bytes:
