@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from chats import Speaker, conversation, packed_as_megatron, random_rows, write_rows
 from conftest import Bucket
 from hypothesis import given, settings
@@ -69,6 +70,21 @@ def test_shuffled_epochs_serve_each_row_once_in_orders_of_their_own(tmp_path: Pa
     epochs = [order[at : at + 30] for at in (0, 30, 60)]
     assert all(sorted(epoch) == [*range(30)] != epoch for epoch in epochs)
     assert epochs[0] != epochs[1]
+
+
+def test_a_loader_goes_on_with_a_file_that_was_moved_and_not_in_another_order(tmp_path: Path) -> None:
+    def loader_of(name: str, seed: int = 0, **changes: Any) -> Any:
+        config = config_of(write_rows(f"{tmp_path}/{name}.jsonl", random_rows(seed, 30)), split="1,0,0", **changes)
+        return build_pretraining_data_loader(build(config, (60, 0, 0))[0], 0, 4)
+
+    loader = loader_of("a")
+    served = [batch["tokens"] for batch in loader]
+    other = loader_of("moved", random_seed=9)
+    other.load_state_dict({**loader.state_dict(), "consumed_samples": 8})
+    assert torch.equal(next(iter(other))["tokens"], served[2])
+    for changes in ({"seed": 1}, {"shuffle": True}):
+        with pytest.raises(ConfigError, match="resume: state is for fingerprint"):
+            loader_of("b", **changes).load_state_dict(loader.state_dict())
 
 
 def test_batches_of_a_blend_in_a_store_are_read_ahead_and_have_bounds_of_one_length(s3: Bucket) -> None:

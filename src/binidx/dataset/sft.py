@@ -28,6 +28,7 @@ from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import Span
+from binidx.index.origin import describe_documents
 
 
 @dataclass
@@ -117,6 +118,17 @@ class SFTDataset(MegatronDataset):
 
     def __len__(self) -> int:
         return len(self.indices) if self.num_samples is None else self.num_samples
+
+    @property
+    def order_identity(self) -> dict[str, Any]:
+        """What it depends on which row a sample is, in JSON values; the same for a file that was copied or moved."""
+        shuffled = getattr(self.config, "shuffle", False)
+        return {
+            "class": type(self).__name__,
+            **self.dataset.identity,
+            "indices": describe_documents(self.indices),
+            "shuffled_by": self.config.random_seed if shuffled else None,
+        }
 
     def row_of(self, idx: int | None) -> int:
         """The row of the file that a sample is made of."""
