@@ -1,0 +1,173 @@
+"""From jsonl to .bin/.idx, a CPU-second: binidx with each of its engines against Megatron's two tools, byte-compared.
+
+    speed      CPU seconds of all processes, of a file less those of its first tenth: imports and start-up are no
+               part of it, and the text is new to the tokenizer's cache of words. Medians
+    memory     the most that one of the processes had resident, for the whole file
+    writer     tokens a CPU-second of the process that waits for all others: Megatron's parent with a tokenizer that
+               costs nothing, and our driver with the fastest. Megatron stops scaling where its workers fill that
+
+Both of Megatron's are re-enacted, see preprocessing.py. The text is what lies on the machine: modules and notes of this
+Python and its packages, cut into documents of some 3 kB, no two alike; or BINIDX_BENCH_TEXT, a folder of .txt files. A
+byte-level BPE with the 50,257 entries of GPT-2 is trained on a part of it.
+
+The goals: 50 times the pool with gigatoken on new text, 1.2 times with Hugging Face; twice the fast path, at 300 MB.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from binidx.tools.demo.tokenizer import train_bpe
+
+from tests.bench.table import Row
+
+SLOW_BYTES = 12_000_000
+FAST_BYTES = 150_000_000
+TRAINING_BYTES = 12_000_000
+DOCUMENT_CHARACTERS = 3000
+VOCAB_SIZE = 50_257
+ROUNDS = 3
+TOOL, FAST_TOOL = "Megatron preprocess_data.py", "Megatron preprocess_data_fast.py"
+
+
+class Used(NamedTuple):
+    """What a run took."""
+
+    cpu: float  # seconds, of all processes
+    resident: int  # bytes, of the largest process
+    own_cpu: float  # seconds, of the first process alone
+    tokens: int
+
+
+def rows(directory: Path) -> list[Row]:
+    """Speed with two engines, memory, the writer's ceiling."""
+    tokenizer, slow, fast = prepare(directory)
+    pool, hf, tiktoken = medians(directory, tokenizer, slow, "pool", "ours-hf", "ours-tiktoken")
+    files, giga = medians(directory, tokenizer, fast, "files", "ours-gigatoken")
+    null, _ = medians(directory, tokenizer, fast, "null", "ours-gigatoken", compare=False)
+    rate = speed(slow, pool.cpu)
+    note = "the same bytes; goal {}"
+    return [
+        Row("jsonl to .bin/.idx, gigatoken", speed(fast, giga.cpu), rate, "MB/CPU-s", True, note.format("50x"), TOOL),
+        Row("the same", speed(fast, giga.cpu), speed(fast, files.cpu), "MB/CPU-s", True, note.format("2x"), FAST_TOOL),
+        Row("its memory", giga.resident / 1e6, files.resident / 1e6, "MB", False, "goal: <= 300 MB, flat", FAST_TOOL),
+        Row("tiktoken", speed(slow, tiktoken.cpu), rate, "MB/CPU-s", True, note.format("none"), TOOL),
+        Row("Hugging Face", speed(slow, hf.cpu), rate, "MB/CPU-s", True, note.format("1.2x"), TOOL),
+        Row(
+            "tokens through the process that all wait for", giga.tokens / max(giga.own_cpu, 0.01) / 1e6,
+            null.tokens / null.own_cpu / 1e6, "Mtok/CPU-s", True,
+            f"a worker gives it {rate_of_a_worker(pool) / 1e6:.2f}: full at {ceiling(null, pool):.0f} workers", TOOL,
+        ),
+    ]  # fmt: skip
+
+
+def speed(source: Path, cpu: float) -> float:
+    """Megabytes of jsonl a CPU-second, of the nine tenths."""
+    return (source.stat().st_size - tenth_of(source).stat().st_size) / cpu / 1e6
+
+
+def ceiling(null: Used, pool: Used) -> float:
+    """Workers whose tokens fill the process that writes."""
+    return (null.tokens / null.own_cpu) / rate_of_a_worker(pool)
+
+
+def rate_of_a_worker(pool: Used) -> float:
+    """Tokens a CPU-second of a process that tokenises."""
+    return pool.tokens / (pool.cpu - pool.own_cpu)
+
+
+def medians(directory: Path, tokenizer: Path, source: Path, *ways: str, compare: bool = True) -> list[Used]:
+    """What each way takes for the last nine tenths of the text, in turns; memory is of all of it."""
+    runs: list[list[Used]] = [[] for _ in ways]
+    for _ in range(ROUNDS):
+        for way, found in zip(ways, runs, strict=True):
+            first, whole = (used(directory, way, text, tokenizer) for text in (tenth_of(source), source))
+            found.append(Used(
+                whole.cpu - first.cpu, whole.resident, whole.own_cpu - first.own_cpu, whole.tokens - first.tokens
+            ))  # fmt: skip
+        for way in ways[1:] if compare else ():
+            for end in ("bin", "idx"):
+                assert filecmp.cmp(directory / f"{ways[0]}.{end}", directory / f"{way}.{end}", shallow=False)
+    return [Used(*(statistics.median(column) for column in zip(*found, strict=True))) for found in runs]
+
+
+def used(directory: Path, way: str, source: Path, tokenizer: Path) -> Used:
+    """One run."""
+    prefix = directory / way
+    for old in directory.glob(f"{way}.*"):
+        old.unlink()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.bench.preprocessing", way, source, tokenizer, prefix],
+        stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent.parent,
+    )  # fmt: skip
+    told = process.stdout.read() if process.stdout else b""
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), way)
+    own_cpu, resident, tokens = json.loads(told.splitlines()[-1])
+    return Used(usage.ru_utime + usage.ru_stime, resident, own_cpu, tokens)
+
+
+def prepare(directory: Path) -> tuple[Path, Path, Path]:
+    """A tokenizer, and jsonl files of two sizes with their first tenths beside them."""
+    texts, enough = [], FAST_BYTES + TRAINING_BYTES
+    for text in documents():
+        texts.append(text)
+        enough -= len(text)
+        if enough < 0:
+            break
+    random.Random(0).shuffle(texts)
+    tokenizer = directory / "tokenizer.json"
+    train_bpe(texts[: len(texts) * TRAINING_BYTES // (FAST_BYTES + TRAINING_BYTES)], tokenizer, vocab_size=VOCAB_SIZE)
+    return (
+        tokenizer,
+        write(directory / "slow.jsonl", texts, SLOW_BYTES),
+        write(directory / "fast.jsonl", texts, FAST_BYTES),
+    )
+
+
+def write(path: Path, texts: list[str], num_bytes: int) -> Path:
+    """So many bytes of lines, and in another file the first tenth of them."""
+    with path.open("w") as whole, tenth_of(path).open("w") as tenth:
+        for text in reversed(texts):  # those it was trained on come last, if they must
+            line = json.dumps({"text": text}) + "\n"
+            whole.write(line)
+            if whole.tell() < num_bytes // 10:
+                tenth.write(line)
+            if whole.tell() >= num_bytes:
+                break
+    return path
+
+
+def tenth_of(path: Path) -> Path:
+    return path.with_suffix(".tenth.jsonl")
+
+
+def documents() -> Iterator[str]:
+    """Texts of the machine, each once."""
+    folder, ends = os.environ.get("BINIDX_BENCH_TEXT"), {".txt"}
+    if not folder:
+        ends |= {".py", ".pyi", ".rst", ".md", ".html", ".h", ".hpp", ".js", ".json"}
+    seen = set()
+    for place in (
+        [folder] if folder else [sysconfig.get_path("stdlib"), sysconfig.get_path("platlib"), "/usr/share/doc"]
+    ):
+        for path in sorted(Path(place).rglob("*")):
+            if path.suffix not in ends or not path.is_file() or path.is_symlink():
+                continue
+            text = path.read_text(errors="ignore").encode(errors="ignore").decode()
+            for start in range(0, len(text), DOCUMENT_CHARACTERS):
+                document = text[start : start + DOCUMENT_CHARACTERS]
+                if hash(document) not in seen:
+                    seen.add(hash(document))
+                    yield document
