@@ -272,3 +272,11 @@ def test_what_a_killed_builder_left_goes_an_hour_later(tmp_path: Path) -> None:
     assert not old.exists()
     assert new.exists()
     assert all(path.exists() for path in others)
+
+
+def test_the_page_names_each_file_of_a_cache(tmp_path: Path) -> None:
+    train(write(tmp_path / "en"), tmp_path / "cache")
+    page = (Path(__file__).parent.parent.parent / "docs/index-caches.md").read_text()
+    for path in (tmp_path / "cache").iterdir():
+        ending = path.name.rpartition("-")[2]
+        assert ending in page or f"`{ending.removesuffix('.npy')}`" in page
