@@ -28,7 +28,7 @@ from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.budget import threads_here
 from binidx.index.building import Arrays, Building
 from binidx.index.cache import IndexCache
-from binidx.index.documents import WINDOW, Documents, compact
+from binidx.index.documents import Documents, kept
 from binidx.index.epochs import EpochPlan, plan_epochs
 from binidx.index.foreign import check_gpt_index
 from binidx.index.gpt import ARRAYS, build_gpt_index
@@ -65,6 +65,9 @@ class GPTDataset(MegatronDataset):
     own (when Megatron serves a padded sample first, it keeps that mask for all others).
     """
 
+    takes_a_range = True
+    """`indexed_indices` may be one: see `split_range`."""
+
     config: GPTDatasetConfig
     document_index: NDArray[np.int32]
     sample_index: NDArray[Any]
@@ -94,8 +97,8 @@ class GPTDataset(MegatronDataset):
         return np.arange(documents.start, documents.stop, dtype=np.int32) if isinstance(documents, range) else documents
 
     @indices.setter
-    def indices(self, documents: NDArray[np.int32]) -> None:
-        self._documents: Documents = compact(documents) if len(documents) > WINDOW else documents
+    def indices(self, documents: NDArray[np.int32] | range) -> None:
+        self._documents: Documents = kept(documents)
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -117,6 +120,11 @@ class GPTDataset(MegatronDataset):
 
     def __len__(self) -> int:
         return len(self.sample_index) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all epochs of the split, as samples are cut from them."""
+        return self._plan.num_tokens
 
     # Indices
 
