@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from servers.latency_proxy import latency_proxy
 
+import binidx
 from binidx.dataset.ranks import together
+from binidx.storage.publish import create_object
 
 SCRIPT = str(Path(__file__).parent.parent / "ranking.py")
 
@@ -121,3 +125,51 @@ def test_a_rank_that_never_comes_is_not_waited_for() -> None:
 def test_without_a_process_group_it_is_a_plain_block() -> None:
     with pytest.raises(ValueError, match="mine"), together():
         raise ValueError("mine")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An index of it is worth a cache: more than 2^15 sequences."""
+    prefix = str(tmp_path_factory.mktemp("pair") / "pair")
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 4, 40_000)
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16) as builder:
+        builder.add_document(rng.integers(0, 100, int(lengths.sum()), np.uint16), lengths.tolist())
+        builder.finalize(f"{prefix}.idx")
+    return prefix
+
+
+def built(pair: str, cache: str, tmp_path: Path, **how: Any) -> tuple[list[dict[str, Any]], int]:
+    """What four ranks on two nodes came to, and how many of them built."""
+    (tmp_path / "log").touch()
+    asked = {"prefix": pair, "cache": cache, "samples": 20_000, "sequence_length": 8, "log": f"{tmp_path}/log", **how}
+    script = str(Path(SCRIPT).with_name("building_ranks.py"))
+    with ranks(4, script, json.dumps(asked)) as processes:
+        found = [json.loads(process.communicate(timeout=100)[0].splitlines()[-1]) for process in processes]
+    return found, len((tmp_path / "log").read_text().splitlines())
+
+
+def test_of_the_ranks_of_two_nodes_one_builds_and_each_node_fetches_it_once(pair: str, s3: Any, tmp_path: Path) -> None:
+    with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
+        base = s3.fresh()
+        for suffix in (".bin", ".idx"):
+            with create_object(f"{base}/pair{suffix}") as out:
+                out.write(Path(f"{pair}{suffix}").read_bytes())
+        proxy.reset()
+        found, builders = built(f"{base}/pair", f"{base}/cache", tmp_path)
+        log = proxy.log()
+    assert len({str(each["digest"]) for each in found}) == 1
+    assert builders == 1
+    for name in ("document_index.npy", "sample_index.npy", "shuffle_index.npy", "binidx.json"):
+        assert sum(each.method == "PUT" and each.path.endswith(name) for each in log) == 1
+    for name in ("document_index.npy", "sample_index.npy", "shuffle_index.npy", "pair.idx"):
+        assert sum(each.method == "GET" and each.path.endswith(name) for each in log) == 2
+
+
+def test_what_the_building_rank_raises_is_raised_by_all_that_wait_for_it(pair: str, tmp_path: Path) -> None:
+    found, builders = built(pair, f"{tmp_path}/cache", tmp_path, fail="no room for an index", slow=1)
+    assert builders == 1
+    assert sorted(each["error"] for each in found) == ["PeerError"] * 3 + ["ValueError"]
+    for each in found:
+        assert "no room for an index" in each["text"]
+    assert max(each["ended"] for each in found) - min(each["ended"] for each in found) < 5
