@@ -31,6 +31,7 @@ BENCHES = (
     "masked",
     "prefixes",
     "cold_start",
+    "nodes",
     "order",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
