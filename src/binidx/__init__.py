@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from binidx.dataset.fim import GPTFIMDataset as GPTFIMDataset
     from binidx.dataset.fim import GPTFIMDatasetConfig as GPTFIMDatasetConfig
     from binidx.dataset.gpt import GPTDataset as GPTDataset
+    from binidx.dataset.length_stages import LengthStage as LengthStage
+    from binidx.dataset.length_stages import LengthStagedDataset as LengthStagedDataset
     from binidx.dataset.masked import MaskedWordPieceDataset as MaskedWordPieceDataset
     from binidx.dataset.masked import MaskedWordPieceDatasetConfig as MaskedWordPieceDatasetConfig
     from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
@@ -84,6 +86,8 @@ HOMES = {
     "PackedDatasetBuilder": "format.packed",
     "PackedFiles": "format.packed",
     "RandomSeedDataset": "loader.seeded",
+    "LengthStage": "dataset.length_stages",
+    "LengthStagedDataset": "dataset.length_stages",
     "Run": "loader.run",
     "SFTDataset": "dataset.sft",
     "SFTDatasetConfig": "dataset.sft",

@@ -8,29 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import Tokenizer
+from gpt_samples import config, tokens
 from order_runs import write_source
 
 import binidx
 from binidx import Stage, StagedBlendedDataset
 from binidx.errors import BlendError, ConfigError
 
-RESETS = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
-
 
 @pytest.fixture(scope="module")
 def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = tmp_path_factory.mktemp("staged")
     return [write_source(directory / f"s{number}", random.Random(number), number % 2 == 0) for number in range(4)]
-
-
-def config(blend: Any = (["unread"], [1.0]), **options: Any) -> binidx.GPTDatasetConfig:
-    defaults = {"random_seed": 3, "sequence_length": 8, "split": "9,1,0", "tokenizer": Tokenizer(pad=-5, eod=-6)}
-    return binidx.GPTDatasetConfig(blend=blend, **{**defaults, **RESETS, **options})
-
-
-def tokens(sample: Any) -> list[int]:
-    return [*sample["tokens"].tolist(), sample["labels"][-1].item()]
 
 
 def test_the_first_stage_is_the_run_that_was_begun(prefixes: list[str]) -> None:
