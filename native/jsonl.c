@@ -236,7 +236,7 @@ static place field(binidx_json_key *key, place at, place stop, int64_t document)
         return key->present[document] = 1, at;
     }
     place begun = at, end = *at >= 'a' ? literal(at, stop) : integer(at, stop);
-    if (!end || end - begun > 18 || memcmp(begun, "-0", 2) == 0) return NULL;
+    if (!end || end - begun > 18 || (begun[0] == '-' && begun[1] == '0')) return NULL; /* json writes 0 for -0 */
     int there = *begun != 'n';
     if (there) memcpy(key->bytes + key->num_bytes, begun, (size_t)(end - begun)), key->num_bytes += end - begun;
     key->bounds[++key->num_texts] = key->num_bytes;

@@ -379,6 +379,25 @@ static void test_lines_of_json_by_hand(void) {
     free(data);
 }
 
+/* Lines that end anywhere, where the memory does. */
+static void test_a_line_of_json_may_be_cut_off_anywhere(void) {
+    const char line[] = "{\"t\":\"a\\u00e9\\ud83d\\ude00\xc3\xa9\",\"x\":[-1.5e+3, true, -Infinity],\"i\":7}";
+    for (int64_t size = 0; size < (int64_t)sizeof line; size++) {
+        int64_t rows[1], places[1], bounds[99] = {0}, of_fields[99] = {0}, documents[2] = {0};
+        uint8_t *data = heap(line, (size_t)size), bytes[99], fields[99], present[1];
+        binidx_json_key keys[2] = {{.name = (const uint8_t *)"t", .name_bytes = 1, .bytes = bytes, .bounds = bounds,
+                                    .documents = documents, .most_bytes = 99, .most_texts = 98},
+                                   {.name = (const uint8_t *)"i", .name_bytes = 1, .bytes = fields, .bounds = of_fields,
+                                    .present = present, .most_bytes = 99, .most_texts = 98}};
+        binidx_jsonl j = {.data = data, .size = size, .keys = keys, .num_keys = 2, .rows = rows, .places = places,
+                          .most_documents = 1};
+        int whole = size == sizeof line - 1, none = size == 0;
+        CHECK(binidx_read_jsonl(&j) == (whole ? 1 : none ? 0 : BINIDX_NOT_PLAIN));
+        CHECK(whole || (keys[0].num_bytes == 0 && keys[0].num_texts == 0 && keys[1].num_texts == 0));
+        free(data);
+    }
+}
+
 int main(void) {
     test_mt19937_64_is_the_standard_one();
     test_masked_samples_by_hand();
@@ -396,6 +415,7 @@ int main(void) {
     test_ranges_of_blocks_by_hand();
     test_a_batch_by_hand();
     test_lines_of_json_by_hand();
+    test_a_line_of_json_may_be_cut_off_anywhere();
     if (failures) fprintf(stderr, "%d checks failed\n", failures);
     return failures ? 1 : 0;
 }
