@@ -102,6 +102,23 @@ def test_given_the_same_draws_a_sample_is_megatrons(
     assert moved.tolist() == model(tokens, draws_of(7, number), rate, spm, split, fragment, no_prefix)
 
 
+def test_as_many_segments_are_cut_as_the_rates_say_and_anywhere() -> None:
+    letters, ids = Letters(), {name: IDS[text] for name, text in EXTRA.items()}
+    cut = Rearrangement(
+        **ids, rate=0.3, spm_rate=0.6, split=None, fragment_rate=0.0, no_prefix=None,
+        decode=letters.ids_to_text, encode=letters.text_to_ids,
+    )  # fmt: skip
+    count, text = 3000, np.arange(1, 21)
+    moved = [cut(np.append(text, np.zeros(10, np.int64)), draws_of(1, number)).tolist() for number in range(count)]
+    begun = [each for each in moved if each[0] == IDS["<pre>"]]
+    share, spm = len(begun) / count, np.mean([each[1] == IDS["<suf>"] for each in begun])
+    assert abs(share - 0.3) < 4 * (0.3 * 0.7 / count) ** 0.5
+    # PSM of an empty prefix looks like SPM: one cut in 41 of 41 * 41 pairs of places, and a little more.
+    assert abs(spm - 0.6) < 0.05 + 4 * (0.6 * 0.4 / len(begun)) ** 0.5
+    middles = [each.index(IDS["<mid>"]) for each in begun]
+    assert len(set(middles)) > 15
+
+
 def write(prefix: str) -> str:
     rng = np.random.default_rng(0)
     with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16) as builder:

@@ -18,6 +18,7 @@ from binidx.dataset import json_lines
 from binidx.dataset.json_lines import JsonLines, find_lines
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.storage.publish import create_object
+from binidx.storage.segment_writer import SegmentWriter
 
 
 @given(
@@ -91,3 +92,15 @@ def test_an_empty_file_has_no_rows(tmp_path: Path) -> None:
     with create_object(f"{tmp_path}/a.jsonl") as out:
         out.write(b"")
     assert len(JsonLines(f"{tmp_path}/a.jsonl")) == 0
+
+
+def test_rows_of_a_file_in_zstd_frames_are_read_as_those_of_a_plain_one(tmp_path: Path) -> None:
+    rows = [{"number": number, "text": "x" * number} for number in range(300)]
+    plain = Path(write_rows(f"{tmp_path}/a.jsonl", rows))
+    with open(tmp_path / "a.jsonl.zst", "wb") as out, SegmentWriter(out, None, segment_bytes=1000) as writer:
+        writer.write(plain.read_bytes())
+    lines = JsonLines(f"{tmp_path}/a.jsonl.zst")
+    assert [lines[row] for row in (0, 150, 299)] == [rows[row] for row in (0, 150, 299)]
+    (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    with pytest.raises(FormatError, match=r"a.jsonl.gz: gzip has no places to begin at; unpack it"):
+        JsonLines(f"{tmp_path}/a.jsonl.gz")

@@ -80,6 +80,8 @@ def test_a_run_that_forgot_its_data_is_told_so() -> None:
     builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [1, 1, 1], lambda: True, config)
     with pytest.raises(ConfigError, match=r"blend: found none, .* for made-up tokens build MockGPTDataset"):
         builder.build()
+    with pytest.raises(ConfigError, match="blend: found none, a run needs"):
+        binidx.Run(config, [1, 1, 1], micro_batch_size=1)
 
 
 def test_made_up_tokens_do_not_stand_in_for_a_blend(tmp_path: Path) -> None:

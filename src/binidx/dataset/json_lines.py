@@ -53,7 +53,7 @@ class JsonLines(IndexedDataset):
 
     Raises:
         ObjectNotFoundError: there is no such file.
-        FormatError: a line of 2 GiB or more.
+        FormatError: a line of 2 GiB or more; or no way to read it in parts: gzip, or zstd without a seek table.
         ObjectChangedError: it was replaced while it was opened, or between pickling and unpickling.
     """
 
@@ -68,7 +68,7 @@ class JsonLines(IndexedDataset):
         self.path_prefix, self.multimodal = uri, False
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
         self.identity_when_opened = object_identity(uri, storage_options)
-        self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options)
+        self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=codec_by_name(uri))
         starts, lengths = self._lines()
         documents = np.arange(len(starts) + 1, dtype=np.int64)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
@@ -136,6 +136,13 @@ class JsonLines(IndexedDataset):
             return find_lines(stream(self.bin_reader))
         except FormatError as error:
             raise FormatError(f"{self.path_prefix}: {error}") from None
+
+
+def codec_by_name(uri: str) -> str:
+    """How a file of rows is compressed; FormatError where it cannot be read in parts."""
+    if uri.endswith(".gz"):
+        raise FormatError(f"{uri}: gzip has no places to begin at; unpack it, or pack it by zstd in frames (t2sz)")
+    return "zstd" if uri.endswith(".zst") else "raw"
 
 
 def find_lines(blocks: Iterable[memoryview]) -> Lines:

@@ -188,7 +188,7 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
 
     Source: Megatron Core, with its two warnings.
     """
-    pad = _token(tokenizer, "pad")
+    pad = token_of(tokenizer, "pad")
     if pad is None or pad not in _special_tokens(tokenizer):
         return NO_PAD if pad is None else pad
     if allow_ambiguous:
@@ -202,7 +202,8 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
     return NO_PAD
 
 
-def _token(tokenizer: Any, name: str) -> int | None:
+def token_of(tokenizer: Any, name: str) -> int | None:
+    """The id of "pad", "eod" and the like; None of a tokenizer that has none, or raises at the question."""
     try:
         token: int | None = getattr(tokenizer, name)
     except Exception:  # tokenizers without this token raise what they like
@@ -215,4 +216,4 @@ def _special_tokens(tokenizer: Any) -> list[Any]:
         tokens = [token for name, token in tokenizer.special_tokens_dict.items() if name != "pad_token"]
     except (AttributeError, IndexError, ValueError):
         tokens = []
-    return tokens or [_token(tokenizer, "eos"), _token(tokenizer, "eod")]
+    return tokens or [token_of(tokenizer, "eos"), token_of(tokenizer, "eod")]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from binidx.dataset.chat import Conversation, conversation_of, conversations_in
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.json_lines import JsonLines
-from binidx.dataset.megatron_dataset import MegatronDataset, required
+from binidx.dataset.megatron_dataset import MegatronDataset, required, token_of
 from binidx.dataset.packing import IGNORE, Ids, Tokenized, pack
 from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample, as_tensor
@@ -166,7 +166,7 @@ class SFTDataset(MegatronDataset):
     @property
     def pad(self) -> int:
         """What rows are filled with: the EOD, of a tokenizer without a pad."""
-        pad = getattr(self.config.tokenizer, "pad", None)
+        pad = token_of(self.config.tokenizer, "pad")
         return int(self.config.tokenizer.eod if pad is None or pad < 0 else pad)
 
     def tokenized(self, conversation: Conversation | str) -> Tokenized:
