@@ -14,7 +14,8 @@ from tokenizing import EOT, KINDS, save, train_sentencepiece
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.storage.publish import create_object
-from binidx.tokenize.describe import cached_encoding, describe_tokenizer
+from binidx.tokenize.caches import cached_encoding
+from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.patterns import CL100K, ENCODINGS
 from binidx.tokenize.spec import TokenizerSpec, read_content
 
@@ -87,6 +88,20 @@ def test_an_encoding_of_tiktoken_is_read_where_tiktoken_keeps_it_and_never_fetch
     assert cached_encoding("cl100k_base") == str(tmp_path / address)
     spec = describe_tokenizer("cl100k_base")
     assert (spec.pattern, spec.eod, spec.vocab_size) == (CL100K, 100257, 100277)
+
+
+def test_a_name_on_the_hub_is_found_in_its_cache_and_never_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ObjectNotFoundError):
+        describe_tokenizer("org/model")
+    model = tmp_path / "models--org--model"
+    for folder in ("refs", "snapshots/abc"):
+        (model / folder).mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    save("gpt2", model / "snapshots" / "abc")
+    assert describe_tokenizer("org/model").uri == f"{model}/snapshots/abc/tokenizer.json"
 
 
 def test_the_encodings_are_those_of_tiktoken() -> None:

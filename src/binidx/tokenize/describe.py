@@ -8,16 +8,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
+from binidx.tokenize.caches import cached_encoding, cached_snapshot
 from binidx.tokenize.engine import missing
 from binidx.tokenize.patterns import ENCODINGS, PATTERNS
 from binidx.tokenize.ranks import NotRanks, parse_ranks
@@ -79,28 +76,12 @@ def find_eod(uri: str, entries: Mapping[str, int], eod: str | int) -> int:
     return entries[eod] if isinstance(eod, str) else eod
 
 
-def cached_encoding(name: str, folder: str | None = None) -> str:
-    """The file of ranks of an encoding, where tiktoken keeps it; it is not fetched.
-
-    Raises:
-        ConfigError: tiktoken has not fetched it.
-    """
-    places = (folder, os.environ.get("TIKTOKEN_CACHE_DIR"), os.environ.get("DATA_GYM_CACHE_DIR"))
-    cache = Path(next((place for place in places if place), Path(tempfile.gettempdir()) / "data-gym-cache"))
-    path = cache / hashlib.sha1(ENCODINGS[name].address.encode()).hexdigest()
-    if not path.exists():
-        raise ConfigError(
-            f"{name}: not in {cache}; python -c \"import tiktoken; tiktoken.get_encoding('{name}')\" fetches it"
-        )
-    return str(path)
-
-
 Described = tuple[TokenizerSpec, Mapping[str, int]]
 
 
 def _json(uri: str, post_processor: bool, storage_options: Options) -> Described:
     if not uri.endswith(".json"):
-        uri = f"{uri.rstrip('/')}/tokenizer.json"
+        uri = f"{(cached_snapshot(uri) or uri).rstrip('/')}/tokenizer.json"
     content = fetch(uri, storage_options)
     parsed = parse_json(uri, content)
     entries = vocabulary(parsed)

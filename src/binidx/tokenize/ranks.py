@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class Ranks(NamedTuple):
     added: dict[str, int]  # found in the text before it is split
 
 
+@lru_cache(maxsize=1)  # asked for a refusal, then for the engine
 def ranks_of(spec: TokenizerSpec, content: bytes) -> Ranks:
     """The tokenizer for tiktoken.
 
