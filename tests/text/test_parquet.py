@@ -101,6 +101,12 @@ def test_fields_are_strings_or_json_and_filters_drop_rows(tmp_path: Path) -> Non
     assert found.num_rows == 4
 
 
+def test_a_name_with_dots_is_a_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"a.b": ["x", "y"], "a": ["z", "z"], "a.c": [["u"], ["v"]]})
+    assert read_file(path, ["a.b", "a.c"], batch_bytes=1).documents == [[["x"], ["u"]], [["y"], ["v"]]]
+    assert [read_file(path, [name]).texts for name in ("a", "a.b")] == [[["z"], ["z"]], [["x"], ["y"]]]
+
+
 def test_columns_that_are_not_there_or_hold_no_text_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"body": ["a"], "n": [1]})
     with pytest.raises(FormatError, match=r"no column 'text', it has 'body', 'n'"):

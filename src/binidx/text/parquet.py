@@ -134,7 +134,12 @@ def _opened(uri: str, source: Any, metadata: Any = None) -> Any:
 def _columns(group: Any, names: Sequence[str] | None = None) -> list[Any]:
     """The stored columns of these names, or all: of a list the one of its items."""
     found = [group.column(c) for c in range(group.num_columns)]
-    return [each for each in found if names is None or each.path_in_schema.partition(".")[0] in names]
+    return [each for each in found if names is None or any(_is_of(each.path_in_schema, name) for name in names)]
+
+
+def _is_of(path: str, name: str) -> bool:
+    """Whether a stored column is that of a name, which may have dots, or of the items in its lists."""
+    return path == name or path.startswith(f"{name}.")
 
 
 def _stored_bytes(group: Any) -> int:
