@@ -269,6 +269,14 @@ typedef struct {
  * no use, unless each range lies in one block of the file, and all of its chunks are good. `places` may be `ranges`. */
 int64_t binidx_place_ranges(const binidx_blocks *b, const int64_t *ranges, int64_t num_ranges, int64_t *places);
 
+/* copy_pieces.c ------------------------------------------------------------------------------------------------- */
+
+/* Pieces order[0], order[1], ... of `from`, one after another in `to`; returns their bytes. Piece p is
+ * [bounds[p], bounds[p + 1]). BINIDX_BAD_DOCUMENT if there is no such piece, BINIDX_BAD_LENGTH if its bounds lead outside,
+ * BINIDX_BAD_TOKENS if there is no room for it: those before it are in `to`. */
+int64_t binidx_copy_pieces(const uint8_t *from, int64_t size, const int64_t *bounds, int64_t num_pieces,
+                           const int64_t *order, int64_t count, uint8_t *to, int64_t room);
+
 /* gather.c ------------------------------------------------------------------------------------------------------ */
 
 /* Where positions start again from 0. */

@@ -398,6 +398,19 @@ static void test_a_line_of_json_may_be_cut_off_anywhere(void) {
     }
 }
 
+static void test_pieces_in_another_order_by_hand(void) {
+    uint8_t *from = heap("aaabccdddd", 10), *to = heap(NULL, 9);
+    int64_t *bounds = heap((int64_t[]){0, 3, 4, 6, 10}, 40), *order = heap((int64_t[]){2, 0, 3}, 24);
+    CHECK(binidx_copy_pieces(from, 10, bounds, 4, order, 3, to, 9) == 9 && !memcmp(to, "ccaaadddd", 9));
+    CHECK(binidx_copy_pieces(from, 10, bounds, 4, order, 3, to, 8) == BINIDX_BAD_TOKENS);
+    CHECK(binidx_copy_pieces(from, 9, bounds, 4, order, 3, to, 9) == BINIDX_BAD_LENGTH);
+    CHECK(binidx_copy_pieces(from, 10, bounds, 3, order, 3, to, 9) == BINIDX_BAD_DOCUMENT);
+    CHECK(binidx_copy_pieces(from, 10, bounds, 4, order, 0, to, 0) == 0);
+    order[0] = -1;
+    CHECK(binidx_copy_pieces(from, 10, bounds, 4, order, 3, to, 9) == BINIDX_BAD_DOCUMENT);
+    free(from), free(to), free(bounds), free(order);
+}
+
 int main(void) {
     test_mt19937_64_is_the_standard_one();
     test_masked_samples_by_hand();
@@ -416,6 +429,7 @@ int main(void) {
     test_a_batch_by_hand();
     test_lines_of_json_by_hand();
     test_a_line_of_json_may_be_cut_off_anywhere();
+    test_pieces_in_another_order_by_hand();
     if (failures) fprintf(stderr, "%d checks failed\n", failures);
     return failures ? 1 : 0;
 }

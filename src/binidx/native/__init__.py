@@ -9,6 +9,7 @@ from __future__ import annotations
 from binidx.native.arguments import MAX_COUNT
 from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from binidx.native.check_index import check_documents, check_sequences
+from binidx.native.copy_pieces import copy_pieces
 from binidx.native.document_sample import MOST_RECORDS, fill_records, shuffle_records
 from binidx.native.locate import Orders, Sequences
 from binidx.native.masked_mapping import MaskedDocuments, shuffle_rows
@@ -28,6 +29,7 @@ __all__ = [
     "blend_weighted",
     "check_documents",
     "check_sequences",
+    "copy_pieces",
     "fill_records",
     "fill_rows",
     "put_end",
