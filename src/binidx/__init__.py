@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from binidx.format.packed import PackedDatasetBuilder as PackedDatasetBuilder
     from binidx.format.packed import PackedFiles as PackedFiles
     from binidx.loader.full_validation import MegatronFullValidationSampler as MegatronFullValidationSampler
+    from binidx.loader.hybrid import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
     from binidx.loader.run import Run as Run
     from binidx.loader.samplers import MegatronPretrainingRandomSampler as MegatronPretrainingRandomSampler
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
@@ -62,16 +63,19 @@ HOMES = {
     "BlendedDataset": "dataset.blended",
     "BlendedMegatronDatasetBuilder": "dataset.builder",
     "BlendedMegatronDatasetConfig": "dataset.config",
-    "ChatTokenizer": "dataset.chat_tokenizer",
     "BlockShuffledGPTDataset": "dataset.block_shuffled",
     "BlockShuffledGPTDatasetConfig": "dataset.block_shuffled",
+    "ChatTokenizer": "dataset.chat_tokenizer",
     "DType": "format.idx",
     "GPTDataset": "dataset.gpt",
     "GPTDatasetConfig": "dataset.config",
     "GPTFIMDataset": "dataset.fim",
     "GPTFIMDatasetConfig": "dataset.fim",
+    "HybridCPMegatronPretrainingSampler": "loader.hybrid",
     "IndexedDataset": "format.indexed_dataset",
     "IndexedDatasetBuilder": "format.builder",
+    "LengthStage": "dataset.length_stages",
+    "LengthStagedDataset": "dataset.length_stages",
     "MaskedWordPieceDataset": "dataset.masked",
     "MaskedWordPieceDatasetConfig": "dataset.masked",
     "MegatronDataset": "dataset.megatron_dataset",
@@ -86,18 +90,16 @@ HOMES = {
     "PackedDatasetBuilder": "format.packed",
     "PackedFiles": "format.packed",
     "RandomSeedDataset": "loader.seeded",
-    "LengthStage": "dataset.length_stages",
-    "LengthStagedDataset": "dataset.length_stages",
     "Run": "loader.run",
     "SFTDataset": "dataset.sft",
     "SFTDatasetConfig": "dataset.sft",
     "Split": "dataset.split",
+    "Stage": "dataset.staged",
+    "StagedBlendedDataset": "dataset.staged",
     "T5MaskedWordPieceDataset": "dataset.t5",
     "T5MaskedWordPieceDatasetConfig": "dataset.t5",
     "VarlenDataset": "dataset.varlen",
     "VarlenGPTDataset": "dataset.varlen_gpt",
-    "Stage": "dataset.staged",
-    "StagedBlendedDataset": "dataset.staged",
     "build_pretraining_data_loader": "loader.torch",
     "open_object": "storage.backends",
     "report": "storage.report",
