@@ -110,7 +110,7 @@ def _add_work(group: Any) -> None:
     group.add_argument("--engine", default="local", help="local, ray, ray:ADDRESS or dask=ADDRESS (local)")
     group.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
     group.add_argument("--finish", action="store_const", const=Shard(None, 1), help="make no part; put them together")
-    group.add_argument("--part-bytes", type=int, metavar="BYTES", help="of text in a part (32 to 512 MiB)")
+    group.add_argument("--part-bytes", type=int, metavar="BYTES", help="of text in a part (4 to 512 MiB)")
     group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
     group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
     group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")

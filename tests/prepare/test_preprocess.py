@@ -202,4 +202,4 @@ def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> Non
     sizes = [5, 5, 5, 1, 10, 5, 10, 6, 0, 16]
     groups = packed([Sized(size) for size in sizes], 10)  # type: ignore[misc]
     assert [[each.num_bytes for each in group] for group in groups] == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
-    assert [part_bytes_of(total) >> 20 for total in (0, 1 << 30, 1 << 36, 1 << 41)] == [32, 32, 128, 512]
+    assert [part_bytes_of(total) >> 20 for total in (0, 1 << 28, 1 << 32, 1 << 37, 1 << 41)] == [4, 16, 64, 256, 512]

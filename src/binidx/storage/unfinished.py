@@ -108,12 +108,14 @@ class Upload:
         self.temporary = self.path if self.holds_back else beside(self.path)
         self.start = io.BytesIO()
         self.file: Any = None
+        # Who asks for smaller blocks wants less memory held.
+        self.most = min(ONE_PUT, int(storage_options.get("default_block_size", ONE_PUT)))
 
     def write(self, data: Bytes) -> int:
         if self.file is not None:
             return int(self.file.write(data))
         written = self.start.write(data)
-        if self.start.tell() > ONE_PUT:
+        if self.start.tell() > self.most:
             options = {"autocommit": False} if self.holds_back else {}
             self.file = in_directory(self.fs, self.path, lambda: self.fs.open(self.temporary, "wb", **options))
             self.file.write(self.start.getbuffer())

@@ -81,14 +81,17 @@ class Borrowed(Executor):
         """It is theirs."""
 
 
-def workers_of(engine: str, count: int | None = None) -> Workers:
+def workers_of(engine: str, count: int | None = None, *, far: bool = False) -> Workers:
     """Where `engine` says; `count` tasks at once, by default as many as there are cores; a cluster has its own count.
+
+    Args:
+        far: texts or tokens lie in a store: by default twice as many, as half of them wait for it.
 
     Raises:
         ConfigError: it is none of them.
     """
     name, separator, address = min((engine.partition(":"), engine.partition("=")), key=lambda found: len(found[0]))
-    here = count or available_cores()
+    here = count or available_cores() * (2 if far else 1)
     if name == "dask" and separator == "=" and address:
         return Workers(lambda: DaskExecutor(address), count_dask)
     if name == "ray" and (address or not separator):

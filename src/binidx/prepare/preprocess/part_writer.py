@@ -7,8 +7,10 @@ do so at once do no harm.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -19,12 +21,16 @@ from binidx.prepare.preprocess.places import LINEAGE, Places
 from binidx.prepare.preprocess.plan import Part
 from binidx.prepare.preprocess.quarantine import format_problem
 from binidx.prepare.preprocess.record import Tokens
+from binidx.storage.filesystem import protocols
 from binidx.storage.publish import create_object
+from binidx.storage.ranges import Bytes
 from binidx.text.batch import Batch, Problem
 from binidx.tokenize.stored import Stored
 
 if TYPE_CHECKING:
     from binidx.prepare.preprocess.lineage import LineageWriter
+
+Options = Mapping[str, Any] | None
 
 
 class DatasetWriter:
@@ -33,14 +39,16 @@ class DatasetWriter:
     def __init__(self, places: Places, part: Part, key: str) -> None:
         self._prefix, self._options = places.prefix(part, key), places.job.target_options
         self._columns = IndexColumns(places.job.dtype)
-        self._bin = BinWriter(self._prefix + places.bin_suffix, self._options)
+        bin_uri = self._prefix + places.bin_suffix
+        self._bin = BinWriter(bin_uri, in_small_blocks(bin_uri, self._options))
+        self._behind = WriteBehind(self._bin.write)
         self._lineage = open_lineage(self._prefix + LINEAGE, places) if places.job.lineage else None
         self._digest, self._num_tokens = xxhash.xxh3_64(), 0
 
     def add(self, source: str, batch: Batch, found: Stored) -> None:
         """Append the documents of a batch."""
         data = found.tokens.view(np.uint8).data
-        self._bin.write(data)
+        self._behind.write(data)
         self._digest.update(data)
         self._num_tokens += len(found.tokens)
         before = len(self._columns.lengths)
@@ -51,6 +59,7 @@ class DatasetWriter:
 
     def publish(self) -> Tokens:
         """Make all of it visible."""
+        self._behind.wait()
         self._bin.publish()
         with create_object(f"{self._prefix}.idx", self._options) as writer:
             for block in self._columns.format():
@@ -62,9 +71,45 @@ class DatasetWriter:
     def close(self) -> None:
         """Leave nothing of what is not published."""
         self._columns.close()
+        self._behind.close()
         self._bin.abandon()
         if self._lineage is not None:
             self._lineage.abandon()
+
+
+BLOCK_BYTES = 8 << 20
+
+
+def in_small_blocks(uri: str, options: Options) -> Options:
+    """s3fs holds 50 MiB before it sends them, for objects up to 500 GB; a part has less than a thousandth of it."""
+    on_s3 = protocols(uri)[:1] in (["s3"], ["s3a"])
+    return {"default_block_size": BLOCK_BYTES, **(options or {})} if on_s3 else options
+
+
+class WriteBehind:
+    """Calls `write` in a thread, some pieces behind: a store is waited for while the next text is tokenised."""
+
+    MOST = 8
+    """Pieces on their way: half a MiB each, as one comes of each batch of text."""
+
+    def __init__(self, write: Callable[[Bytes], object]) -> None:
+        self._write, self._thread = write, ThreadPoolExecutor(1)
+        self._pending: deque[Future[object]] = deque()
+
+    def write(self, data: Bytes) -> None:
+        """Soon; raises what an earlier one did. Nobody may change these bytes afterwards."""
+        if len(self._pending) >= self.MOST:
+            self._pending.popleft().result()
+        self._pending.append(self._thread.submit(self._write, data))
+
+    def wait(self) -> None:
+        """Until all is written."""
+        while self._pending:
+            self._pending.popleft().result()
+
+    def close(self) -> None:
+        """Without the rest."""
+        self._thread.shutdown(cancel_futures=True)
 
 
 class PartWriter:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from binidx.prepare.preprocess.job import Job, digest_of
 from binidx.text.slices import Input, Slice, plan_slices
 
-LEAST_BYTES, MOST_BYTES, MANY = 32 << 20, 512 << 20, 512
-"""Of text in a part: 512 parts where that keeps them between these. The least gives tokens beyond the 5 MiB that S3
-needs to copy a part itself, and work beyond the ten requests of a part; the most is some seconds of a fast engine, and
-minutes of a slow one, to be lost."""
+FEW, FEW_BYTES = 16, (4 << 20, 64 << 20)
+MANY, MOST_BYTES = 512, 512 << 20
+"""Parts, and bytes of text in one: few for little text, so that many cores have work; 64 MiB and 512 parts for more.
+From there on a part has tokens beyond the 5 MiB that S3 needs to copy it itself, and work beyond the ten requests that
+it takes. The most is some seconds of a fast engine, and minutes of a slow one, to be lost."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
 
 def part_bytes_of(total_bytes: int) -> int:
     """Bytes of text in a part. A function of the text alone: with other workers a restart finds the same parts."""
-    return min(max(total_bytes // MANY, LEAST_BYTES), MOST_BYTES)
+    few = min(max(total_bytes // FEW, FEW_BYTES[0]), FEW_BYTES[1])
+    return min(max(total_bytes // MANY, few), MOST_BYTES)
 
 
 def packed(slices: Sequence[Slice], part_bytes: int) -> list[list[Slice]]:

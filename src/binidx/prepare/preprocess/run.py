@@ -29,6 +29,7 @@ from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts
 from binidx.prepare.preprocess.progress import Unwatched, Watched, Watcher
 from binidx.prepare.preprocess.record import Record
 from binidx.prepare.preprocess.tokenising import Task, read_record, run_part
+from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.publish import create_object, put_if_absent, read_small
 from binidx.text.inputs import find_inputs
@@ -113,7 +114,9 @@ def preprocess(
     wanted = parts if shard is None else shard.of(parts)
     tasks = [Task(job, part) for part in unique(wanted) if part.name not in records]
     if tasks:
-        chosen = workers_of(engine, workers) if executor is None else borrowed(executor, workers)
+        chosen = (
+            workers_of(engine, workers, far=is_far(job, parts)) if executor is None else borrowed(executor, workers)
+        )
         for task, record in drive(run_part, tasks, chosen):
             records[task.part.name] = record
             watched.add(record)
@@ -135,6 +138,12 @@ def located(job: Job) -> Job:
 
     tokenizer = replace(job.tokenizer, uri=whole(job.tokenizer.uri))
     return replace(job, inputs=tuple(map(whole, job.inputs)), output=whole(job.output), tokenizer=tokenizer)
+
+
+def is_far(job: Job, parts: Sequence[Part]) -> bool:
+    """Whether anything of it lies in a store."""
+    uris = [job.output, *(piece.uri for part in parts for piece in part.slices)]
+    return any(local_path(uri) is None for uri in uris)
 
 
 def unique(parts: Sequence[Part]) -> list[Part]:
