@@ -63,6 +63,7 @@ def test_the_reference_gives_what_the_library_gives_text_by_text(kind: str, tmp_
 MODELS = {
     "llama 2": {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
                 "remove_extra_whitespaces": False},
+    "blanks removed": {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"},
     "characters mapped": {"model_type": "bpe", "byte_fallback": True},
     "symbols of the user": {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity",
                             "user_defined_symbols": ["<tool>", "the"]},

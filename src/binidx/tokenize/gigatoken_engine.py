@@ -81,6 +81,8 @@ def wrongly(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
         return f"finds {words[0]!r} inside words, where it is to be a word"
     if '"Precompiled"' in json.dumps(parsed.get("normalizer")):
         return "normalises text by a map of characters in another way"
+    if spec.kind == "sentencepiece" and '"Strip"' in json.dumps(parsed.get("normalizer")):
+        return "removes extra blanks in another way"
     if spec.kind == "sentencepiece" and not all(token["special"] for token in added_tokens(parsed)):
         return "cuts user-defined symbols out of the text in another way"
     return None
