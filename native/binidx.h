@@ -381,4 +381,21 @@ typedef struct {
  * must look at and step over: it begins at position and ends at stop, and nothing was written for it. */
 int64_t binidx_read_jsonl(binidx_jsonl *lines);
 
+/* best_fit.c ---------------------------------------------------------------------------------------------------- */
+
+/* Pieces of documents, and the bins that they are put into. All but the first three are the caller's to give room for. */
+typedef struct {
+    const int32_t *lengths; /* 1 to capacity each */
+    int64_t num_pieces;
+    int64_t capacity;       /* tokens of a bin */
+    int64_t *pieces;        /* (num_pieces,) out: numbers of the pieces, bin by bin */
+    int64_t *bounds;        /* (num_pieces + 1,) out: where each bin begins in it, then the end */
+    int64_t *bin_of, *next; /* (num_pieces,) scratch */
+    int64_t *heads;         /* (capacity + 1,) scratch */
+    uint64_t *open;         /* (capacity / 64 + 1,) scratch */
+} binidx_packing;
+
+/* Returns the number of bins; BINIDX_BAD_LENGTH: a length is outside, and nothing was put anywhere. */
+int64_t binidx_best_fit(const binidx_packing *packing);
+
 #endif
