@@ -75,7 +75,7 @@ class Run:
         return self.builders()[count - 1]
 
     def results(self, processes: Sequence[subprocess.Popen[str]] | None = None) -> list[dict[str, Any]]:
-        return [json.loads(each.communicate(timeout=60)[0].splitlines()[-1]) for each in processes or self.processes]
+        return [json.loads(each.communicate(timeout=150)[0].splitlines()[-1]) for each in processes or self.processes]
 
     def logged(self) -> str:
         return "".join(path.read_text() for path in self.path.glob("*.err"))
