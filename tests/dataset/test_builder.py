@@ -188,3 +188,18 @@ def test_a_dataset_without_samples_cannot_be_blended(prefixes: list[str]) -> Non
 def test_contradicting_options_are_refused(changes: dict[str, Any], sizes: list[Any], needed: str) -> None:
     with pytest.raises(ConfigError, match=needed):
         ours(sizes, **{"blend": (["a"], None), "split": "1,0,0", **changes})
+
+
+def test_a_class_with_a_constructor_of_its_own_is_given_an_array(prefixes) -> None:
+    class Own(binidx.GPTDataset):
+        def __init__(self, dataset, path, indices, *rest) -> None:
+            self.given = indices
+            super().__init__(dataset, path, indices, *rest)
+
+    class Same(Own):
+        pass
+
+    config = binidx.GPTDatasetConfig(**GPT, blend=([prefixes[0]], None), split="1,0,0")
+    for kind in (Own, Same):
+        train = binidx.BlendedMegatronDatasetBuilder(kind, [9, 0, 0], lambda: True, config).build()[0]
+        assert isinstance(train.given, np.ndarray)

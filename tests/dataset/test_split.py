@@ -13,6 +13,7 @@ from binidx.dataset.split import (
     convert_split_vector_to_split_matrix,
     parse_and_normalize_split,
     split_indices,
+    split_range,
 )
 from binidx.errors import ConfigError
 
@@ -56,3 +57,9 @@ def test_halves_round_to_the_even_neighbour() -> None:
 
 def test_the_splits_are_megatrons() -> None:
     assert [(split.name, split.value) for split in Split] == [(s.name, s.value) for s in megatron.utils.Split]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 2**18, 2**18 + 5])
+def test_a_range_is_what_the_array_is(count: int) -> None:
+    found = split_range((0.1, 0.9), count)
+    assert split_indices((0.1, 0.9), count).tolist() == [*found]

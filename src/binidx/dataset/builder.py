@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from math import ceil
+from typing import Any
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.ranks import together
-from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices
+from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices, split_range
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.errors import ConfigError
 from binidx.format.listed import listed
@@ -146,10 +147,13 @@ class BlendedMegatronDatasetBuilder:
     def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
         low_level = self.cls.build_low_level_dataset(prefix, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
+        # Of the class that has the constructor: one of a user's, over ours, is given an array.
+        kind = next(each for each in self.cls.__mro__ if "__init__" in vars(each))
+        elements: Any = split_range if vars(kind).get("takes_a_range") else split_indices
         return [
             None
             if bookends is None
-            else self.cls(low_level, prefix, split_indices(bookends, num_elements), size, split, self.config)
+            else self.cls(low_level, prefix, elements(bookends, num_elements), size, split, self.config)
             for split, bookends, size in zip(Split, matrix, sizes, strict=True)
         ]
 

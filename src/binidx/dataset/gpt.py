@@ -126,6 +126,15 @@ class GPTDataset(MegatronDataset):
         """Of all epochs of the split, as samples are cut from them."""
         return self._plan.num_tokens
 
+    def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How often the documents were gone through before each of these samples, as served; shape (n,)."""
+        num_documents = len(self._documents)
+        if len(self.document_index) == num_documents:
+            return np.zeros_like(samples)
+        places = self.sample_index[self.shuffle_index[samples], 0].astype(np.int64)
+        epochs: NDArray[np.int64] = places // max(num_documents, 1)
+        return epochs
+
     # Indices
 
     def _drop_last_partial(self) -> bool:

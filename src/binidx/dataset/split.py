@@ -65,5 +65,11 @@ def split_indices(bookends: Bookends, num_elements: int) -> NDArray[np.int32]:
 
     Source: Megatron Core: Python's `round`, which takes halves to the even neighbour.
     """
+    found = split_range(bookends, num_elements)
+    return np.arange(found.start, found.stop, dtype=np.int32)
+
+
+def split_range(bookends: Bookends, num_elements: int) -> range:
+    """The same as a range: of 300 million numbers an array is 1.2 GB."""
     begin, end = (round(edge * float(num_elements)) for edge in bookends)
-    return np.arange(begin, end, dtype=np.int32)
+    return range(begin, end)

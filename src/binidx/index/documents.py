@@ -38,6 +38,15 @@ def check_documents(documents: NDArray[Any] | range, *, signs: bool = True) -> N
         raise IndexBuildError(f"documents: numbers from {low} to {high}, needs 0 to {np.iinfo(np.int32).max}")
 
 
+def kept(documents: NDArray[np.int32] | range) -> Documents:
+    """Few as an array; of more than WINDOW that follow each other only the ends."""
+    if len(documents) > WINDOW:
+        return documents if isinstance(documents, range) else compact(documents)
+    if isinstance(documents, range):
+        return np.arange(documents.start, documents.stop, documents.step, dtype=np.int32)
+    return documents
+
+
 def compact(documents: NDArray[Any]) -> Documents:
     """A range where the documents are one, so that the array can go; else what was given."""
     if not len(documents) or documents.dtype.kind not in "iu" or documents.ndim != 1:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from binidx.storage import filesystem
 from binidx.storage.checked_object import CheckedObject
 from binidx.storage.chunk_cache import STORE, ChunkCache, ChunkStore
-from binidx.storage.disk_cache import with_disk_cache
 from binidx.storage.fsspec_object import FsspecObject
+from binidx.storage.kept import with_disk_cache
 from binidx.storage.local_file import LocalFile
 from binidx.storage.look_up import Found, look_up
 from binidx.storage.ranges import RangeReader

@@ -14,10 +14,10 @@ directory in use: cutting its files short (SIGBUS, as with every mmap); removing
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -29,24 +29,21 @@ from binidx.storage.ask_ahead import AskAhead
 from binidx.storage.cache_layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cached_object import cached_object
 from binidx.storage.chunk_cache import chunks_of, runs_of
-from binidx.storage.index_dir import directory_of_index
-from binidx.storage.ranges import Range, RangeReader, check_ranges
-from binidx.storage.settings import ReadSettings
+from binidx.storage.fsspec_object import MAX_REQUEST
+from binidx.storage.ranges import Range, RangeReader, check_ranges, cut
 from binidx.storage.single_flight import Claim
 from binidx.storage.stats import CacheStats
+from binidx.storage.threads import Threads
 from binidx.storage.unpinned import check_content
 
-logger = logging.getLogger(__name__)
-
-ROUND_BYTES = 64 << 20
-"""Fetched at once, and in memory until it is written."""
+ROUND_BYTES = 32 << 20
+"""Fetched at once by a thread, and in memory until it is written."""
+FILLERS = 3
+"""Threads that bring a large object: one's bytes come while another's are written and compared."""
 PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS = 30.0, 0.5
 """So long another process may take to fetch chunks before what is asked is read here, too; and, after that happened,
 until it is seen to go on: it may be stopped, and hold its locks for ever."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
-READ_WHOLE = (".idx", ".npy")
-"""Arrays that are looked at for as long as a run lasts: one block each, so that they are views of one map, shared by
-all processes of the node, and not copied into the memory of each."""
 MARKS = ("etag", "generation", "version", "mtime")
 """Without one of these nobody could tell a new content from an old one of the same size. A time is the weakest: who
 replaces an object within one tick of its store's clock, by one of equal size, is not seen."""
@@ -152,6 +149,21 @@ class DiskCache:
         return views  # type: ignore[return-value]
 
     def _bring(self, lacking: Sequence[int]) -> dict[int, memoryview]:
+        """Get chunks into the directory; those that could not be written. Of many, some come while others are written.
+
+        Raises:
+            The first error, after all have ended.
+        """
+        at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
+        if len(lacking) <= at_once:
+            return self._bring_in_turn(lacking)
+        rounds = [lacking[first : first + at_once] for first in range(0, len(lacking), at_once)]
+        shares = [[chunk for each in rounds[number::FILLERS] for chunk in each] for number in range(FILLERS)]
+        pending = [_submit(functools.partial(self._bring_in_turn, share)) for share in shares if share]
+        wait(pending)
+        return {chunk: view for share in pending for chunk, view in share.result().items()}
+
+    def _bring_in_turn(self, lacking: Sequence[int]) -> dict[int, memoryview]:
         """Get chunks into the directory, each fetched by one thread of one process; those that could not be written.
 
         Nobody waits while he holds a lock. A chunk whose fetcher failed or died is fetched here, and none twice: where
@@ -206,7 +218,9 @@ class DiskCache:
         count = len(chunks) * content.chunk_bytes
         if not self.cached.room.reserve(count):
             return False
-        runs = runs_of(chunks)
+        # In pieces of one request: longer ones would be put together, and so copied.
+        whole = max(1, MAX_REQUEST // content.chunk_bytes)
+        runs = [part for run in runs_of(chunks) for part in cut(run, whole)]
         try:
             answers = self._fetch([layout.range_of(*run) for run in runs])
             check_content(self.reader)
@@ -254,32 +268,6 @@ class DiskCache:
         return f"DiskCache({self.reader!r}, {self.directory!r})"
 
 
-def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool = False) -> RangeReader:
-    """The reader, over the directory of the settings if there is one, and if its content can be told from another.
-
-    Args:
-        whole: it is read whole: an index file has a directory of its own where there is no cache_dir.
-    """
-    is_index = reader.uri.endswith(READ_WHOLE)
-    place: tuple[str, int | None] | None = None
-    if settings.cache_dir is not None:
-        place = settings.cache_dir, settings.cache_bytes
-    elif whole and is_index:
-        place = directory_of_index(settings)
-    if place is None:
-        return reader
-    directory, limit = place
-    if "://" in directory:
-        raise ConfigError(f"cache_dir: found {directory}, needs a directory of this machine")
-    chunk_bytes = settings.cache_chunk_bytes or CHUNK_BYTES
-    one_block = max(1, -(-reader.size // chunk_bytes)) * chunk_bytes if is_index else None
-    try:
-        return DiskCache(reader, directory, limit, chunk_bytes=chunk_bytes, block_bytes=one_block)
-    except UncacheableError as error:
-        logger.info("%s", error)
-        return reader
-
-
 class UncacheableError(ConfigError):
     """Nobody could tell a new content of this object from its old one."""
 
@@ -300,3 +288,6 @@ def check_cacheable(reader: RangeReader, chunk_bytes: int, limit: int | None) ->
         raise UncacheableError(f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it")
     if "::" in reader.uri:
         raise UncacheableError(f"{reader.uri}: not cached, a chain reads a copy of its own that may be older")
+
+
+_submit = Threads("binidx-fill", lambda: 2 * FILLERS).submit
