@@ -77,7 +77,7 @@ class DatasetWriter:
             self._lineage.abandon()
 
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 5 << 20
 
 
 def in_small_blocks(uri: str, options: Options) -> Options:
@@ -89,7 +89,7 @@ def in_small_blocks(uri: str, options: Options) -> Options:
 class WriteBehind:
     """Calls `write` in a thread, some pieces behind: a store is waited for while the next text is tokenised."""
 
-    MOST = 8
+    MOST = 4
     """Pieces on their way: half a MiB each, as one comes of each batch of text."""
 
     def __init__(self, write: Callable[[Bytes], object]) -> None:
