@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import nltk
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -16,6 +17,7 @@ import xxhash
 import zstandard
 from conftest import Bucket
 from converting import names_beside
+from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, with_bos, write_lines
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
@@ -203,3 +205,18 @@ def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> Non
     groups = packed([Sized(size) for size in sizes], 10)  # type: ignore[misc]
     assert [[each.num_bytes for each in group] for group in groups] == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
     assert [part_bytes_of(total) >> 20 for total in (0, 1 << 28, 1 << 32, 1 << 37, 1 << 41)] == [4, 16, 64, 256, 512]
+
+
+def test_split_sentences_are_sequences_of_their_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "nltk" / "tokenizers" / "punkt_tab" / "english"
+    place.parent.mkdir(parents=True)
+    place.mkdir(mode=0o700)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk")])
+    text = "The sea wrote tokens. It did so quietly! In the end, who knows? " * 30
+    save_punkt_params(PunktTrainer(text).get_params(), str(place))
+    rows = [text[: 7 * number] for number in range(20)]
+    inputs = [write_lines(tmp_path / "in.jsonl", [{"text": row} for row in rows])]
+    cut = [PunktTokenizer("english").tokenize(row) for row in rows]
+    sentences = [write_lines(tmp_path / "cut.jsonl", [{"text": row} for row in cut])]
+    run(job_of(inputs, tmp_path / "en", split_sentences=True, part_bytes=300))
+    assert files_of(tmp_path / "en_text_sentence") == theirs(sentences, tmp_path / "theirs")

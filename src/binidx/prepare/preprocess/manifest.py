@@ -10,9 +10,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
-import binidx
 from binidx.errors import FormatError
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.plan import Part, plan_digest
@@ -71,7 +71,7 @@ def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str,
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
         "binidx_manifest": VERSION,
-        "version": binidx.__version__,
+        "version": metadata.version("binidx"),
         "plan": plan_digest(parts),
         "job": job.to_json(),
         "dataset": {

@@ -12,9 +12,9 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from binidx.errors import BinidxError, FormatError, StorageError, WorkerError
+from binidx.errors import BinidxError, FormatError, MismatchError, StorageError, WorkerError
 from binidx.prepare.preprocess.drive import Failed
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.part_writer import PartWriter
@@ -30,6 +30,7 @@ from binidx.text.read import read_slice
 from binidx.tokenize.checked import FIRST, Checked
 from binidx.tokenize.engine import Engine
 from binidx.tokenize.engines import choose, reference
+from binidx.tokenize.sentences import SentenceSplitter
 from binidx.tokenize.stored import Stored, stored
 
 
@@ -98,6 +99,7 @@ class Tokeniser:
 
     def __init__(self, job: Job, part: Part) -> None:
         self._job, self._part = job, part
+        self._splitter = SentenceSplitter(job.language, job.keep_newlines) if job.split_sentences else None
         engine, exact = ready_engines(job)
         # The first part has its first texts compared whatever their hash: a wrong engine is found in seconds.
         self.engine = Checked(engine, exact, share=job.compared_share, first=FIRST if part.number == 0 else 0)
@@ -117,13 +119,21 @@ class Tokeniser:
         job, piece = self._job, self._part.slices[number]
         count_rows(batches, counts)
         self._refuse(batches[0].problems, number, writer, counts)
-        found = [Tokenised(each, *self.engine.encode(each.texts, each.offsets)) for each in batches]
+        found = [self._tokenised(each) for each in batches]
         if job.tokenizer.specials == "error":
             problems, found = without_specials(piece, found, job.tokenizer)
             self._refuse(problems, number, writer, counts)
         found = within(found, job.min_tokens, job.max_tokens, counts)
         count_documents(found, counts)
         writer.add(piece.uri, [(each.batch, as_stored(each, job)) for each in found])
+
+    def _tokenised(self, batch: Batch) -> Tokenised:
+        if self._splitter is not None:
+            batch = replace(batch, **self._splitter.split(batch.texts, batch.offsets, batch.documents)._asdict())
+        try:
+            return Tokenised(batch, *self.engine.encode(batch.texts, batch.offsets))
+        except MismatchError as error:
+            raise MismatchError(f"{self._part}: {error}") from error
 
     def _refuse(self, problems: Iterable[Problem], number: int, writer: PartWriter, counts: Counts) -> None:
         """Rows that are no documents."""
