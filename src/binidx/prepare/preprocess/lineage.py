@@ -26,6 +26,7 @@ from binidx.errors import FormatError, MissingDriverError
 from binidx.storage.as_file import Sink, Source
 from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object
+from binidx.storage.ranges import RangeReader
 from binidx.text.batch import Batch, Strings
 from binidx.tokenize.stored import Stored
 
@@ -106,15 +107,18 @@ def lineage_table(
     source: str, rows: NDArray[np.int64], places: NDArray[np.int64], ids: Strings | None, hashes: NDArray[np.uint64]
 ) -> Any:
     """Rows of one source, as a table."""
-    indices = pa.array(np.zeros(len(rows), np.int32))
+    return table_of([source], np.zeros(len(rows), np.int32), rows, places, _strings(ids, len(rows)), hashes)
+
+
+def table_of(sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, places: Any, ids: Any, hashes: Any) -> Any:
+    """Rows as a table; `numbers` say which of the sources each is of. None: nulls, and Arrow arrays are welcome."""
+    given = zip(("row", "byte", "id", "hash"), (rows, places, ids, hashes), strict=True)
     columns = [
-        pa.DictionaryArray.from_arrays(indices, pa.array([source], pa.string())),
-        pa.array(rows, pa.int64()),
-        pa.array(places, pa.int64()),
-        _strings(ids, len(rows)),
-        pa.array(hashes, pa.uint64()),
+        pa.nulls(len(numbers), SCHEMA.field(name).type) if values is None else pa.array(values, SCHEMA.field(name).type)
+        for name, values in given
     ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    named = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(sources, pa.string()))
+    return pa.Table.from_arrays([named, *columns], schema=SCHEMA)
 
 
 def token_bounds(found: Stored) -> NDArray[np.int64]:
@@ -167,11 +171,14 @@ def _numbered(uri: str, bases: NDArray[np.int64], options: Options) -> Iterator[
 
 
 def _groups(uri: str, options: Options) -> Iterator[Any]:
-    found = parquet.ParquetFile(
-        Source(open_object(uri, storage_options=options, cache=False)), read_dictionary=["source"]
-    )
+    found = open_rows(open_object(uri, storage_options=options, cache=False))
     for number in range(found.num_row_groups):
         yield found.read_row_group(number).cast(SCHEMA)
+
+
+def open_rows(reader: RangeReader) -> Any:
+    """A sidecar as pyarrow's ParquetFile."""
+    return parquet.ParquetFile(Source(reader), read_dictionary=["source"])
 
 
 def _strings(ids: Strings | None, count: int) -> Any:

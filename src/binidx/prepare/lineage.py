@@ -1,0 +1,146 @@
+"""Lineage carried along: `PREFIX.lineage.parquet` of what is merged, cut or shuffled, for what comes out of it.
+
+Row i stays document i. Of several datasets some may have none: their documents get the prefix as `source`, their number
+in it as `row`, and nulls in the rest, so that each can still be found. Where none has any, none is written.
+
+Rows are read and written some ten thousand at a time. pyarrow is imported when the first of them is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import FormatError
+from binidx.format.convert_target import Target
+from binidx.prepare.finished import Finished, Options
+from binidx.prepare.preprocess.places import LINEAGE, MANIFEST
+from binidx.storage.backends import open_object
+from binidx.storage.publish import delete_object, object_exists
+
+if TYPE_CHECKING:
+    from binidx.prepare.preprocess.lineage import LineageWriter
+
+BATCH_ROWS = 1 << 16
+
+
+class Lineage:
+    """The rows of several datasets, one after another.
+
+    Args:
+        sources: the datasets; checked, so that they know their documents.
+    """
+
+    def __init__(self, sources: Sequence[Finished], options: Options = None) -> None:
+        self._options = options
+        self._sources = [(each, object_exists(each.prefix + LINEAGE, options)) for each in sources]
+
+    def __bool__(self) -> bool:
+        """Whether any of them has some."""
+        return any(there for _, there in self._sources)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(each.index.num_documents for each, _ in self._sources)
+
+    def tables(self) -> Iterator[Any]:
+        """All rows, in tables of `SCHEMA`.
+
+        Raises:
+            FormatError: a sidecar has another number of rows than its dataset has documents.
+            MissingDriverError: pyarrow is.
+        """
+        for each, there in self._sources:
+            count = each.index.num_documents
+            yield from read_rows(each.prefix, count, self._options) if there else rows_of_none(each.prefix, count)
+
+
+def read_rows(prefix: str, count: int | None, options: Options) -> Iterator[Any]:
+    """The rows of one sidecar; FormatError if there are not `count` of them, None: however many."""
+    from binidx.prepare.preprocess.lineage import SCHEMA, open_rows
+
+    uri = prefix + LINEAGE
+    with invalid_named(uri):
+        found = open_rows(open_object(uri, storage_options=options, cache=False))
+        if count is not None and found.metadata.num_rows != count:
+            raise FormatError(f"{uri}: {found.metadata.num_rows} rows, needed {count}, one for each document")
+        for batch in found.iter_batches(BATCH_ROWS):
+            yield as_table(batch).cast(SCHEMA)
+
+
+def rows_of_none(prefix: str, count: int) -> Iterator[Any]:
+    """Rows for a dataset that has none."""
+    from binidx.prepare.preprocess.lineage import table_of
+
+    for first in range(0, count, BATCH_ROWS):
+        rows = np.arange(first, min(first + BATCH_ROWS, count))
+        yield table_of([prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
+
+
+def as_table(batch: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([batch])
+
+
+@contextlib.contextmanager
+def invalid_named(uri: str) -> Iterator[None]:
+    """What pyarrow says of a file that is none, as ours."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
+        raise FormatError(f"{uri}: is no lineage ({error}); needed the columns source, row, byte, id, hash") from error
+
+
+class LineageTargets:
+    """Sidecars on their way, of each target of a call one; unseen until `publish`.
+
+    Nothing is written where the sources have none; what stands there of an older dataset goes in any case.
+    """
+
+    def __init__(self, lineage: Lineage, places: Sequence[Target]) -> None:
+        self._places = places
+        self._writers: list[LineageWriter] = []
+        if lineage:
+            from binidx.prepare.preprocess.lineage import LineageWriter
+
+            self._writers = [LineageWriter(each.prefix + LINEAGE, each.options) for each in places]
+
+    def write(self, number: int, table: Any) -> None:
+        """Rows for one of them."""
+        self._writers[number].write(table)
+
+    def fill(self, lineage: Lineage, choose: Callable[[int, int], NDArray[np.int64]]) -> None:
+        """Each row to the target that `choose(first row, rows)` names; -1: to none."""
+        import pyarrow as pa
+
+        first = 0
+        for table in lineage.tables():
+            chosen = choose(first, len(table))
+            for number in range(len(self._writers)):
+                self.write(number, table.filter(pa.array(chosen == number)))
+            first += len(table)
+
+    def make_way(self, number: int) -> None:
+        """Let what tells of an older dataset go, and show what tells of the new one, which has no `.idx` yet."""
+        place = self._places[number]
+        for end in (MANIFEST, LINEAGE):
+            delete_object(place.prefix + end, place.options)
+        if self._writers:
+            self._writers[number].publish()
+
+    def close(self) -> None:
+        """Leave nothing of what is not published."""
+        for writer in self._writers:
+            writer.abandon()
+
+
+def to_first(first: int, count: int) -> NDArray[np.int64]:
+    """All rows to the one target there is."""
+    return np.zeros(count, np.int64)

@@ -1,0 +1,29 @@
+"""What a shuffle must give, told in memory: documents sorted by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.prepare.shuffle.keys import shuffle_keys
+
+
+def new_order(seed: int, count: int) -> list[int]:
+    """Which record stands where: Python's own sort of the keys."""
+    keys = shuffle_keys(seed, 0, count).tolist()
+    return sorted(range(count), key=lambda record: (keys[record], record))
+
+
+def read_documents(prefix: str | Path) -> list[tuple[list[bytes], list[int]]]:
+    """The sequences of each document, and their modes."""
+    found = IndexedDataset(str(prefix))
+    modes = found.index.sequence_modes
+    documents = []
+    for first, stop in zip(found.document_indices[:-1].tolist(), found.document_indices[1:].tolist(), strict=True):
+        sequences = [np.asarray(found.get(number)[0] if modes is not None else found.get(number)).tobytes()
+                     for number in range(first, stop)]  # fmt: skip
+        documents.append((sequences, [] if modes is None else modes[first:stop].tolist()))
+    return documents
