@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import zstandard
 from conftest import Bucket
 from converting import names_beside
 from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
-from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, with_bos, write_lines
+from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, with_bos, write_lines
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
@@ -220,3 +221,12 @@ def test_split_sentences_are_sequences_of_their_document(tmp_path: Path, monkeyp
     sentences = [write_lines(tmp_path / "cut.jsonl", [{"text": row} for row in cut])]
     run(job_of(inputs, tmp_path / "en", split_sentences=True, part_bytes=300))
     assert files_of(tmp_path / "en_text_sentence") == theirs(sentences, tmp_path / "theirs")
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "prepare.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0].replace("workers=2", "executor=executor")
+    inputs = corpus(tmp_path / "in")
+    with ThreadPoolExecutor(2) as executor:
+        exec(code, {"base": f"{tmp_path}/in", "tokenizer": tokenizer_path(), "executor": executor})
+    assert files_of(tmp_path / "in" / "out_text_document") == theirs(inputs, tmp_path / "theirs")
