@@ -35,7 +35,7 @@ BENCHES = (
     "order",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
-ON_REQUEST = ("peers", "sweep", "billion", "large")
+ON_REQUEST = ("peers", "sweep", "billion", "large", "cold_start_large")
 RESULTS = Path("bench-results")
 
 

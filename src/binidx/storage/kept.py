@@ -1,4 +1,4 @@
-"""Which objects are kept in a directory of this node, and in which: all in a cache_dir; index files without one, too."""
+"""Which objects are kept in a directory, and in which: all in a cache_dir; index files without one, too."""
 
 from __future__ import annotations
 

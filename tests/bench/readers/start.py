@@ -25,7 +25,7 @@ BATCH = 8
 def arguments(given: dict[str, Any]) -> dict[str, Any]:
     return {
         "random_seed": 1234, "sequence_length": given["sequence_length"], "path_to_cache": given["cache"],
-        "blend": (given["prefixes"], given["weights"]), "split": "90,7,3", "tokenizer": Tokenizer(),
+        "blend": (given["prefixes"], given["weights"]), "split": given.get("split", "90,7,3"), "tokenizer": Tokenizer(),
         "num_dataset_builder_threads": 2, "mid_level_dataset_surplus": 0.5, "create_attention_mask": False,
         "reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False,
     }  # fmt: skip
@@ -38,7 +38,9 @@ def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[An
 
     def build() -> Any:
         config = binidx.GPTDatasetConfig(**arguments(given))
-        return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, SIZES, lambda: True, config).build()[0]
+        return binidx.BlendedMegatronDatasetBuilder(
+            binidx.GPTDataset, given.get("sizes", SIZES), lambda: True, config
+        ).build()[0]
 
     def first(train: Any) -> Any:
         return next(iter(binidx.build_pretraining_data_loader(train, consumed_samples=0, micro_batch_size=BATCH)))
