@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from binidx.dataset.baked import BakedDataset as BakedDataset
     from binidx.dataset.bert import BERTMaskedWordPieceDataset as BERTMaskedWordPieceDataset
     from binidx.dataset.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
+    from binidx.dataset.best_fit import BestFitGPTDataset as BestFitGPTDataset
     from binidx.dataset.blended import BlendedDataset as BlendedDataset
     from binidx.dataset.block_shuffled import BlockShuffledGPTDataset as BlockShuffledGPTDataset
     from binidx.dataset.block_shuffled import BlockShuffledGPTDatasetConfig as BlockShuffledGPTDatasetConfig
@@ -60,6 +61,7 @@ HOMES = {
     "BERTMaskedWordPieceDataset": "dataset.bert",
     "BERTMaskedWordPieceDatasetConfig": "dataset.bert",
     "BakedDataset": "dataset.baked",
+    "BestFitGPTDataset": "dataset.best_fit",
     "BlendedDataset": "dataset.blended",
     "BlendedMegatronDatasetBuilder": "dataset.builder",
     "BlendedMegatronDatasetConfig": "dataset.config",

@@ -18,6 +18,7 @@ from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
 from binidx.errors import IndexBuildError
 from binidx.format.idx import DType
 from binidx.format.pieces import read_pieces
+from binidx.native import Orders
 from binidx.native.gather import GPTRows, Recipe, Rows, Starts, TextRows
 from binidx.native.pieces import Pieces, scattered_pieces
 from binidx.storage.disk_cache import DiskCache
@@ -101,7 +102,7 @@ def fill_rows(rows: Rows, requests: Sequence[Request]) -> None:
 def fill_from_map(rows: Rows, dataset: GPTDataset, served: Sequence[int], places: Sequence[int]) -> bool:
     """One call of C; False, and nothing was filled, where the tokens are not mapped, or not all of them."""
     orders, reader = dataset.orders, dataset.dataset.bin_reader
-    if not isinstance(reader, LocalFile | DiskCache):
+    if not isinstance(reader, LocalFile | DiskCache) or not isinstance(orders, Orders):
         return False
     try:
         return reader.read_into(lambda about: rows.read(orders, about, served, places))

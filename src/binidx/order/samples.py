@@ -95,7 +95,7 @@ def origins_of(dataset: Any, numbers: Numbers) -> Origins:
     epoch = np.zeros_like(numbers)
     for each in np.unique(source).tolist():
         here = source == each
-        epoch[here] = _epoch_of(datasets[each], sample[here])
+        epoch[here] = datasets[each].epochs_of(sample[here])
     return Origins(source, sample, epoch)
 
 
@@ -142,15 +142,7 @@ def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
     length = np.ascontiguousarray(spans[:, 2])
     before = np.cumsum(length) - length
     target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
-    return _epoch_of(dataset, samples), Spans(bounds, document, offset + spans[:, 1], length, target)
-
-
-def _epoch_of(dataset: GPTDataset, samples: Numbers) -> Numbers:
-    if len(dataset.document_index) == len(dataset.indices):
-        return np.zeros_like(samples)
-    places = dataset.sample_index[dataset.shuffle_index[samples], 0].astype(np.int64)
-    epochs: Numbers = places // max(len(dataset.indices), 1)
-    return epochs
+    return dataset.epochs_of(samples), Spans(bounds, document, offset + spans[:, 1], length, target)
 
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
