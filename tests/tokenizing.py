@@ -101,9 +101,18 @@ KINDS = {
     "digits": lambda: byte_level(pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False),
     ])),
+    "no pattern": lambda: byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)),
+    "digits, then a pattern": lambda: byte_level(pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), split(CL100K),
+    ])),
+    "what a pattern finds is dropped": lambda: byte_level(pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(CL100K), "removed", False),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])),
     "added tokens": lambda: byte_level(added=[AddedToken("<tool>", normalized=False), AddedToken("the of")]),
     "added words": lambda: byte_level(added=[AddedToken("the", single_word=True)]),
     "strips": lambda: byte_level(added=[AddedToken("<mask>", special=True, lstrip=True)]),
+    "strips blanks of its own": lambda: byte_level(added=[AddedToken(" the", rstrip=True)]),
     "one begins another": lambda: byte_level(
         added=[AddedToken("<|end", special=True), AddedToken("<|endof", special=True)]
     ),
@@ -119,12 +128,12 @@ KINDS = {
 def save(kind: str, folder: Path) -> str:
     """A tokenizer.json of this kind."""
     path = folder / "tokenizer.json"
-    path.write_text(content(kind))
+    path.write_text(json_of(kind))
     return str(path)
 
 
 @functools.cache
-def content(kind: str) -> str:
+def json_of(kind: str) -> str:
     """Of this kind's tokenizer.json; some take seconds to train."""
     return str(KINDS[kind]().to_str())
 

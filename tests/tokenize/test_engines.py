@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from tokenizing import EOT, KINDS, buffers, hard_texts, lists, plain_texts, save, train_sentencepiece
+from tokenizing import EOT, KINDS, buffers, hard_texts, json_of, lists, plain_texts, save, train_sentencepiece
 
 from binidx.errors import ConfigError
 from binidx.tokenize.describe import describe_tokenizer
@@ -23,7 +23,11 @@ REASONS = {
     "another pattern": {"gigatoken": "Unknown pre_tokenizer Split", "tiktoken": "splits text by Split and ByteLevel"},
     "nfkc": {"gigatoken": "Unsupported normalizer", "tiktoken": "normalises text by NFKC"},
     "digits": {"gigatoken": "no Split regex", "tiktoken": "splits text by Digits and ByteLevel"},
+    "no pattern": {"gigatoken": "splits text in another way", "tiktoken": "splits text by ByteLevel"},
+    "digits, then a pattern": {"gigatoken": "in another way", "tiktoken": "splits text by Digits and"},
+    "what a pattern finds is dropped": {"gigatoken": "in another way", "tiktoken": "splits text by Split and"},
     "added words": {"gigatoken": "inside words", "tiktoken": "'the' with single_word"},
+    "strips blanks of its own": {"gigatoken": "blanks around a token that has", "tiktoken": "' the' with rstrip"},
     "strips": {"tiktoken": "'<mask>' with lstrip"},
     "one begins another": {"tiktoken": "does not take the longer"},
     "sentencepiece-like": {"tiktoken": "normalises text by Sequence"},
@@ -81,6 +85,20 @@ def test_engines_of_a_sentencepiece_model_agree(kind: str, tmp_path: Path) -> No
     assert taken == ({"sentencepiece", "gigatoken"} if kind == "llama 2" else {"sentencepiece"})
     for name in taken:
         assert lists(ENGINES[name](spec, content).encode(texts, offsets)) == needed
+
+
+@pytest.mark.parametrize("number", [5000, 3])
+def test_ids_of_added_tokens_that_the_reference_does_not_read_are_not_believed(number: int, tmp_path: Path) -> None:
+    path = Path(save("added tokens", tmp_path))
+    parsed = json.loads(path.read_text())
+    parsed["added_tokens"][-1] |= {"id": number, "special": True}
+    path.write_text(json.dumps(parsed))
+    spec = describe_tokenizer(str(path))
+    library, texts = Tokenizer.from_file(str(path)), ["the of", "x <tool> the of"]
+    assert dict(spec.special_tokens)["the of"] == library.token_to_id("the of") != number
+    assert "stand in the file" in str(refusals(spec, read_content(spec))["gigatoken"])
+    assert choose(spec).name == "tiktoken"
+    assert lists(choose(spec).encode(*buffers(texts))) == lists(reference(spec).encode(*buffers(texts)))
 
 
 def test_a_wordpiece_vocabulary_finds_no_special_tokens_and_puts_none_around(tmp_path: Path) -> None:
@@ -141,7 +159,9 @@ def test_the_table_has_a_reference_for_every_kind_and_rows_under_their_names() -
         assert row.name == name
     for kind in REFERENCES:
         spec = TokenizerSpec("nowhere", kind, "", 1)
-        others = {name for name, row in ENGINES.items() if f"not {kind}" in str(row.refusal(spec, b"{}"))}
+        others = {
+            name for name, row in ENGINES.items() if f"not {kind}" in str(row.refusal(spec, json_of("gpt2").encode()))
+        }
         assert REFERENCES[kind] not in others
 
 

@@ -79,6 +79,15 @@ def wrongly(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
     words = [token["content"] for token in added_tokens(parsed) if token.get("single_word")]
     if words:
         return f"finds {words[0]!r} inside words, where it is to be a word"
+    strips = [token["content"] for token in added_tokens(parsed) if token.get("lstrip") or token.get("rstrip")]
+    if any(content != content.strip() for content in strips):
+        return "takes blanks around a token that has blanks in another way"
+    if added_tokens(parsed) != (parsed.get("added_tokens") or []):
+        return "gives added tokens the ids that stand in the file, which the reference does not read"
+    if not parsed["model"].get("byte_fallback") and not plainly_split(parsed):
+        return "splits text in another way: its steps are not those of GPT-2, nor isolating patterns before ByteLevel"
+    if any(parsed["model"].get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")):
+        return "marks the parts of words in another way"
     if '"Precompiled"' in json.dumps(parsed.get("normalizer")):
         return "normalises text by a map of characters in another way"
     if spec.kind == "sentencepiece" and '"Strip"' in json.dumps(parsed.get("normalizer")):
@@ -86,6 +95,18 @@ def wrongly(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
     if spec.kind == "sentencepiece" and not all(token["special"] for token in added_tokens(parsed)):
         return "cuts user-defined symbols out of the text in another way"
     return None
+
+
+def plainly_split(parsed: Mapping[str, Any]) -> bool:
+    """Whether it takes the steps that split a byte-level tokenizer's text as they are; it drops some others unsaid."""
+    first = parsed.get("pre_tokenizer") or {"type": "nothing"}
+    *before, last = first["pretokenizers"] if first["type"] == "Sequence" else [first]
+    isolating = all(
+        step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"] for step in before
+    )
+    if last["type"] != "ByteLevel" or not isolating:
+        return False
+    return not last["add_prefix_space"] if before else bool(last.get("use_regex", True))
 
 
 def load(spec: TokenizerSpec, content: bytes) -> Tokenizer:

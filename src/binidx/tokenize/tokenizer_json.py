@@ -33,15 +33,29 @@ def parse_json(uri: str, content: bytes) -> dict[str, Any]:
 
 def vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
     """Every entry and its id, added tokens too."""
-    entries = parsed["model"]["vocab"]
-    if isinstance(entries, list):  # Unigram: pieces with their scores, an id is a place
-        entries = {piece: number for number, (piece, _) in enumerate(entries)}
-    return {**entries, **{token["content"]: token["id"] for token in added_tokens(parsed)}}
+    return {**model_vocabulary(parsed), **{token["content"]: token["id"] for token in added_tokens(parsed)}}
+
+
+def model_vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
+    """The model's own entries."""
+    entries: dict[str, int] | list[tuple[str, float]] = parsed["model"]["vocab"]
+    if isinstance(entries, dict):
+        return entries
+    return {piece: number for number, (piece, _) in enumerate(entries)}  # Unigram: an id is a place
 
 
 def added_tokens(parsed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Tokens that are found in the text before it is split."""
-    return parsed.get("added_tokens") or []
+    """Tokens that are found in the text before it is split, with the ids that the library gives them.
+
+    It does not read an id that stands there: what the model has keeps the model's, others follow on its last, in order.
+    """
+    entries, given = model_vocabulary(parsed), dict[str, int]()
+    tokens = parsed.get("added_tokens") or []
+    for token in tokens:
+        content, last = token["content"], max(given.values(), default=-1)
+        following = last + 1 if last >= len(entries) else len(entries)
+        given[content] = entries.get(content, given.get(content, following))
+    return [{**token, "id": given[token["content"]]} for token in tokens]
 
 
 def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
