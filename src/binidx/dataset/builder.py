@@ -45,6 +45,9 @@ class BlendedMegatronDatasetBuilder:
     Source: Megatron Core, `BlendedMegatronDatasetBuilder`; its barriers are left out.
     """
 
+    blended: type[BlendedDataset] = BlendedDataset
+    """What several datasets become."""
+
     def __init__(
         self,
         cls: type[MegatronDataset],
@@ -170,9 +173,9 @@ class BlendedMegatronDatasetBuilder:
         size = sizes[split.value]
         if weights is not None and size is not None:
             shares = normalize(list(weights))
-            return BlendedDataset(datasets, shares, sum(ceil(size * share) for share in shares), self.config)
+            return self.blended(datasets, shares, sum(ceil(size * share) for share in shares), self.config)
         lengths = [len(dataset) for dataset in datasets]
-        return BlendedDataset(datasets, lengths, None if size is None else min(size, sum(lengths)), self.config)
+        return self.blended(datasets, lengths, None if size is None else min(size, sum(lengths)), self.config)
 
 
 def sizes_per_dataset(

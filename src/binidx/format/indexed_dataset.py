@@ -81,7 +81,7 @@ class IndexedDataset:
         return {"arguments": {name: getattr(self, name) for name in names}, "opened": self._opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state["arguments"])  # type: ignore[misc]
+        IndexedDataset.__init__(self, **state["arguments"])  # a subclass may take others
         for end, was in state["opened"].items():
             if not same_identity(was, self._opened[end]):
                 raise ObjectChangedError(

@@ -245,7 +245,8 @@ def num_bytes(samples: Any) -> int:
 
 def is_ours(dataset: Any) -> bool:
     """Whether all that makes its samples is ours, and so a function of their number, for batches of any size."""
-    ways = ("__getitem__", "__getitems__", "spans", "assemble", "read_together")
+    megatrons = "_query_document_sample_shuffle_indices"  # of `compat`, where it may be a user's
+    ways = ("__getitem__", "__getitems__", "spans", "assemble", "read_together", megatrons)
     kinds = {type(each) for each in (dataset, *_parts(dataset)) if isinstance(each, BlendedDataset | MegatronDataset)}
     found = [getattr(kind, name) for kind in kinds for name in ways if hasattr(kind, name)]
     return bool(found) and all(way.__module__.startswith("binidx.") for way in found)
