@@ -23,6 +23,7 @@ BENCHES = (
     "disk_cache",
     "segments",
     "merge",
+    "preprocess",
     "text_to_tokens",
     "shuffle",
     "read_text",
