@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpt_samples import config
 from looking_ahead import Numbers, loader, no_thread_is_left, values
-from order_runs import random_run
+from order_runs import random_run, write_source
 
 import binidx
 from binidx.errors import ConfigError
@@ -97,6 +99,52 @@ def test_a_state_of_another_order_is_refused() -> None:
     for other in (loader(Numbers(60), 0), loader(Numbers(60), 0, kind="cyclic", m=2), loader(Numbers(61), 0)):
         with pytest.raises(ConfigError, match="resume: state is for fingerprint"):
             other.load_state_dict(cyclic)
+
+
+def run_of(prefix: str, kind: Any = binidx.GPTDataset, **options: Any) -> Any:
+    sizes = options.pop("sizes", [20, 0, 0])
+    made = config(options.pop("blend", ([prefix], None)), **{"split": "1,0,0", **options})
+    return binidx.BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, made).build()[0]
+
+
+def state_of(dataset: Any) -> dict[str, Any]:
+    made = binidx.build_pretraining_data_loader(dataset, 0, 4)
+    assert made is not None
+    return made.state_dict()
+
+
+def test_fingerprints_know_the_order_and_not_the_place(tmp_path: Path) -> None:
+    a, copy, other = (tmp_path / name for name in ("a", "copy", "other"))
+    write_source(a, random.Random(1), False)
+    write_source(copy, random.Random(1), False)
+    write_source(other, random.Random(2), False)
+    state = state_of(run_of(str(a)))
+    assert state_of(run_of(str(copy))) == state
+    assert state_of(run_of(str(a), sizes=[19, 0, 0])) == state
+    for changed in (
+        run_of(str(other)),
+        run_of(str(a), random_seed=2),
+        run_of(str(a), sequence_length=9),
+        run_of(str(a), split="9,1,0"),
+        run_of(str(a), add_extra_token_to_sequence=False),
+        run_of(str(a), sizes=[5000, 0, 0]),
+    ):
+        assert state_of(changed) != state
+
+
+def test_weights_are_part_of_the_order(tmp_path: Path) -> None:
+    prefixes = [write_source(tmp_path / name, random.Random(1), False) for name in "ab"]
+    states = [state_of(run_of("", blend=(prefixes, weights))) for weights in ([1.0, 1.0], [2.0, 2.0], [1.0, 2.0])]
+    assert states[0] == states[1] != states[2]
+
+
+def test_a_staged_run_is_known_by_its_stages_and_not_by_its_place(tmp_path: Path) -> None:
+    def staged(name: str, weights: list[float]) -> Any:
+        prefixes = [write_source(tmp_path / f"{name}{number}", random.Random(number), False) for number in range(2)]
+        stages = [binidx.Stage((prefixes, [1.0, 1.0]), 10), binidx.Stage((prefixes, weights), 10)]
+        return binidx.StagedBlendedDataset(binidx.GPTDataset, stages, config())
+
+    assert state_of(staged("a", [1.0, 2.0])) == state_of(staged("b", [1.0, 2.0])) != state_of(staged("a", [2.0, 1.0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -69,6 +69,10 @@ class BestFitGPTDataset(GPTDataset):
     def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return samples // max(1, len(self.bounds) - 1)
 
+    @property
+    def order_identity(self) -> Any:
+        return {**super()._fingerprint(), "data": self.dataset.identity}
+
     @cached_property
     def orders(self) -> PackedPieces:  # type: ignore[override]
         return PackedPieces(self.pieces, self.bounds, self.shuffle_index)

@@ -98,6 +98,12 @@ class BlendedDataset(Identified):
                 batch[row] = sample
         return batch
 
+    @property
+    def order_identity(self) -> Any:
+        """As `MegatronDataset.order_identity`. A longer blend with weights begins with the shorter one."""
+        datasets = [dataset.order_identity for dataset in self.datasets]
+        return {"class": type(self).__name__, "weights": self.weights, "all": self.size is None, "datasets": datasets}
+
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict(
             [

@@ -57,6 +57,10 @@ class BlockShuffledGPTDataset(GPTDataset):
         blocks = {"block_samples": self.config.block_samples, "blocks_mixed": self.config.blocks_mixed}
         return {**super()._fingerprint(), **blocks}
 
+    @property
+    def order_identity(self) -> dict[str, Any]:
+        return {**self._fingerprint(), "data": self.dataset.identity}
+
     def _build_planned(self, building: Building, plan: EpochPlan, threads: int) -> None:
         size = len(self._documents)
         with building.array("document_index", (plan.num_epochs * size,), np.int32) as document_index:

@@ -177,6 +177,10 @@ class GPTDataset(MegatronDataset):
             "drop_last_partial_sequence": self._drop_last_partial(),
         }
 
+    @property
+    def order_identity(self) -> dict[str, Any]:
+        return {**self._fingerprint(), **self._order().fields, "data": self.dataset.identity}
+
     def _order(self) -> Order:
         return order_of(
             self._plan, self.config.sequence_length, add_extra_token=self.config.add_extra_token_to_sequence

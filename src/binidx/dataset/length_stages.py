@@ -84,9 +84,16 @@ class LengthStagedDataset(BlendedDataset):
         self.unique_identifiers = self._identifiers()
         self.check()
 
+    @property
+    def order_identity(self) -> Any:
+        return {"class": type(self).__name__, "windows": self.windows.order_identity, "stages": self._stages}
+
     def _identifiers(self) -> OrderedDict[str, Any]:
-        stages = [(stage.sequence_length, stage.num_samples) for stage in self.stages]
-        return OrderedDict([*super()._identifiers().items(), ("stages", stages), ("mixed_windows", self.mixed_windows)])
+        return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])
+
+    @property
+    def _stages(self) -> list[Any]:
+        return [self.mixed_windows, *((stage.sequence_length, stage.num_samples) for stage in self.stages)]
 
     def check(self) -> None:
         """Raise BlendError unless each stage serves every part of its windows once, and of no others."""

@@ -115,6 +115,12 @@ class MegatronDataset(Identified, ABC):
             ]
         )
 
+    @property
+    def order_identity(self) -> Any:
+        """What its samples and their order depend on, in JSON values: equal wherever the data lies, and for as many
+        samples as come in the same order. A kind that does not say has the text that Megatron hashes."""
+        return self.unique_description
+
     @staticmethod
     def _key_config_attributes() -> list[str]:
         """The config fields that are part of the identity, in the order that is hashed."""

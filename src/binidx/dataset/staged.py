@@ -135,9 +135,18 @@ class StagedBlendedDataset(BlendedDataset):
         self.unique_identifiers = self._identifiers()
         self.check()
 
+    @property
+    def order_identity(self) -> Any:
+        numbers = {prefix: number for number, prefix in enumerate(dict.fromkeys(d.dataset_path for d in self.datasets))}
+        stages = [([numbers[prefix] for prefix in prefixes], *rest) for prefixes, *rest in self._stages]
+        return {**super().order_identity, "stages": stages}
+
     def _identifiers(self) -> OrderedDict[str, Any]:
-        stages = [(stage.blend[0], stage.shares, stage.num_samples, stage.planned) for stage in self.stages]
-        return OrderedDict([*super()._identifiers().items(), ("stages", stages)])
+        return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])
+
+    @property
+    def _stages(self) -> list[Any]:
+        return [(stage.blend[0], stage.shares, stage.num_samples, stage.planned) for stage in self.stages]
 
     def check(self) -> None:
         """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in turn: none skipped, none twice."""
