@@ -42,10 +42,12 @@ LOCAL, FAR = 1, 2
 
 WORKER = """
 import json, sys
+from binidx.prepare.preprocess.local_workers import keep_one_arena
 from binidx.prepare.preprocess.plan import plan_parts
 from binidx.prepare.preprocess.tokenising import make_part
 from binidx.text.inputs import find_inputs
 from tests.bench.preprocess import job_of
+keep_one_arena()
 job = job_of(*sys.argv[1:4])
 for part in plan_parts(job, find_inputs(job.inputs)):
     make_part(job, part)

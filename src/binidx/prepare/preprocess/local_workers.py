@@ -8,6 +8,8 @@ A worker waits for that end in a thread. Then it stops between two batches, and 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -17,6 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection, wait
 
 from binidx.prepare.preprocess.stopping import stop
+
+M_ARENA_MAX = -8
+"""Source: glibc, malloc.h."""
 
 GRACE_SECONDS = 5.0
 """For a worker to end what it writes."""
@@ -42,7 +47,18 @@ def begin_worker(end: Connection) -> None:
     """What each worker does first."""
     # A Ctrl-C reaches all processes of a terminal; the driver alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_one_arena()
     threading.Thread(target=_stop_at_end, args=(end,), daemon=True).start()
+
+
+def keep_one_arena() -> None:
+    """Have glibc's malloc use one arena for all threads.
+
+    Each of its own would keep what it freed: from S3 to S3 a worker grew from 300 MB to 360 within eight parts, and stays
+    at 300 like this, as fast.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def _stop_at_end(end: Connection) -> None:
