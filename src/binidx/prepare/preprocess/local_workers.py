@@ -54,8 +54,8 @@ def begin_worker(end: Connection) -> None:
 def keep_one_arena() -> None:
     """Have glibc's malloc use one arena for all threads.
 
-    Each of its own would keep what it freed: from S3 to S3 a worker grew from 300 MB to 360 within eight parts, and stays
-    at 300 like this, as fast.
+    Each of its own would keep what it freed: from S3 to S3 a worker grew from 300 MB to 360 within eight parts; like
+    this it stays at 300, and is as fast.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
