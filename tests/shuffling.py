@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.prepare.shuffle import buckets, dataset, lines, rows, scratch
 from binidx.prepare.shuffle.keys import shuffle_keys
 
 
@@ -27,3 +28,25 @@ def read_documents(prefix: str | Path) -> list[tuple[list[bytes], list[int]]]:
                      for number in range(first, stop)]  # fmt: skip
         documents.append((sequences, [] if modes is None else modes[first:stop].tolist()))
     return documents
+
+
+def small_buckets(
+    patch: pytest.MonkeyPatch,
+    num_buckets: int,
+    round_bytes: int,
+    bucket_bytes: int = 1 << 20,
+    *,
+    chunk_bytes: int = buckets.CHUNK_BYTES,
+    extent_bytes: int = scratch.EXTENT_BYTES,
+) -> None:
+    """Let the shuffles that follow have so many buckets, whatever their memory."""
+    plan_shuffle = buckets.plan_shuffle
+
+    def plan(*given: int) -> buckets.Plan:
+        plan_shuffle(*given)
+        return buckets.Plan(num_buckets, round_bytes, bucket_bytes)
+
+    for module in (dataset, lines, rows):
+        patch.setattr(module, "plan_shuffle", plan)
+    patch.setattr(buckets, "CHUNK_BYTES", chunk_bytes)
+    patch.setattr(scratch, "EXTENT_BYTES", extent_bytes)

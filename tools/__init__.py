@@ -22,6 +22,7 @@ COMMANDS = {
     "order": ("order", "who reads what: the order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet into datasets, on one machine or many"),
+    "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
     "trace": ("trace_step", "what was in a step: samples, documents, text"),
     "verify": ("verify", "whether a dataset is sound: structure, checksums, token ids"),
     "where": ("where", "who saw a document: every step, rank and slot"),

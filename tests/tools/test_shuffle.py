@@ -1,0 +1,42 @@
+"""binidx shuffle: the call, what a person and a program are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from binidx.tools import main
+from converting import build, pair
+
+
+def test_it_shuffles_and_says_what_it_did(tmp_path: Path, capsys) -> None:
+    sources = [build(tmp_path / name, 100, n) for n, name in enumerate("ab")]
+    call = ["shuffle", *sources, "--to", f"{tmp_path}/new", "--seed", "1"]
+    assert main([*call, "--memory", "300MB"]) == 0
+    out, err = capsys.readouterr()
+    assert f"{tmp_path}/new: 2 datasets\n  20 documents, 20 sequences, 200 tokens\n  1 buckets; no lineage; " in out
+    assert err == ""
+    before = pair(tmp_path / "new")
+    assert main(call) == 2
+    assert "holds another dataset, needed a free name; --overwrite replaces it" in capsys.readouterr().err
+    assert main([*call, "--overwrite", "--json", "--memory", "1GiB"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_documents"] == 20
+    assert pair(tmp_path / "new") == before
+
+
+def test_lines_too(tmp_path: Path, capsys) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"a\nb\nc\nd")
+    call = ["shuffle", "--lines", f"{tmp_path}/in.jsonl", "--to", f"{tmp_path}/new.jsonl", "--seed", "1"]
+    assert main(call) == 0
+    assert f"{tmp_path}/new.jsonl: 4 lines, 8 bytes; 1 buckets; " in capsys.readouterr().out
+    assert sorted((tmp_path / "new.jsonl").read_bytes().split()) == [b"a", b"b", b"c", b"d"]
+    assert main([*call, "--overwrite", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_lines"] == 4
+
+
+def test_a_call_that_is_wrong_is_one_line(tmp_path: Path, capsys) -> None:
+    source = build(tmp_path / "a", 100)
+    assert main(["shuffle", f"{source}.bin", "--to", f"{tmp_path}/new", "--seed", "1"]) == 2
+    assert f"found {source}.bin, needed the prefix of its files: {source}\n" in capsys.readouterr().err
+    assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--memory", "1MB"]) == 2
+    assert "memory: 1,000,000 bytes, needed 268,435,456 or more" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""Shuffle the documents of a dataset, or the lines of text, in the memory that is allowed.
+
+The order is a function of --seed and of how many documents (or lines) there are: the same on every machine, whatever
+--memory says. Several sources come together as one. Two passes read and write in long runs: into buckets on the scratch
+disk, then bucket by bucket in order. The scratch disk needs room for all the tokens (or text) once; it is free again
+when the command ends, however that is.
+
+Compressed datasets (.bin.zst) give a compressed one. Lineage (.lineage.parquet) comes along. Checksums (.bin.xxh3) are
+not carried along: binidx convert TARGET TARGET --checksums takes them anew. Nothing stands under the target's name
+before it is whole: the .idx comes last. After a break, the same command begins again.
+
+With --lines SOURCE is jsonl or other text, also .gz and .zst, and the target one object, compressed if its name says
+so.
+
+exit status: 0 shuffled, 1 the data is bad, 2 the call is
+
+example:
+  binidx shuffle data/en --to data/en-shuffled --seed 1 --memory 2GB
+  binidx shuffle s3://corpus/en s3://corpus/code --to s3://corpus/all --seed 1 --scratch /local/nvme
+  binidx shuffle --lines 'text/*.jsonl.gz' --to text/shuffled.jsonl.zst --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+if __name__ == "__main__":  # python tools/shuffle.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.errors import ConfigError
+from binidx.prepare.shuffle.dataset import MEMORY_BYTES, Shuffled, shuffle_datasets
+from binidx.prepare.shuffle.lines import ShuffledLines, shuffle_lines
+from binidx.storage.settings import parse_bytes
+
+from ._bar import Bar
+from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    return run("shuffle", lambda: shuffle(arguments), after_interrupt="interrupted; nothing was written")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = parser("shuffle", __doc__)
+    options.add_argument("sources", nargs="+", metavar="SOURCE", help="prefix of a dataset; with --lines, of text")
+    options.add_argument("--to", required=True, metavar="TARGET", help="prefix to write; with --lines, the object")
+    options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
+    options.add_argument("--memory", type=num_bytes, default=MEMORY_BYTES, metavar="SIZE", help="2GiB by default")
+    options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
+    options.add_argument("--lines", action="store_true", help="shuffle lines of text")
+    options.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
+    options.add_argument("--overwrite", action="store_true", help="replace what stands at the target")
+    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
+    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
+    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    return options
+
+
+def num_bytes(text: str) -> int:
+    """`2GB`, `512MiB`, plain digits."""
+    try:
+        return parse_bytes(text)
+    except (KeyError, ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB") from None
+
+
+def shuffle(arguments: argparse.Namespace) -> int:
+    """Shuffle, and say what was done."""
+    common = {
+        "seed": arguments.seed,
+        "memory_bytes": arguments.memory,
+        "scratch": arguments.scratch,
+        "overwrite": arguments.overwrite,
+        "source_options": arguments.source_options,
+        "target_options": arguments.target_options,
+    }
+    with Bar("shuffle") as bar:
+        if arguments.lines:
+            lines = shuffle_lines(arguments.sources, arguments.to, **common, watch=bar)
+            print(json.dumps(lines.to_json()) if arguments.json else describe_lines(lines))
+        else:
+            sources, target = [dataset(each) for each in arguments.sources], dataset(arguments.to)
+            done = shuffle_datasets(sources, target, **common, lineage=not arguments.no_lineage, watch=bar)
+            print(json.dumps(done.to_json()) if arguments.json else describe(done))
+    return 0
+
+
+def dataset(text: str) -> str:
+    """A prefix; the file of a dataset is none."""
+    try:
+        return prefix(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(str(error)) from None
+
+
+def describe(done: Shuffled) -> str:
+    """What was done, for people."""
+    lineage = "with" if done.lineage else "no"
+    return "\n".join(
+        [
+            f"{done.target}: {done.num_sources} datasets",
+            f"  {done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens",
+            f"  {done.num_buckets:,} buckets; {lineage} lineage; {human_seconds(done.seconds)}",
+        ]
+    )
+
+
+def describe_lines(done: ShuffledLines) -> str:
+    """What was done, for people."""
+    text = f"{done.num_lines:,} lines, {human_bytes(done.num_bytes)}"
+    return f"{done.target}: {text}; {done.num_buckets:,} buckets; {human_seconds(done.seconds)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
