@@ -59,7 +59,10 @@ def main() -> None:
     # The driver is loaded: a second of a core, and these processes share a few.
     object_exists(HOW["prefix"] + ".bin")
     print("ready", flush=True)
+    parent = os.getppid()
     while "start" in HOW and not Path(HOW["start"]).exists():
+        if os.getppid() != parent:
+            sys.exit("whoever started this has died")
         time.sleep(0.005)
     began, found = time.monotonic(), {}
     try:
