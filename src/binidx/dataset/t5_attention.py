@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeAlias
 
 import numpy as np
 
 from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError
 
-Masks = tuple[Tensor, Tensor | None, Tensor | tuple[Tensor, Tensor]]
+Masks: TypeAlias = "tuple[Tensor, Tensor | None, Tensor | tuple[Tensor, Tensor]]"
 
 
 def config_attention_mask(

@@ -1,34 +1,49 @@
-"""The only file of this layer that imports torch: arrays become tensors and samples; the group and its store."""
+"""The only file of this layer that imports torch: arrays become tensors and samples; the group and its store.
+
+It does so when the first tensor is made: whoever asks only for the order of samples waits no second for it.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 import numpy as np
-import torch
-import torch.utils.data
 from numpy.typing import NDArray
 
-Tensor = torch.Tensor
-Sample = dict[str, torch.Tensor | np.generic]
+if TYPE_CHECKING:
+    import torch
+
+Tensor: TypeAlias = "torch.Tensor"
+Sample: TypeAlias = "dict[str, torch.Tensor | np.generic]"
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
     """The same memory as a tensor."""
+    import torch
+
     return torch.from_numpy(array)
 
 
 def is_distributed() -> bool:
-    """Whether `torch.distributed` has a process group."""
+    """Whether `torch.distributed` has a process group; without torch there is none."""
+    if "torch" not in sys.modules:
+        return False
+    import torch.distributed
+
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def world_size() -> int:
     """Processes in the group, or those that a launcher such as torchrun speaks of; 1 without either."""
-    return torch.distributed.get_world_size() if is_distributed() else int(os.environ.get("WORLD_SIZE", "1"))
+    if is_distributed():
+        import torch.distributed
+
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Store(Protocol):
@@ -46,7 +61,11 @@ def group_store(name: str) -> tuple[Store, int, int] | None:
 
     None where there are no others, or no store, as with MPI.
     """
-    if not is_distributed() or torch.distributed.get_world_size() == 1:
+    if not is_distributed():
+        return None
+    import torch.distributed
+
+    if torch.distributed.get_world_size() == 1:
         return None
     from torch.distributed import distributed_c10d  # which a torch without distributed does not have
 
@@ -60,12 +79,18 @@ def group_store(name: str) -> tuple[Store, int, int] | None:
 
 def reading_worker() -> tuple[int, int]:
     """Which of the DataLoader's workers this process is, and how many there are; 0 of 1 where the trainer reads."""
+    if "torch" not in sys.modules:
+        return 0, 1
+    import torch.utils.data
+
     worker = torch.utils.data.get_worker_info()
     return (0, 1) if worker is None else (worker.id, worker.num_workers)
 
 
 def seed_generators(seed: int) -> None:
     """The global generators of torch, NumPy and random."""
+    import torch
+
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -73,12 +98,14 @@ def seed_generators(seed: int) -> None:
 
 def shared_zeros(*shape: int) -> torch.Tensor:
     """float64 in memory that stays the same in workers, forked or spawned."""
+    import torch
+
     zeros = torch.zeros(*shape, dtype=torch.float64)
     zeros.share_memory_()  # type: ignore[no-untyped-call]
     return zeros
 
 
-class Samples(Sequence[Sample]):
+class Samples(Sequence["Sample"]):
     """The samples of a micro-batch that is laid out already: its rows one by one, or all of it with nothing to stack.
 
     Args:
