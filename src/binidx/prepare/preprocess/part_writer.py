@@ -57,16 +57,22 @@ class DatasetWriter:
         if self._lineage is not None:
             self._lineage.add(source, batch, found)
 
-    def publish(self) -> Tokens:
-        """Make all of it visible."""
+    def publishing(self) -> list[Callable[[], object]]:
+        """What makes all of it visible: in any order, for without its record a part is nothing."""
+        return [self._publish_bin, self._publish_idx, *([self._lineage.publish] if self._lineage is not None else [])]
+
+    def told(self) -> Tokens:
+        """What there is of it."""
+        return Tokens(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
+
+    def _publish_bin(self) -> None:
         self._behind.wait()
         self._bin.publish()
+
+    def _publish_idx(self) -> None:
         with create_object(f"{self._prefix}.idx", self._options) as writer:
             for block in self._columns.format():
                 writer.write(block)
-        if self._lineage is not None:
-            self._lineage.publish()
-        return Tokens(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
 
     def close(self) -> None:
         """Leave nothing of what is not published."""
@@ -148,11 +154,15 @@ class PartWriter:
 
     def publish(self) -> dict[str, Tokens]:
         """Make all of it visible; what there is of each key."""
-        told = {key: dataset.publish() for key, dataset in self._datasets.items()}
-        if self._problems:
-            with create_object(self._places.part_quarantine_uri(self._part), self._places.job.target_options) as out:
-                out.write(b"".join(self._problems))
-        return told
+        steps = [step for dataset in self._datasets.values() for step in dataset.publishing()]
+        steps += [self._publish_problems] if self._problems else []
+        with ThreadPoolExecutor(len(steps)) as threads:  # each asks the store several times
+            list(threads.map(lambda step: step(), steps))
+        return {key: dataset.told() for key, dataset in self._datasets.items()}
+
+    def _publish_problems(self) -> None:
+        with create_object(self._places.part_quarantine_uri(self._part), self._places.job.target_options) as out:
+            out.write(b"".join(self._problems))
 
 
 def open_lineage(uri: str, places: Places) -> LineageWriter:
