@@ -7,8 +7,9 @@
 Samples and splits go by a hash of the seed and the number of the document: the same on every machine, a smaller sample
 within each larger one, and near the fraction that was asked for, not exactly it. The order of the documents stays.
 
-A compressed dataset gives compressed ones. Checksums (.bin.xxh3) are not carried along: binidx convert takes them anew.
-Nothing stands under a target's name before it is whole. After a break, the same command begins again.
+Lineage (.lineage.parquet) comes along. A compressed dataset gives compressed ones. Checksums (.bin.xxh3) are not
+carried along: binidx convert takes them anew. Nothing stands under a target's name before it is whole. After a break,
+the same command begins again.
 
 exit status: 0 done, 1 the data is bad, 2 the call is
 
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         found.add_argument("source", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
         many = "+" if name == "split" else 1
         found.add_argument("--to", required=True, nargs=many, type=prefix, metavar="PREFIX", help="to write to")
+        found.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
         found.add_argument("--overwrite", action="store_true", help="replace a dataset that stands there")
         found.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's, for the source")
         found.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for what is written")
@@ -87,6 +89,7 @@ def run_head(arguments: argparse.Namespace, watch: Watch) -> Cut:
         arguments.source,
         arguments.to[0],
         arguments.count,
+        lineage=not arguments.no_lineage,
         overwrite=arguments.overwrite,
         source_options=arguments.source_options,
         target_options=arguments.target_options,
@@ -101,6 +104,7 @@ def run_split(arguments: argparse.Namespace, watch: Watch) -> Cut:
         arguments.to,
         arguments.fractions,
         seed=arguments.seed,
+        lineage=not arguments.no_lineage,
         overwrite=arguments.overwrite,
         source_options=arguments.source_options,
         target_options=arguments.target_options,

@@ -8,8 +8,9 @@ before it is whole: the .idx comes last. After a break, the same command begins 
 With --virtual nothing is moved: TARGET.parts.json lists the datasets, and opens as what the merge would have made. They
 may lie in several stores, compressed or not, and must stay as they are.
 
-Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed or none.
-Checksums (.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
+Lineage (.lineage.parquet) comes along: a document of a dataset that has none is told by the dataset's prefix and its
+number in it. Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed
+or none. Checksums (.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
 
 exit status: 0 merged, 1 the data is bad, 2 the call is
 
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
     options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
     options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
+    options.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
     options.add_argument("--overwrite", action="store_true", help="replace a dataset that stands there")
     options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
     options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
@@ -64,6 +66,7 @@ def merge(arguments: argparse.Namespace) -> int:
         done = merge_datasets(
             arguments.sources,
             arguments.to,
+            lineage=not arguments.no_lineage,
             overwrite=arguments.overwrite,
             source_options=arguments.source_options,
             target_options=arguments.target_options,

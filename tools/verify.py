@@ -1,14 +1,16 @@
 """Check a dataset: its index, the size of its .bin, its checksums, and its token ids against a vocabulary.
 
 Every rule of the .idx is checked, and all tokens are read, wherever they lie: against the checksums of a .bin.xxh3 or
-the frames of a .bin.zst where there are any, and with --vocab-size against the vocabulary. --quick reads only the index
-and the sizes. The first document that is wrong is named.
+the frames of a .bin.zst where there are any, with --vocab-size against the vocabulary, and with --lineage each document
+against the hash that .lineage.parquet has of it. Where there is a .manifest.json its counts must be those of the index.
+--quick reads only the index and the sizes. The first document that is wrong is named.
 
 exit status: 0 all is sound, 1 something is wrong, 2 the call is
 
 example:
   binidx verify data/en --vocab-size 50257
   binidx verify s3://corpus/en --quick
+  binidx verify data/en_text_document --lineage
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("prefix", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
+    options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
     return options
@@ -51,6 +54,7 @@ def verify(arguments: argparse.Namespace) -> int:
             arguments.prefix,
             vocab_size=arguments.vocab_size,
             quick=arguments.quick,
+            lineage=arguments.lineage,
             storage_options=arguments.storage_options,
             watch=bar,
         )
@@ -68,6 +72,8 @@ def describe(found: Verified) -> str:
             f"  {found.num_documents:,} documents{empty}, {found.num_sequences:,} sequences",
             f"  {found.num_tokens:,} tokens of {found.dtype}, {human_bytes(found.bin_bytes)}{trailing}",
             f"  {tokens_read(found)}",
+            *(["  the manifest's counts are the same"] if found.manifest else []),
+            *([f"  {found.lineage:,} documents are those of the lineage"] if found.lineage is not None else []),
         ]
     )
 

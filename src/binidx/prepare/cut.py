@@ -8,7 +8,8 @@ The hash is SplitMix64, read as a number u in [0, 1): a sample takes u < fractio
 So the same seed gives the same documents on every machine, a smaller sample lies within a larger one, and the sample of
 0.1 is the first share of a split that begins with 0.1. How many documents that is, is near the share, not exactly it.
 
-Order is kept. Memory: some MB for the index, and 64 MiB of tokens on their way.
+Order is kept, and lineage carried along: `prepare.lineage`. Memory: some MB for the index, and 64 MiB of tokens on
+their way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
 from binidx.format.index_stream import Documents
 from binidx.prepare.finished import Finished, Options, Prefix, free_target, publish
+from binidx.prepare.lineage import Lineage, LineageTargets
 from binidx.storage.join import open_join
 from binidx.storage.join_plan import Piece
 from binidx.storage.ranges import Range, RangeReader, cut
@@ -69,6 +71,7 @@ def head_dataset(
     target: Prefix,
     num_documents: int,
     *,
+    lineage: bool = True,
     overwrite: bool = False,
     source_options: Options = None,
     target_options: Options = None,
@@ -86,7 +89,7 @@ def head_dataset(
         raise ConfigError(f"head: {num_documents} documents, needed 0 or more")
     if Finished(source, source_options).source.codec != "raw":
         choice = Choice(limit=num_documents)
-        return _scatter(source, [target], choice, overwrite, source_options, target_options, watch or Silent())
+        return _scatter(source, [target], choice, lineage, overwrite, source_options, target_options, watch or Silent())
     began, watch, opened = time.monotonic(), watch or Silent(), Finished(source, source_options)
     place = free_target(target, "raw", [opened], target_options, overwrite=overwrite)
     reader = opened.source.open(opened.source.bin_uri)
@@ -98,13 +101,15 @@ def head_dataset(
             num_tokens += int(block.lengths.sum(dtype=np.int64))
         num_bytes = num_tokens * opened.index.item_bytes
         pieces = [Piece(reader, 0, num_bytes)] if num_bytes else []
-        join = open_join(place.bin_uri, pieces, source_options=source_options, target_options=target_options)
-        try:
-            watch.begin("tokens", num_bytes, 0)
-            join.fill(watch.advance)
-            publish(place, columns, lambda: join.publish(place.make_way), opened.check_unchanged)
-        finally:
-            join.abandon()
+        choice = Choice(limit=num_documents)
+        with lineage_of(opened, [place], choice, lineage, source_options, watch) as sidecar:
+            join = open_join(place.bin_uri, pieces, source_options=source_options, target_options=target_options)
+            try:
+                watch.begin("tokens", num_bytes, 0)
+                join.fill(watch.advance)
+                publish(place, columns, lambda: join.publish(lambda: sidecar.make_way(0)), opened.check_unchanged)
+            finally:
+                join.abandon()
         share = Share(place.prefix, columns.num_documents, len(columns.lengths), num_tokens)
     return Cut(opened.prefix, opened.index.num_documents, [share], time.monotonic() - began)
 
@@ -115,6 +120,7 @@ def split_dataset(
     fractions: Sequence[float],
     *,
     seed: int,
+    lineage: bool = True,
     overwrite: bool = False,
     source_options: Options = None,
     target_options: Options = None,
@@ -139,7 +145,7 @@ def split_dataset(
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("split: two targets are equal, needed one for each fraction")
     choice = Choice(seed=seed, ends=tuple(np.cumsum(fractions)))
-    return _scatter(source, targets, choice, overwrite, source_options, target_options, watch or Silent())
+    return _scatter(source, targets, choice, lineage, overwrite, source_options, target_options, watch or Silent())
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,17 @@ def uniform(seed: int, first: int, count: int) -> NDArray[np.float64]:
     return found
 
 
+@contextlib.contextmanager
+def lineage_of(
+    opened: Finished, places: Sequence[Target], choice: Choice, wanted: bool, options: Options, watch: Watch
+) -> Iterator[LineageTargets]:
+    """The rows of the documents of each target, written but not shown."""
+    rows = Lineage([opened] if wanted else [], options, choice.limit)
+    with contextlib.closing(LineageTargets(rows, places)) as sidecars:
+        sidecars.fill(rows, choice.of, watch)
+        yield sidecars
+
+
 def check_index(opened: Finished, plain: RangeReader, watch: Watch) -> None:
     """Read and check a whole index, and the size of the `.bin`."""
     watch.begin("check the index", opened.index.size, 0)
@@ -203,6 +220,15 @@ class _Output:
         stack.callback(self.bin.abandon)
         self.bin.goes.append(place.idx_uri)
 
+    def way(self, sidecars: LineageTargets, number: int) -> Callable[[], None]:
+        """What shows all but the `.idx`."""
+
+        def show() -> None:
+            sidecars.make_way(number)
+            self.bin.publish()
+
+        return show
+
     def share(self) -> Share:
         return Share(self.place.prefix, self.columns.num_documents, len(self.columns.lengths), self.num_tokens)
 
@@ -211,6 +237,7 @@ def _scatter(
     source: Prefix,
     targets: Sequence[Prefix],
     choice: Choice,
+    lineage: bool,
     overwrite: bool,
     source_options: Options,
     target_options: Options,
@@ -230,8 +257,9 @@ def _scatter(
                 take(block, chosen == number, output.columns)
             _write_tokens(block, chosen, outputs, plain, index.item_bytes)
             watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
-        for output in outputs:
-            publish(output.place, output.columns, output.bin.publish, opened.check_unchanged)
+        sidecars = stack.enter_context(lineage_of(opened, places, choice, lineage, source_options, watch))
+        for number, output in enumerate(outputs):
+            publish(output.place, output.columns, output.way(sidecars, number), opened.check_unchanged)
         return Cut(opened.prefix, index.num_documents, [each.share() for each in outputs], time.monotonic() - began)
 
 

@@ -21,6 +21,7 @@ from binidx.prepare.finished import Finished, Options
 from binidx.prepare.preprocess.places import LINEAGE, MANIFEST
 from binidx.storage.backends import open_object
 from binidx.storage.publish import delete_object, object_exists
+from binidx.storage.resumable import Watch
 
 if TYPE_CHECKING:
     from binidx.prepare.preprocess.lineage import LineageWriter
@@ -32,11 +33,12 @@ class Lineage:
     """The rows of several datasets, one after another.
 
     Args:
-        sources: the datasets; checked, so that they know their documents.
+        sources: the datasets.
+        limit: of these rows only the first so many are wanted.
     """
 
-    def __init__(self, sources: Sequence[Finished], options: Options = None) -> None:
-        self._options = options
+    def __init__(self, sources: Sequence[Finished], options: Options = None, limit: int | None = None) -> None:
+        self._options, self._limit = options, limit
         self._sources = [(each, object_exists(each.prefix + LINEAGE, options)) for each in sources]
 
     def __bool__(self) -> bool:
@@ -45,15 +47,24 @@ class Lineage:
 
     @property
     def num_rows(self) -> int:
-        return sum(each.index.num_documents for each, _ in self._sources)
+        count = sum(each.index.num_documents for each, _ in self._sources)
+        return count if self._limit is None else min(count, self._limit)
 
     def tables(self) -> Iterator[Any]:
-        """All rows, in tables of `SCHEMA`.
+        """The rows, in tables of `SCHEMA`.
 
         Raises:
             FormatError: a sidecar has another number of rows than its dataset has documents.
             MissingDriverError: pyarrow is.
         """
+        left = self.num_rows
+        for table in self._all():
+            yield table[:left]
+            left -= min(left, len(table))
+            if not left:
+                return
+
+    def _all(self) -> Iterator[Any]:
         for each, there in self._sources:
             count = each.index.num_documents
             yield from read_rows(each.prefix, count, self._options) if there else rows_of_none(each.prefix, count)
@@ -116,20 +127,25 @@ class LineageTargets:
         """Rows for one of them."""
         self._writers[number].write(table)
 
-    def fill(self, lineage: Lineage, choose: Callable[[int, int], NDArray[np.int64]]) -> None:
+    def fill(self, lineage: Lineage, choose: Callable[[int, int], NDArray[np.int64]], watch: Watch) -> None:
         """Each row to the target that `choose(first row, rows)` names; -1: to none."""
+        if not lineage:
+            return
         import pyarrow as pa
 
+        watch.begin("lineage", lineage.num_rows, 0)
         first = 0
         for table in lineage.tables():
             chosen = choose(first, len(table))
             for number in range(len(self._writers)):
                 self.write(number, table.filter(pa.array(chosen == number)))
             first += len(table)
+            watch.advance(len(table))
 
     def make_way(self, number: int) -> None:
-        """Let what tells of an older dataset go, and show what tells of the new one, which has no `.idx` yet."""
+        """Let the older dataset go, and what tells of it; show what tells of the new one, which has no `.idx` yet."""
         place = self._places[number]
+        place.make_way()
         for end in (MANIFEST, LINEAGE):
             delete_object(place.prefix + end, place.options)
         if self._writers:

@@ -25,6 +25,7 @@ from binidx.format.convert import Silent
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
 from binidx.prepare.finished import Finished, Options, Prefix, free_target, publish
+from binidx.prepare.lineage import Lineage, LineageTargets, to_first
 from binidx.storage.join import IN_FLIGHT, open_join
 from binidx.storage.join_plan import Piece, num_bytes
 from binidx.storage.resumable import Watch
@@ -38,7 +39,7 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class Merged:
     """What a merge did. `how` the tokens moved, "server", "copy_file_range" or "stream"; `moved_bytes` of them passed
-    through this process. `dropped_sums`: a source has checksums, the target has none."""
+    through this process. `dropped_sums`: a source has checksums, the target has none. `lineage`: that came along."""
 
     target: str
     num_sources: int
@@ -50,6 +51,7 @@ class Merged:
     how: str
     dropped_sums: bool
     seconds: float
+    lineage: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """All of it as one JSON object."""
@@ -60,6 +62,7 @@ def merge_datasets(
     sources: Sequence[Prefix],
     target: Prefix,
     *,
+    lineage: bool = True,
     overwrite: bool = False,
     source_options: Options = None,
     target_options: Options = None,
@@ -71,6 +74,7 @@ def merge_datasets(
     moved as they are, under a new table. Checksums are not carried along, as their blocks would begin elsewhere.
 
     Args:
+        lineage: whether it is carried along, where there is some: `prepare.lineage`.
         overwrite: replace a dataset that stands at the target. It stands until the new one is ready.
         source_options, target_options: fsspec's own; the store moves the tokens itself where the two are equal.
 
@@ -87,8 +91,11 @@ def merge_datasets(
     opened = open_all(sources, source_options)
     place = free_target(target, check_alike(opened)[0], opened, target_options, overwrite=overwrite)
     with merged_index(opened, watch) as columns:
-        done = merge_tokens(opened, place, columns, place.make_way, source_options, watch)
-    return replace(done, seconds=time.monotonic() - began)
+        rows = Lineage(opened if lineage else [], source_options)
+        with closing(LineageTargets(rows, [place])) as sidecar:
+            sidecar.fill(rows, to_first, watch)
+            done = merge_tokens(opened, place, columns, lambda: sidecar.make_way(0), source_options, watch)
+    return replace(done, lineage=bool(rows), seconds=time.monotonic() - began)
 
 
 def open_all(sources: Sequence[Prefix], options: Options) -> list[Finished]:

@@ -1,8 +1,8 @@
 """Whether a dataset is what its index says, and nothing else: structure, sizes, checksums, token ids.
 
-    quick      the .idx, all of it, and the size of the .bin
+    quick      the .idx, all of it, the size of the .bin, and the counts of a manifest
     in full    also every token: blocks against their checksums (.bin.xxh3) or frames (.bin.zst), ids against a
-               vocabulary
+               vocabulary, and on demand each document against the hash in its lineage
 
 The tokens are streamed: 64 MiB of them are in memory, whatever there is to verify.
 """
@@ -20,6 +20,7 @@ from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.convert import Silent
 from binidx.format.idx import stored
 from binidx.prepare.finished import Finished, Options, Prefix
+from binidx.prepare.sidecars import check_lineage, check_manifest
 from binidx.storage.ranges import Range, RangeReader, cut
 from binidx.storage.resumable import Watch
 from binidx.storage.transfer import ROUND_BYTES
@@ -38,6 +39,8 @@ class Verified:
         checked_by: "checksums", "frames" (zstd's own), or None: nothing says what the bytes ought to be.
         token_range: least and largest token; None: not read, or there are none.
         vocab_size: that all of them are below.
+        manifest: whether there is one; its counts are right then.
+        lineage: documents that were compared with the hash in their lineage; None: nobody asked.
     """
 
     prefix: str
@@ -51,6 +54,8 @@ class Verified:
     checked_by: str | None
     token_range: tuple[float, float] | None
     vocab_size: int | None
+    manifest: bool
+    lineage: int | None
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +68,7 @@ def verify_dataset(
     *,
     vocab_size: int | None = None,
     quick: bool = False,
+    lineage: bool = False,
     storage_options: Options = None,
     watch: Watch | None = None,
 ) -> Verified:
@@ -71,23 +77,27 @@ def verify_dataset(
     Args:
         vocab_size: every token must be 0 or more and below.
         quick: read only the index and sizes.
+        lineage: compare each document with the hash in its lineage.
 
     Raises:
+        ObjectNotFoundError: the dataset is not there, or no lineage where that is to be compared.
         ConfigError: a vocabulary to compare with tokens that are not read, or are no integers.
         FormatError: something is wrong; the message names the first document that is.
         ObjectChangedError: it was replaced meanwhile.
     """
     began, watch, opened = time.monotonic(), watch or Silent(), Finished(prefix, storage_options)
-    check_call(opened, vocab_size, quick)
+    check_call(opened, vocab_size, quick, lineage)
     watch.begin("index", opened.index.size, 0)
     opened.index.check()
     watch.advance(opened.index.size)
     plain = opened.source.open_plain()
     num_bytes = opened.check_size(plain.size)
-    found = None
+    manifest, found, compared = check_manifest(opened, storage_options), None, None
     if not quick:
         watch.begin("tokens", plain.size, 0)
         found = _read_tokens(opened, plain, num_bytes, vocab_size, watch)
+    if lineage:
+        compared = check_lineage(opened, plain, storage_options, watch)
     opened.check_unchanged()
     checked_by = "frames" if opened.source.codec != "raw" else "checksums" if opened.source.sums_uri else None
     return Verified(
@@ -102,12 +112,16 @@ def verify_dataset(
         None if quick else checked_by,
         found,
         vocab_size,
+        manifest,
+        compared,
         time.monotonic() - began,
     )
 
 
-def check_call(opened: Finished, vocab_size: int | None, quick: bool) -> None:
+def check_call(opened: Finished, vocab_size: int | None, quick: bool, lineage: bool) -> None:
     """ConfigError for what cannot be compared."""
+    if lineage and quick:
+        raise ConfigError("verify: lineage, and quick; needed to read the tokens, or no lineage")
     if vocab_size is None:
         return
     if quick:

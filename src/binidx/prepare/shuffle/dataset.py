@@ -178,7 +178,6 @@ class _Output:
     """The new dataset on its way."""
 
     def __init__(self, place: Target, dtype: Any, multimodal: bool) -> None:
-        self._place = place
         self.columns = IndexColumns(dtype, multimodal)
         self._bin = BinWriter(place.bin_uri, place.options)
         self._bin.goes.append(place.idx_uri)
@@ -197,7 +196,6 @@ class _Output:
 
     def publish(self, sidecar: LineageTargets) -> None:
         """All but the `.idx`."""
-        self._place.make_way()
         sidecar.make_way(0)
         self._bin.publish()
 

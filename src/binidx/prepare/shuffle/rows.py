@@ -76,7 +76,7 @@ def id_bytes(ids: Any) -> Column:
 
 def as_table(run: Run, sources: list[str]) -> Any:
     """The rows of a run."""
-    rows = np.frombuffer(b"".join(run.pieces(0)), ROW)
+    rows = np.frombuffer(run.joined(0), ROW)
     null = {name: (rows["nulls"] >> bit & 1).astype(bool) for bit, name in enumerate(NULLABLE)}
     row, byte, hashes = (
         pa.array(np.ascontiguousarray(rows[name]), mask=null[name]) for name in ("row", "byte", "hash")
@@ -88,6 +88,6 @@ def id_array(run: Run, null: NDArray[np.bool_]) -> Any:
     offsets = np.zeros(len(run) + 1, np.int64)
     np.cumsum(run.lengths[:, 1], out=offsets[1:])
     validity = pa.array(~null).buffers()[1]
-    data = pa.py_buffer(b"".join(run.pieces(1)))
+    data = pa.py_buffer(run.joined(1))
     found = pa.Array.from_buffers(pa.large_string(), len(run), [validity, pa.py_buffer(offsets), data])
     return found.cast(pa.string())

@@ -1,0 +1,39 @@
+"""Lineage for datasets of tests: made up, but with the hashes of their documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import xxhash
+from random_datasets import build_ours, random_documents
+from shuffling import read_documents
+
+from binidx.prepare.preprocess.lineage import LineageWriter, table_of
+from binidx.storage.as_file import Source
+from binidx.storage.backends import open_object
+
+END = ".lineage.parquet"
+
+
+def build_with_lineage(prefix: Path, count: int, seed: int, dtype: Any = np.uint16) -> str:
+    """A dataset, and its lineage: two files, some ids, rising rows."""
+    rng = np.random.default_rng(seed)
+    source = build_ours(prefix, random_documents(rng, dtype, count), dtype)
+    hashes = [xxhash.xxh3_64_intdigest(b"".join(sequences)) for sequences, _ in read_documents(source)]
+    ids: list[str | None] = [None if number % 3 else f"id-{seed}-{'é' * (number % 7)}" for number in range(count)]
+    numbers = np.arange(count, dtype=np.int32) % 2
+    files = [f"s3://text/{seed}-a.jsonl", f"s3://text/{seed}-b.jsonl"]
+    rows = np.arange(count) * 3 + seed
+    writer = LineageWriter(source + END, None)
+    writer.write(table_of(files, numbers, rows, rows * 100, ids, np.array(hashes, np.uint64)))
+    writer.publish()
+    return source
+
+
+def read_lineage(prefix: str | Path) -> list[dict[str, Any]]:
+    """Its rows."""
+    found: list[dict[str, Any]] = parquet.read_table(Source(open_object(f"{prefix}{END}", cache=False))).to_pylist()
+    return found
