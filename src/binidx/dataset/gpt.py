@@ -30,10 +30,12 @@ from binidx.index.building import Arrays, Building
 from binidx.index.cache import IndexCache
 from binidx.index.documents import Documents, kept
 from binidx.index.epochs import EpochPlan, plan_epochs
+from binidx.index.files import IndexFiles
 from binidx.index.foreign import check_gpt_index
 from binidx.index.gpt import ARRAYS, build_gpt_index
 from binidx.index.growth import Order, order_of
 from binidx.index.origin import describe_documents, origin_of
+from binidx.index.outcome import NOT_KEPT, Outcome, tell
 from binidx.index.sample import count_tokens
 from binidx.native import Orders, RandomState
 from binidx.native.gather import Recipe
@@ -147,6 +149,7 @@ class GPTDataset(MegatronDataset):
         if self.config.trust_cache and (found := self._cache.load(self._fingerprint(), ARRAYS)):
             return found
         self._build(building := Building())
+        tell(lambda: Outcome(self._cache.files, NOT_KEPT, 0.0))
         return building.arrays
 
     def _is_small(self) -> bool:
@@ -156,15 +159,22 @@ class GPTDataset(MegatronDataset):
 
     @property
     def _cache(self) -> IndexCache:
-        prefix = join_uri(self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices")
+        files = self._files(self.dataset.path_prefix)
         return IndexCache(
-            self.config.path_to_cache or prefix,
-            f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
-            self.config.storage_options,
+            files.directory,
+            files.name,
+            files.storage_options,
             origin=origin_of(self.dataset),
             order=self._order,
             trusted=self._check_foreign if self.config.trust_cache else None,
         )
+
+    def _files(self, prefix: str) -> IndexFiles:
+        """Where the index of data under this prefix is cached."""
+        kind = type(self).__name__
+        directory = self.config.path_to_cache or join_uri(prefix, "cache", f"{kind}_indices")
+        name = f"{self.unique_description_hash}-{kind}-{self.index_split.name}"
+        return IndexFiles(directory, name, self.config.storage_options)
 
     def _fingerprint(self) -> dict[str, Any]:
         """What the arrays depend on, besides the data and how many samples are asked for."""

@@ -13,6 +13,7 @@ stale data cost a rebuild and never a wrong order. (So nothing is synced to the 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
 from binidx.index.litter import sweep_litter
 from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, library_version, mismatches
+from binidx.index.outcome import BUILT, FOUND, TAKEN_OVER, Outcome, tell
 from binidx.index.reuse import copy_twin, remember
 from binidx.index.turn import load_else_build
 
@@ -65,13 +67,24 @@ class IndexCache:
             FormatError: what was to be trusted is no index of this dataset.
             PeerError: another process of the run was to build it, and failed.
         """
-        wanted = {"algorithm": ALGORITHM, **fingerprint}
-        return load_else_build(
+        wanted, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
+
+        def make() -> Arrays:
+            nonlocal how
+            how, reused = TAKEN_OVER, self.reuse(description, wanted, names)
+            if reused is not None:
+                return reused
+            how = BUILT
+            return self.build(description, wanted, build)
+
+        arrays = load_else_build(
             self.files.uri(MANIFEST),
             load=lambda: self.load(wanted, names),
-            build=lambda: self.reuse(description, wanted, names) or self.build(description, wanted, build),
+            build=make,
             storage_options=self.storage_options,
         )
+        tell(lambda: Outcome(self.files, how, time.monotonic() - began))
+        return arrays
 
     @property
     def files(self) -> IndexFiles:
