@@ -187,10 +187,12 @@ def sizes_per_dataset(
     """
     if weights is None:
         return [[None] * len(Split)] * num_datasets
-    return [
-        [None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes]
-        for share in normalize(list(weights))
-    ]
+    return sizes_of_shares(normalize(list(weights)), sizes, surplus)
+
+
+def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
+    """The same of weights that add up to 1."""
+    return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
 
 
 _submit = Threads("binidx-open", lambda: WAITING_THREADS).submit

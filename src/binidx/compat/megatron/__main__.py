@@ -1,0 +1,38 @@
+"""python -m binidx.compat.megatron [--trust-cache] [--cache-small-indices] SCRIPT ARGS...
+
+Runs a training script of Megatron-LM with our datasets in the place of Megatron's. Under torchrun:
+
+    torchrun --nproc-per-node 8 -m binidx.compat.megatron pretrain_gpt.py --data-path s3://corpus/en ...
+
+--trust-cache            take index caches that Megatron left as they are: trust_cache="megatron" of the config
+--cache-small-indices    cache those of less than 2^15 documents and samples, too, for Megatron to find
+"""
+
+from __future__ import annotations
+
+import sys
+
+from binidx.compat.megatron.script import run
+from binidx.compat.megatron.serve import install
+
+OPTIONS = ("--trust-cache", "--cache-small-indices")
+
+
+def main(arguments: list[str]) -> int:
+    given = []
+    while arguments and arguments[0] in OPTIONS:
+        given.append(arguments.pop(0))
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
+        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+    install(
+        trust_cache="megatron" if "--trust-cache" in given else None,
+        cache_small_indices="--cache-small-indices" in given,
+    )
+    sys.argv = arguments
+    run(arguments[0])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

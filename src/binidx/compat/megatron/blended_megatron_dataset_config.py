@@ -1,0 +1,20 @@
+"""Stands in for `megatron.core.datasets.blended_megatron_dataset_config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from binidx.compat.megatron.serve import DEFAULTS
+from binidx.dataset import config
+from binidx.dataset.split import convert_split_vector_to_split_matrix as convert_split_vector_to_split_matrix
+from binidx.dataset.split import parse_and_normalize_split as parse_and_normalize_split
+
+
+@dataclass
+class BlendedMegatronDatasetConfig(config.BlendedMegatronDatasetConfig):
+    """Ours, with what `install` was given in the fields that a script cannot know of."""
+
+    def __post_init__(self) -> None:
+        self.trust_cache = self.trust_cache or DEFAULTS.get("trust_cache")
+        self.cache_small_indices = self.cache_small_indices or bool(DEFAULTS.get("cache_small_indices"))
+        super().__post_init__()

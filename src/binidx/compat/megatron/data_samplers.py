@@ -1,0 +1,99 @@
+"""Stands in for `megatron.training.datasets.data_samplers`, and for `megatron.legacy.data.data_samplers` of old."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from binidx.dataset.split import Split as Split
+from binidx.loader import samplers, seeded
+from binidx.loader import torch as loaders
+from binidx.loader.full_validation import MegatronFullValidationSampler as MegatronFullValidationSampler
+from binidx.loader.hybrid import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
+
+
+class MegatronPretrainingSampler(samplers.MegatronPretrainingSampler):
+    """Ours with two names that subclasses use."""
+
+    @property
+    def micro_batch_times_data_parallel_size(self) -> int:
+        return self.micro_batch_size * self.data_parallel_size
+
+    def get_start_end_idx(self) -> tuple[int, int]:
+        """Of a block of all ranks' samples, this rank's."""
+        start = self.data_parallel_rank * self.micro_batch_size
+        return start, start + self.micro_batch_size
+
+
+class MegatronPretrainingRandomSampler(samplers.MegatronPretrainingRandomSampler):
+    """Ours with two names that subclasses use."""
+
+    @property
+    def micro_batch_times_data_parallel_size(self) -> int:
+        return self.micro_batch_size * self.data_parallel_size
+
+    @property
+    def last_batch_size(self) -> int:
+        return self.total_samples % self.micro_batch_times_data_parallel_size
+
+
+class RandomSeedDataset(seeded.RandomSeedDataset, Dataset[Any]):
+    """Ours as a torch Dataset."""
+
+
+def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
+    """Adapts `build_pretraining_data_loader`: what else it takes is in Megatron's globals.
+
+    A dataset of `--dataloader-type external` is handed through.
+    """
+    from megatron.core import mpu
+    from megatron.training import get_args
+
+    args = get_args()
+    if dataset is None or args.dataloader_type == "external":
+        return dataset
+    topology = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+    micro, whole = batch_sizes(dataset, args)
+    workers: dict[str, Any] = {"num_workers": args.num_workers, "worker_init_fn": worker_init(args)}
+    if getattr(args, "hybrid_context_parallel", False) and args.dataloader_type == "single":
+        sampler = HybridCPMegatronPretrainingSampler(len(dataset), consumed_samples, micro, whole, *topology)
+        options = {"pin_memory": torch.cuda.is_available(), "persistent_workers": args.num_workers > 0, **workers}
+        return loaders.PretrainingLoader(dataset, batch_sampler=sampler, collate_fn=list, **options)
+    return loaders.build_pretraining_data_loader(
+        dataset,
+        consumed_samples,
+        micro,
+        *topology,
+        dataloader_type=args.dataloader_type,
+        data_sharding=getattr(args, "data_sharding", True),
+        **workers,
+    )
+
+
+def batch_sizes(dataset: Any, args: Any) -> tuple[int, int]:
+    """Samples of a micro-batch, and of a step over all ranks; those of evaluation for the other splits."""
+    split = getattr(dataset, "split", getattr(dataset, "index_split", None))
+    evaluated = split in (Split.valid, Split.test)
+    names = ("micro_batch_size", "global_batch_size")
+    asked = [
+        (getattr(args, f"eval_{name}", None) if evaluated else None) or getattr(args, name, None) for name in names
+    ]
+    micro, whole = asked
+    return micro, whole
+
+
+def worker_init(args: Any) -> Callable[[int], None] | None:
+    """What a worker begins with: Megatron's handler of the signal at which a run saves and ends."""
+    if not (getattr(args, "exit_signal_handler", False) and args.num_workers > 0):
+        return None
+    return partial(_handle_signal, args.exit_signal)
+
+
+def _handle_signal(exit_signal: Any, worker: int) -> None:
+    from megatron.training.dist_signal_handler import DistributedSignalHandler
+
+    DistributedSignalHandler(exit_signal).__enter__()

@@ -1,0 +1,58 @@
+"""Stands in for `megatron.core.datasets.helpers_cpp`: our C core with the arguments of Megatron's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
+from binidx.index.mapping import build_blocks_mapping as build_blocks_mapping
+from binidx.index.mapping import build_mapping as build_mapping
+from binidx.index.sample import build_sample_index
+
+
+def build_sample_idx_int32(
+    sizes: NDArray[np.int32],
+    document_idx: NDArray[np.int32],
+    seq_length: int,
+    num_epochs: int,
+    tokens_per_epoch: int,
+    drop_last_partial_sequence: bool = True,
+    add_extra_token_to_sequence: int = 1,
+) -> NDArray[np.int32]:
+    """Adapts `build_sample_index`: tokens in all, for epochs and tokens in each."""
+    rows: NDArray[Any] = build_sample_index(
+        sizes,
+        np.ascontiguousarray(document_idx, np.int32),
+        seq_length,
+        num_epochs * int(tokens_per_epoch),
+        add_extra_token=bool(add_extra_token_to_sequence),
+        drop_last_partial=drop_last_partial_sequence,
+    )
+    return rows
+
+
+def build_sample_idx_int64(*arguments: Any, **named: Any) -> NDArray[np.int64]:
+    """The same in int64."""
+    return build_sample_idx_int32(*arguments, **named).astype(np.int64)
+
+
+def build_blending_indices(
+    dataset_index: NDArray[np.int16],
+    dataset_sample_index: NDArray[np.int64],
+    weights: Any,
+    num_datasets: int,
+    size: int,
+    verbose: bool,
+) -> None:
+    """Adapts `build_blend_index`, which writes to these two arrays."""
+    build_blend_index(weights, size, out=(dataset_index, dataset_sample_index))
+
+
+def build_exhaustive_blending_indices(
+    dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64], sizes: Any, num_datasets: int
+) -> None:
+    """Adapts `build_exhaustive_blend_index`, which writes to these two arrays."""
+    build_exhaustive_blend_index(sizes, out=(dataset_index, dataset_sample_index))

@@ -1,0 +1,88 @@
+"""Low-level datasets of users: anything with `get` and `sequence_lengths` is read as if it lay in a `.bin`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.format.idx import SequenceIndex, stored
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.storage.ranges import Range, check_ranges
+
+TOKEN_BYTES = 8
+
+
+def adapted(dataset: Any) -> Any:
+    """The dataset itself if it is ours, or knows nothing of sequences; else it under our methods."""
+    if not hasattr(dataset, "get") or not hasattr(dataset, "sequence_lengths"):
+        return dataset
+    ours = isinstance(dataset, IndexedDataset) and type(dataset).get.__module__.startswith("binidx.")
+    return dataset if ours else LowLevel(dataset)
+
+
+class LowLevel(IndexedDataset):
+    """A user's low-level dataset; what ours does not have is asked of it.
+
+    Args:
+        own: has `get(idx, offset, length)`, `sequence_lengths` (S,), and what its user needs besides.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.path_prefix = str(getattr(own, "path_prefix", type(own).__name__))
+        self.multimodal, self.mmap, self.storage_options = False, False, None
+        lengths = np.ascontiguousarray(own.sequence_lengths, np.int32)
+        bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        documents = np.arange(len(lengths) + 1, dtype=np.int64)
+        self.index = SequenceIndex(np.int64, lengths, TOKEN_BYTES * bounds[:-1], documents, None, int(bounds[-1]))
+        self.bin_reader = Got(own, bounds)
+        self._stored = stored(np.int64)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "own":  # asked while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"own": self.own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["own"])  # type: ignore[misc]
+
+    def __getitem__(self, idx: Any) -> Any:
+        return self.own[idx]
+
+    def get(self, idx: Any, offset: int = 0, length: int | None = None) -> Any:
+        return self.own.get(idx, offset, length)
+
+
+class Got:
+    """Bytes of int64 tokens that are got from a user's dataset: a `RangeReader`.
+
+    Args:
+        own: the dataset.
+        bounds: first token of each sequence, then the end, shape (S + 1,).
+    """
+
+    uri = "low-level.bin"
+
+    def __init__(self, own: Any, bounds: NDArray[np.int64]) -> None:
+        self.own, self.bounds = own, bounds
+        self.size = TOKEN_BYTES * int(bounds[-1])
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        check_ranges(self.uri, self.size, ranges)
+        return [self._got(start // TOKEN_BYTES, stop // TOKEN_BYTES) for start, stop in ranges]
+
+    def _got(self, start: int, stop: int) -> memoryview:
+        """The tokens, of one sequence or, where ranges were joined, of several."""
+        pieces = [np.empty(0, np.int64)]
+        while start < stop:
+            sequence = int(np.searchsorted(self.bounds, start, side="right")) - 1
+            first, end = self.bounds.item(sequence), min(stop, self.bounds.item(sequence + 1))
+            pieces.append(np.asarray(self.own.get(sequence, offset=start - first, length=end - start)))
+            start = end
+        return np.concatenate(pieces, dtype=stored(np.int64), casting="unsafe").view(np.uint8).data

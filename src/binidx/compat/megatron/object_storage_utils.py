@@ -1,0 +1,83 @@
+"""Stands in for `megatron.core.datasets.object_storage_utils`. Any URI opens here, so little of it is needed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from binidx.errors import ConfigError
+from binidx.format.bin_object import prefix_of
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.storage.backends import open_object
+from binidx.storage.publish import create_object
+from binidx.storage.transfer import stream
+
+S3_PREFIX = "s3://"
+MSC_PREFIX = "msc://"
+
+
+@dataclass
+class ObjectStorageConfig:
+    """Taken and not needed: `.idx` files are kept in `index_dir`, and a read fetches the ranges that it needs."""
+
+    path_to_idx_cache: str
+    bin_chunk_nbytes: int = 256 * 1024 * 1024
+
+
+S3Config = ObjectStorageConfig
+
+
+class S3Client(Protocol):
+    """What Megatron asks of a boto3 client; nothing here has one, since fsspec's drivers are used."""
+
+    def download_file(self, Bucket: str, Key: str, Filename: str) -> None: ...  # noqa: N803 as boto3 has them
+    def upload_file(self, Filename: str, Bucket: str, Key: str) -> None: ...  # noqa: N803
+    def head_object(self, Bucket: str, Key: str) -> dict[str, Any]: ...  # noqa: N803
+    def get_object(self, Bucket: str, Key: str, Range: str) -> dict[str, Any]: ...  # noqa: N803
+    def close(self) -> None: ...
+
+
+def is_object_storage_path(path: str) -> bool:
+    """Whether Megatron takes a path for one in a store: s3:// and msc:// alone. Here nothing depends on it."""
+    return path.startswith((S3_PREFIX, MSC_PREFIX))
+
+
+def get_object_storage_access(path: str) -> str:
+    return "s3" if path.startswith(S3_PREFIX) else "msc"
+
+
+def parse_s3_path(path: str) -> tuple[str, str]:
+    """Bucket and key.
+
+    Raises:
+        ConfigError: it does not begin with s3://.
+    """
+    if not path.startswith(S3_PREFIX):
+        raise ConfigError(f"{path}: needs to begin with {S3_PREFIX}")
+    bucket, _, key = path.removeprefix(S3_PREFIX).partition("/")
+    return bucket, key
+
+
+def get_index_cache_path(idx_path: str, object_storage_config: ObjectStorageConfig) -> str:
+    """Where Megatron keeps the `.idx` of a prefix in a store.
+
+    Raises:
+        ConfigError: it is in no store that Megatron knows.
+    """
+    if not is_object_storage_path(idx_path):
+        raise ConfigError(f"{idx_path}: needs to begin with {S3_PREFIX} or {MSC_PREFIX}")
+    return os.path.join(object_storage_config.path_to_idx_cache, idx_path.partition("://")[2])
+
+
+def dataset_exists(path_prefix: str, idx_path: str, bin_path: str) -> bool:
+    """Adapts `IndexedDataset.exists`. Megatron's is true of any prefix in S3: it asks for `bucket`, not `Bucket`."""
+    return IndexedDataset.exists(prefix_of(bin_path) if bin_path else path_prefix)
+
+
+def cache_index_file(remote_path: str, local_path: str) -> None:
+    """Fetch a file whole: adapts `stream`. On every rank that asks, so that none needs a barrier to see it."""
+    os.makedirs(os.path.dirname(os.path.abspath(local_path)), exist_ok=True)
+    with create_object(local_path) as target:
+        for part in stream(open_object(remote_path, cache=False)):
+            target.write(part)

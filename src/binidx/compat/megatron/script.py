@@ -1,0 +1,36 @@
+"""The script that `python -m binidx.compat.megatron` runs, as `__main__`; and again in processes that it spawns.
+
+multiprocessing runs the main module of a process once more in each one that it spawns, by the name in its `__spec__`.
+So that Megatron is replaced there before the script imports it, that name is of this module, which is then run as
+`__mp_main__`: it finds the script in `sys.argv`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+
+from binidx.compat.megatron.serve import install
+
+
+def run(path: str) -> None:
+    """Run a script as Python does."""
+    module = ModuleType("__main__")
+    spec = ModuleSpec("binidx.compat.megatron.script", None, origin=path)
+    vars(module).update(__file__=path, __spec__=spec, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    exec(code_of(path), vars(module))
+
+
+def code_of(path: str) -> CodeType:
+    with open(path, "rb") as file:
+        return compile(file.read(), path, "exec")
+
+
+if __name__ == "__mp_main__":
+    install()
+    __file__ = sys.argv[0]
+    exec(code_of(__file__), globals())

@@ -1,0 +1,20 @@
+"""Stands in for `megatron.core.datasets.t5_dataset`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from binidx.compat.megatron.masked_dataset import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig
+from binidx.dataset import t5
+
+
+@dataclass
+class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, t5.T5MaskedWordPieceDatasetConfig):
+    """Ours."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+
+
+class T5MaskedWordPieceDataset(MaskedWordPieceDataset, t5.T5MaskedWordPieceDataset):
+    """Ours."""

@@ -1,0 +1,25 @@
+"""Stands in for `megatron.core.datasets.utils`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from binidx.dataset.data_args import get_blend_from_list as get_blend_from_list
+from binidx.dataset.split import Split as Split
+from binidx.dataset.split import normalize as normalize
+
+logger = logging.getLogger(__name__)
+
+
+def compile_helpers() -> None:
+    """Nothing is left to compile: the C core came with the package. Megatron runs `make`."""
+
+
+def log_single_rank(logger: logging.Logger, *args: Any, rank: int = 0, **kwargs: Any) -> None:
+    """Log on one rank. Here since scripts import it from here; Megatron's lies in `megatron.core.utils`."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not distributed or torch.distributed.get_rank() == rank:
+        logger.log(*args, **kwargs)

@@ -1,0 +1,69 @@
+"""A training script of Megatron's kind, as it is, over our datasets from S3, against its own over local files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import write_with_megatron
+from compat.running import DROP_IN, HERE, start
+from conftest import Bucket
+
+from binidx.storage.backends import open_object
+from binidx.storage.publish import create_object
+from binidx.storage.transfer import stream
+
+SCRIPT = str(HERE / "pretrain_small.py")
+
+
+def upload(source: str, target: str) -> str:
+    for end in (".bin", ".idx"):
+        with create_object(target + end) as writer:
+            for part in stream(open_object(source + end)):
+                writer.write(part)
+    return target
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder, rng = tmp_path_factory.mktemp("corpus"), np.random.default_rng(1)
+    return [write_with_megatron(folder / name, rng.integers(1, 60, 60).astype(np.int32), rng) for name in "ab"]
+
+
+def batches(lines: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What was trained on, in the order of the run, without whose it was."""
+    steps = [each for step in zip(*lines, strict=True) for each in step if "valid" not in each]
+    return [{name: value for name, value in step.items() if name not in ("rank", "loss")} for step in steps]
+
+
+def test_a_script_trains_from_s3_on_the_samples_it_had_from_a_disk(
+    s3: Bucket, local: list[str], tmp_path: Path
+) -> None:
+    remote = [upload(prefix, f"{s3.fresh()}/{Path(prefix).name}") for prefix in local]
+    cache, options = tmp_path / "megatrons-cache", ["--reset"]
+    theirs = start(
+        [SCRIPT, "--data-path", "0.6", local[0], "0.4", local[1], "--data-cache-path", str(cache), *options], 2
+    )
+    ours = start(
+        [*DROP_IN, SCRIPT, "--data-path", "0.6", remote[0], "0.4", remote[1], "--compile-helpers", *options], 2
+    )
+    expected = theirs.lines()
+    assert len(expected[0]) == 5  # four steps and one batch of validation
+    assert expected[0][0]["tokens"] != expected[1][0]["tokens"]
+    assert ours.lines() == expected  # the losses too
+
+    # Half way on, with ours, from where Megatron was: on one rank, with the caches that it left.
+    resumed = start(
+        [*DROP_IN, "--trust-cache", SCRIPT, "--data-path", "0.6", local[0], "0.4", local[1], "--data-cache-path", str(cache),
+         "--consumed-train-samples", "8", "--train-iters", "2", *options]
+    ).lines()  # fmt: skip
+    assert batches(resumed) == batches(expected)[4:]
+    assert not list(cache.glob("*binidx.json"))  # nothing was built: they were taken as they are
+
+
+def test_made_up_data_of_a_script_that_asks_for_it_are_megatrons() -> None:
+    options = ["--mock-data", "--dataloader-type", "cyclic", "--num-workers", "1", "--train-iters", "2"]
+    theirs, ours = start([SCRIPT, *options]), start([*DROP_IN, SCRIPT, *options])
+    assert ours.lines() == theirs.lines()
