@@ -128,6 +128,11 @@ class GPTDataset(MegatronDataset):
         """Of all epochs of the split, as samples are cut from them."""
         return self._plan.num_tokens
 
+    @property
+    def num_epochs(self) -> int:
+        """How often the split's documents stand in `document_index`."""
+        return len(self.document_index) // max(len(self._documents), 1)
+
     def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """How often the documents were gone through before each of these samples, as served; shape (n,)."""
         num_documents = len(self._documents)
