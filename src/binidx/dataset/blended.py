@@ -120,11 +120,14 @@ class BlendedDataset(Identified):
             self._build(building := Building())
             arrays = building.arrays
         else:
-            name = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
-            trusted = self._check_foreign if self.config.trust_cache else None
-            cache = IndexCache(self.config.path_to_cache, name, self.config.storage_options, trusted=trusted)
+            cache = self._cache(self.config.path_to_cache)
             arrays = cache.load_or_build(self.unique_description, {}, ARRAYS, self._build)
         return arrays["dataset_index"], arrays["dataset_sample_index"]
+
+    def _cache(self, directory: str) -> IndexCache:
+        name = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
+        trusted = self._check_foreign if self.config.trust_cache else None
+        return IndexCache(directory, name, self.config.storage_options, trusted=trusted)
 
     def _build(self, building: Building) -> None:
         size = sum(map(int, self.weights)) if self.size is None else self.size

@@ -61,8 +61,14 @@ def npy_of(shape: tuple[int, ...], dtype: DTypeLike) -> Npy:
 
 def parse_npy(buffer: memoryview) -> NDArray[Any]:
     """The array in the bytes of a `.npy` file as numpy.save writes it, without a copy; ValueError for other bytes."""
+    dtype, shape, offset = parse_header(buffer)
+    return np.frombuffer(buffer, dtype, prod(shape), offset).reshape(shape)
+
+
+def parse_header(buffer: memoryview) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """dtype, shape and first byte of the array; ValueError where these are not the first bytes of such a file."""
     found = HEADER.match(buffer[:4096])
     if not found or found.end() != 10 + int.from_bytes(found[1], "little"):
         raise ValueError(f"a .npy that numpy.save did not write: begins with {bytes(buffer[:80])!r}")
-    shape = [int(size) for size in found[3].split(b",") if size.strip()]
-    return np.frombuffer(buffer, found[2].decode(), prod(shape), found.end()).reshape(shape)
+    shape = tuple(int(size) for size in found[3].split(b",") if size.strip())
+    return np.dtype(found[2].decode()), shape, found.end()

@@ -8,19 +8,23 @@ No token is read, but by `read_text`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.ranged import GPTDataset as RangedGPTDataset
+from binidx.dataset.ranged import at_once
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
 
 Numbers = NDArray[np.int64]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,10 @@ def origins_of(dataset: Any, numbers: Numbers) -> Origins:
     datasets = sources_of(dataset)
     source, sample = sources_at(dataset, numbers)
     epoch = np.zeros_like(numbers)
-    for each in np.unique(source).tolist():
-        here = source == each
-        epoch[here] = datasets[each].epochs_of(sample[here])
+    present = np.unique(source).tolist()
+    epochs = of_each(datasets, present, lambda each: datasets[each].epochs_of(sample[source == each]))
+    for each, found in zip(present, epochs, strict=True):
+        epoch[source == each] = found
     return Origins(source, sample, epoch)
 
 
@@ -109,9 +114,10 @@ def contents_of(dataset: Any, numbers: Numbers) -> Contents:
         return Contents(source, sample, epoch, spans)
     epoch, counts = np.zeros_like(numbers), np.zeros(len(numbers) + 1, np.int64)
     found: list[tuple[Numbers, Spans]] = []
-    for each in present:
-        here = np.flatnonzero(source == each)
-        epoch[here], spans = _of_source(datasets[each], sample[here])
+    places = [np.flatnonzero(source == each) for each in present]
+    parts = of_each(datasets, present, lambda each: _of_source(datasets[each], sample[source == each]))
+    for here, (epochs, spans) in zip(places, parts, strict=True):
+        epoch[here] = epochs
         counts[here + 1] = np.diff(spans.bounds)
         found.append((here, spans))
     return Contents(source, sample, epoch, _in_order(np.cumsum(counts), found))
@@ -123,9 +129,10 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     source, sample = sources_at(dataset, numbers)
     wanted: list[tuple[IndexedDataset, list[Span]]] = []
     places: list[tuple[Numbers, Numbers]] = []
-    for each in np.unique(source).tolist():
+    present = np.unique(source).tolist()
+    found = of_each(datasets, present, lambda each: datasets[each].orders.spans(sample[source == each].tolist()))
+    for each, (spans, bounds) in zip(present, found, strict=True):
         here = np.flatnonzero(source == each)
-        spans, bounds = datasets[each].orders.spans(sample[here].tolist())
         wanted.append((datasets[each].dataset, [(sequence, first, count) for sequence, first, count in spans.tolist()]))
         places.append((here, bounds))
     text: list[NDArray[Any]] = [np.empty(0, np.int64)] * len(numbers)
@@ -133,6 +140,12 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
         for place, first, stop in zip(here.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             text[place] = np.concatenate(pieces[first:stop])
     return text
+
+
+def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
+    """`work` of some sources; at the same time where it waits for a store."""
+    ranged = isinstance(datasets[0], RangedGPTDataset)
+    return at_once(work, present) if ranged else [work(each) for each in present]
 
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
@@ -152,7 +165,7 @@ def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Num
     # As many documents as sequences, one in each: two looks instead of a search.
     if inside and (bounds[sequences] == sequences).all() and (bounds[sequences + 1] == sequences + 1).all():
         return sequences, np.zeros_like(sequences)
-    document = np.searchsorted(bounds, sequences, side="right") - 1
+    document = bounds.searchsorted(sequences, side="right") - 1
     bytes_before = index.sequence_pointers[sequences] - index.sequence_pointers[bounds[document]]
     return document.astype(np.int64), bytes_before // index.dtype_size
 
