@@ -105,13 +105,20 @@ class MegatronDataset(Identified, ABC):
             cls.__getitems__ = _one_by_one  # type: ignore[method-assign]
 
     def _identifiers(self) -> OrderedDict[str, Any]:
+        return self.identify(self.dataset_path, self.num_samples, self.index_split, self.config)
+
+    @classmethod
+    def identify(
+        cls, dataset_path: str | None, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
+    ) -> OrderedDict[str, Any]:
+        """What Megatron hashes for the names of its caches, known before the data is opened."""
         return OrderedDict(
             [
-                ("class", type(self).__name__),
-                ("dataset_path", self.dataset_path),
-                ("num_samples", self.num_samples),
-                ("index_split", self.index_split.name),
-                *((name, getattr(self.config, name)) for name in self._key_config_attributes()),
+                ("class", cls.__name__),
+                ("dataset_path", dataset_path),
+                ("num_samples", num_samples),
+                ("index_split", split.name),
+                *((name, getattr(config, name)) for name in cls._key_config_attributes()),
             ]
         )
 
