@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ class Ranks:
     """The processes of one run."""
 
     processes: list[subprocess.Popen[str]]
+    logs: list[str] = field(default_factory=list)
 
     def lines(self) -> list[list[dict[str, Any]]]:
         """What each rank printed, once all have ended well."""
         said = [process.communicate(timeout=120) for process in self.processes]
         for process, (_, errors) in zip(self.processes, said, strict=True):
             assert process.returncode == 0, errors[-3000:]
+            self.logs.append(errors)
         return [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in said]
 
 

@@ -55,12 +55,11 @@ def test_a_script_trains_from_s3_on_the_samples_it_had_from_a_disk(
     assert ours.lines() == expected  # the losses too
 
     # Half way on, with ours, from where Megatron was: on one rank, with the caches that it left.
-    resumed = start(
-        [*DROP_IN, "--trust-cache", SCRIPT, "--data-path", "0.6", local[0], "0.4", local[1], "--data-cache-path", str(cache),
-         "--consumed-train-samples", "8", "--train-iters", "2", *options]
-    ).lines()  # fmt: skip
-    assert batches(resumed) == batches(expected)[4:]
-    assert not list(cache.glob("*binidx.json"))  # nothing was built: they were taken as they are
+    blend = ["--data-path", "0.6", local[0], "0.4", local[1], "--data-cache-path", str(cache)]
+    go_on = ["--consumed-train-samples", "8", "--train-iters", "2"]
+    resumed = start([*DROP_IN, "--trust-cache", SCRIPT, *blend, *go_on, *options])
+    assert batches(resumed.lines()) == batches(expected)[4:]
+    assert resumed.logs[0].count("taken as it is (trust_cache)") == 6  # each split's of two datasets and of the blend
 
 
 def test_made_up_data_of_a_script_that_asks_for_it_are_megatrons() -> None:

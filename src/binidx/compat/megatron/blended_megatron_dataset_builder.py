@@ -9,9 +9,14 @@ from typing import Any
 import torch
 
 from binidx.compat.megatron.blended_dataset import BlendedDataset
+from binidx.compat.megatron.blended_megatron_dataset_config import (
+    BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig,
+)
+from binidx.compat.megatron.gpt_dataset import GPTDatasetConfig as GPTDatasetConfig
 from binidx.compat.megatron.megatron_dataset import LowLevelDataset, MegatronDataset
+from binidx.compat.megatron.utils import Split
+from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import builder
-from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import is_distributed
 
 logger = logging.getLogger(__name__)

@@ -74,16 +74,15 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
     )
 
 
+SIZES = ("micro_batch_size", "global_batch_size")
+
+
 def batch_sizes(dataset: Any, args: Any) -> tuple[int, int]:
     """Samples of a micro-batch, and of a step over all ranks; those of evaluation for the other splits."""
     split = getattr(dataset, "split", getattr(dataset, "index_split", None))
-    evaluated = split in (Split.valid, Split.test)
-    names = ("micro_batch_size", "global_batch_size")
-    asked = [
-        (getattr(args, f"eval_{name}", None) if evaluated else None) or getattr(args, name, None) for name in names
-    ]
-    micro, whole = asked
-    return micro, whole
+    of_evaluation: dict[str, int] = vars(args) if split in (Split.valid, Split.test) else {}
+    micro, whole = (of_evaluation.get(f"eval_{name}") or getattr(args, name) for name in SIZES)
+    return int(micro), int(whole)
 
 
 def worker_init(args: Any) -> Callable[[int], None] | None:

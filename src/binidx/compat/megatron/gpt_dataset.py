@@ -16,6 +16,8 @@ from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.low_level import LowLevel, adapted
 from binidx.compat.megatron.megatron_dataset import _PAD_TOKEN_ID as _PAD_TOKEN_ID
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
+from binidx.compat.megatron.object_storage_utils import ObjectStorageConfig as ObjectStorageConfig
+from binidx.compat.megatron.object_storage_utils import is_object_storage_path as is_object_storage_path
 from binidx.compat.megatron.utils import Split
 from binidx.dataset import config as configs
 from binidx.dataset import gpt, mock
@@ -129,6 +131,19 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
 class MockGPTDataset(GPTDataset, mock.MockGPTDataset):
     """Ours."""
+
+    takes_a_range = True
+
+    def __init__(
+        self,
+        dataset: MockGPTLowLevelDataset,
+        dataset_path: str | None,
+        indices: NDArray[np.int32],
+        num_samples: int | None,
+        index_split: Split,
+        config: configs.GPTDatasetConfig,
+    ) -> None:
+        super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: Any) -> Any:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
+from binidx.compat.megatron.utils import Split
 from binidx.dataset import masked
 from binidx.dataset.megatron_dataset import required
 
@@ -24,6 +28,17 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, masked.MaskedWo
 
 class MaskedWordPieceDataset(masked.MaskedWordPieceDataset, MegatronDataset):
     """Ours, of low-level datasets of the class that scripts know."""
+
+    def __init__(
+        self,
+        indexed_dataset: IndexedDataset,
+        dataset_path: str | None,
+        indexed_indices: NDArray[np.int32],
+        num_samples: int | None,
+        index_split: Split,
+        config: masked.MaskedWordPieceDatasetConfig,
+    ) -> None:
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
 
     @staticmethod
     def build_low_level_dataset(
