@@ -29,9 +29,9 @@ from binidx.index.manifest import (
     format_manifest,
     mismatches,
     parse_manifest,
-    same_object,
 )
 from binidx.index.origin import describe_documents, origin_of
+from binidx.storage.filesystem import same_object
 from binidx.storage.publish import object_identity
 
 ETAG = {"size": 100, "etag": '"abc"'}

@@ -14,8 +14,9 @@ from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.ranks import together
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices, split_range
-from binidx.dataset.torch_bridge import is_distributed
+from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError
+from binidx.format.bundled import BundlePlace
 from binidx.format.listed import listed
 from binidx.index.budget import Budget
 from binidx.storage.filesystem import local_path
@@ -136,7 +137,7 @@ class BlendedMegatronDatasetBuilder:
 
         remote = any(uri and local_path(uri) is None for uri in (*prefixes, self.config.path_to_cache))
         if remote:
-            with listed(prefixes, self.config.storage_options):
+            with listed(prefixes, self.config.storage_options, place=self._bundle()):
                 pending = [_submit(partial(build, *each)) for each in zip(prefixes, asked, strict=True)]
                 wait(pending, return_when=FIRST_EXCEPTION)
                 try:
@@ -146,6 +147,12 @@ class BlendedMegatronDatasetBuilder:
                         each.cancel()
         with ThreadPoolExecutor(self.config.num_dataset_builder_threads, "binidx-build") as threads:
             return list(threads.map(build, prefixes, asked))
+
+    def _bundle(self) -> BundlePlace | None:
+        """Where small `.idx` files of many prefixes are kept together: with the caches; one rank writes it."""
+        if self.config.path_to_cache is None:
+            return None
+        return BundlePlace(self.config.path_to_cache, rank() == 0, self.config.storage_options)
 
     def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
         low_level = self.cls.build_low_level_dataset(prefix, self.config)

@@ -46,6 +46,15 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def rank() -> int:
+    """Of this process in the group, or as a launcher numbers it; 0 without either."""
+    if is_distributed():
+        import torch.distributed
+
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
 class Store(Protocol):
     """What of torch's key-value stores is used; any of them, from several threads."""
 

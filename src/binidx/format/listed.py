@@ -9,7 +9,8 @@ same in both lists, both were there in the moment between them, and they are of 
 the lists were made. What is read then is pinned to these marks: an .idx that was replaced since is not read.
 
 Lists cost two requests for each thousand objects. They are made where MANY prefixes lie in one folder; what is stored
-otherwise (compressed, in folders of its own) or may not be listed is opened alone.
+otherwise (compressed, in folders of its own) or may not be listed is opened alone. The `.idx` that they tell of come
+out of the run's bundle, where there is one: `bundled`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from functools import partial
 from typing import Any
 
 from binidx.errors import StorageError
+from binidx.format.bundled import BundlePlace
 from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.storage import filesystem
 from binidx.storage.checksums import SUFFIX
@@ -39,23 +41,47 @@ OBJECTS_EACH = 8
 """Objects in the folder for each prefix that are listed in vain, at most."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Listed:
-    """What two lists agree on: the `.idx`, the plain `.bin`, and its checksums if there are any."""
+    """What two lists agree on: the `.idx`, the plain `.bin`, and its checksums if there are any.
+
+    Attributes:
+        index: the bytes of the `.idx`, of a bundle or once they were read.
+    """
 
     idx: Found
     bin: Found
     sums: Found | None
+    index: memoryview | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Of the `.idx`."""
+        return filesystem.identity_of(self.idx.info)
 
 
 @contextlib.contextmanager
-def listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """In the block `open_pair` of these prefixes asks nothing that a list of their folders told."""
-    token = _listed.set({**_listed.get(), **find_listed(prefixes, storage_options)})
+def listed(
+    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None, *, place: BundlePlace | None = None
+) -> Iterator[None]:
+    """In the block `open_pair` of these prefixes asks nothing that a list of their folders told, or a bundle has.
+
+    Args:
+        place: of the bundle, which is written at the end of the block if it lacked something.
+    """
+    bundle = _submit(partial(place.read, prefixes)) if place and len(prefixes) >= MANY else None
+    found = find_listed(prefixes, storage_options)
+    if bundled := bundle and bundle.result():
+        for prefix, each in found.items():
+            each.index = bundled.find(prefix, each.identity)
+    lacking = [prefix for prefix, each in found.items() if each.index is None]
+    token = _listed.set({**_listed.get(), **found})
     try:
         yield
     finally:
         _listed.reset(token)
+    if place and place.writes:
+        place.complete(prefixes, {prefix: (each.identity, each.index) for prefix, each in found.items()}, lacking)
 
 
 def listed_pair(prefix: str) -> Listed | None:

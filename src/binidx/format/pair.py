@@ -143,13 +143,17 @@ def _open_listed(path_prefix: str, multimodal: bool, cache: bool | None, options
         return None
     uri = get_idx_path(path_prefix)
     try:
-        idx_reader = open_object(uri, storage_options=options, cache="disk", found=found.idx)
+        data = found.index
+        if data is None:
+            data = read_whole(open_object(uri, storage_options=options, cache="disk", found=found.idx))
         bin_reader = open_found(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
-        index = parse_index(read_whole(idx_reader), uri=uri, multimodal=multimodal)
+        index = parse_index(data, uri=uri, multimodal=multimodal)
         _check_bin_size(bin_reader.uri, bin_reader.size, index)
     except (FormatError, StorageError):
+        found.index = None
         return None
-    return Pair(index, bin_reader, {"idx": identity_of(idx_reader), "bin": identity_of(bin_reader)})
+    found.index = data
+    return Pair(index, bin_reader, {"idx": found.identity, "bin": identity_of(bin_reader)})
 
 
 def _open_once(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:

@@ -24,15 +24,12 @@ from typing import Any
 import xxhash
 
 from binidx.errors import FormatError
-from binidx.storage.filesystem import same_identity
+from binidx.storage.filesystem import same_object
 
 ALGORITHM = 3
 """Grows when the same arguments would give other arrays, or the manifest another form."""
 
 Fields = Mapping[str, Any]
-PROVING = ("etag", "generation", "version", "inode")
-"""One of these in an identity makes equal identities mean equal bytes, unless the ETag is a weak one. A size and a time
-do not: a second is long."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +121,6 @@ def mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> list[
     if wrong or same_object(manifest.data.get("idx"), origin.data().get("idx")):
         return wrong
     return differences(manifest.content, origin.content())
-
-
-def same_object(one: Fields | None, other: Fields | None) -> bool:
-    """Whether two identities prove that the bytes are the same; one may tell more than the other (a version)."""
-    was, now = one or {}, other or {}
-    proving = [name for name in PROVING if name in was and name in now and not str(was[name]).startswith("W/")]
-    return bool(proving) and same_identity(was, now)
 
 
 def key_of(*fields: Fields) -> str:

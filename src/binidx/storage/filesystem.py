@@ -198,6 +198,22 @@ def same_identity(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(both) and all(was[name] == now[name] for name in both)
 
 
+PROVING = ("etag", "generation", "version", "inode")
+"""One of these in an identity makes equal identities mean equal bytes, unless the ETag is a weak one. A size and a time
+do not: a second is long."""
+
+
+def proves_content(identity: Mapping[str, Any]) -> bool:
+    """Whether an object with this very identity has the same bytes."""
+    return any(not str(identity[name]).startswith("W/") for name in PROVING if name in identity)
+
+
+def same_object(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    """Whether two identities prove that the bytes are the same; one may tell more than the other (a version)."""
+    was, now = one or {}, other or {}
+    return proves_content({name: was[name] for name in was if name in now}) and same_identity(was, now)
+
+
 @contextlib.contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
     """What a driver raises in the block leaves it as one of ours that names the URI, with the driver's as its cause."""

@@ -13,7 +13,7 @@ from binidx.storage.settings import ReadSettings
 
 logger = logging.getLogger(__name__)
 
-READ_WHOLE = (".idx", ".npy")
+READ_WHOLE = (".idx", ".npy", ".bundle")
 """Arrays that are looked at for as long as a run lasts: one block each, so that they are views of one map, shared by
 all processes of the node, and not copied into the memory of each."""
 WHOLE_CHUNK_BYTES = 1 << 20
