@@ -56,6 +56,21 @@ def test_what_fails_in_passing_is_tried_again_and_in_the_end_given_up() -> None:
         list(drive(work, [ATTEMPTS + 1], threads(2)))
 
 
+def test_a_full_window_is_waited_for_also_when_a_pause_is_over() -> None:
+    tries: list[int] = []
+
+    def work(task: int) -> int | Failed:
+        tries.append(task)
+        if tries == [0]:
+            return Failed(StorageError("503 SlowDown"), True)
+        time.sleep(0.4)
+        return task
+
+    began = time.thread_time()
+    assert sorted(task for task, _ in drive(work, range(3), threads(1))) == list(range(3))
+    assert time.thread_time() - began < 0.05
+
+
 def test_the_first_failure_for_good_stops_all() -> None:
     begun = []
 

@@ -73,7 +73,9 @@ def drive(
                     return
                 time.sleep(queue.seconds or 0)
                 continue
-            for future in wait(pending, timeout=queue.seconds, return_when=FIRST_COMPLETED).done:
+            # A full window has no room for what is due: without a timeout, or this would be a loop without a pause.
+            seconds = queue.seconds if len(pending) < pool.window else None
+            for future in wait(pending, timeout=seconds, return_when=FIRST_COMPLETED).done:
                 each, found = pending.pop(future), pool.outcome(future)
                 if isinstance(found, Failed):
                     queue.again(each, found)
