@@ -10,7 +10,7 @@ from typing import Any
 from binidx.errors import ConfigError, MissingDriverError
 from binidx.loader.readings import Readings
 from binidx.order.run_order import RunOrder
-from binidx.order.samples import Contents
+from binidx.order.samples import Contents, read_text
 from binidx.storage.backends import open_object
 from binidx.storage.transfer import read_whole
 
@@ -27,11 +27,13 @@ def add_run(options: argparse.ArgumentParser) -> None:
     )
 
 
-def open_run(arguments: argparse.Namespace) -> RunOrder:
-    """The order of the run that is meant."""
+def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
+    """The order of the run that is meant; `in_ranges`: at the price of what is asked, `RunOrder.open`."""
     from binidx.loader.run import Run
 
     run = Run.load(arguments.run, arguments.storage_options)
+    if in_ranges:
+        return RunOrder.open(run)
     if run.build()[0] is None:
         raise ConfigError(f"{arguments.run}: has no train split")
     return RunOrder.of(run)
@@ -66,14 +68,14 @@ def rows_of(
     order: RunOrder, readings: Readings, contents: Contents, decode: Decode | None = None
 ) -> Iterator[dict[str, Any]]:
     """One row a sample, in JSON values; with the text of each document's piece where there is a decoder."""
-    tokens = order.read(readings.sample) if decode else None
-    spans = contents.spans
+    tokens = read_text(order.dataset, readings.sample) if decode else None
+    spans, prefixes = contents.spans, order.prefixes
     for place in range(len(readings.step)):
         pieces = range(*spans.bounds[place : place + 2].tolist())
         row: dict[str, Any] = {
             name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
         }
-        row |= {"source": order.prefixes[contents.source[place]], "epoch": int(contents.epoch[place])}
+        row |= {"source": prefixes[contents.source[place]], "epoch": int(contents.epoch[place])}
         row["docs"] = [
             {
                 "doc": int(spans.document[piece]),

@@ -1,7 +1,7 @@
 """What was in a step: its samples, their sources, documents and spans, from the description of the run alone.
 
-No token is read unless --tokenizer asks for text; the indices are those of the run's cache, and built where there is
-none. A document counts from 0 in its source; its span is what this sample has of it, S tokens and the last label.
+No token is read unless --tokenizer asks for text. Of the indices in the run's cache, wherever it is, some kilobytes are
+read; where there is none, they are built. A document counts from 0 in its source; its span is what this sample has of it, S tokens and the last label.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = options.parse_args(argv)
 
     def body() -> int:
-        order = open_run(arguments)
+        order = open_run(arguments, in_ranges=True)
         if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
             raise ConfigError(f"rank {arguments.rank}: the run has {order.num_ranks}, counted from 0")
         try:

@@ -36,7 +36,7 @@ BENCHES = (
     "order",
 )
 # What needs more than `make bench` installs, or many minutes: only when named.
-ON_REQUEST = ("peers", "sweep", "billion", "large", "cold_start_large")
+ON_REQUEST = ("peers", "sweep", "billion", "large", "cold_start_large", "trace")
 RESULTS = Path("bench-results")
 
 
