@@ -5,6 +5,7 @@ seconds from when it asked, and when by the clock of the machine. JSON may hold
 
     build      seconds that a build takes
     fail       a text: the build raises it
+    away       seconds after which the process is called away, as by the failure of another rank
     dead, beat seconds, instead of DEAD_SECONDS and BEAT_SECONDS
     start      a file: ask when it appears, so that all ask at once
 """
@@ -41,8 +42,14 @@ def ask(cache: str, log: str, how: dict[str, float]) -> dict[str, object]:
             array[:] = np.arange(100_000)
 
     began = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - began > how.get("away", np.inf):
+            raise PeerError("another rank of its run failed")
+
     try:
-        arrays = IndexCache(cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
+        with turn.checking(check):
+            arrays = IndexCache(cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
     except (PeerError, ValueError) as error:
         return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began}
     return {"sum": int(arrays["a"].sum()), "seconds": time.monotonic() - began}

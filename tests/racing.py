@@ -86,7 +86,7 @@ def build_of(content: int) -> Any:
 def without_claim(cache: IndexCache, content: int) -> dict[str, np.ndarray]:
     wanted = {"algorithm": ALGORITHM}
     found = cache.load(wanted, NAMES) or cache.reuse("described", wanted, NAMES)
-    return found or cache.build("described", wanted, build_of(content))
+    return found or cache.build("described", wanted, build_of(content)).arrays
 
 
 def build_one(directory: str, content: int, seed: int) -> bool:

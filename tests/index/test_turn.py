@@ -217,14 +217,28 @@ def test_where_nothing_can_be_written_everybody_builds_and_says_so_once(tmp_path
         assert run.logged().count("so each node builds its own") == 4
 
 
-def test_when_the_index_cannot_be_published_nobody_waits_for_the_next_one(here: Run) -> None:
+@pytest.mark.parametrize("stands", ["nothing", "an index of other options"])
+def test_when_the_index_cannot_be_published_nobody_waits_for_the_next_one(here: Run, stands: str) -> None:
+    if stands != "nothing":
+        IndexCache(here.cache, NAME).build("described", {"option": False}, lambda building: None)
     (Path(here.cache) / f"{NAME}-a.npy" / "taken").mkdir(parents=True)
-    for number in range(6):
-        here.start(f"node{number % 2}", start=here.gate, build=1)
+    for number in range(8):
+        here.start(f"node{number % 2}", start=here.gate, build=2)
     here.go()
     found = here.results()
-    assert [each["sum"] for each in found] == [SUM] * 6
-    assert max(each["seconds"] for each in found) < 1 + 1 + 3, "two builds one after the other, not six"
+    assert [each["sum"] for each in found] == [SUM] * 8
+    assert max(each["seconds"] for each in found) < 2 + 2 + 3, "two builds one after the other, not four or eight"
+
+
+def test_a_process_that_is_called_away_does_not_fail_those_of_other_runs_on_its_node(here: Run) -> None:
+    here.start("node0", build=5)
+    here.builder()
+    here.start("node1", away=2)
+    time.sleep(1.2)  # so that it is the first one of its node
+    here.start("node1")
+    builder, away, other = here.results()
+    assert away["text"] == "another rank of its run failed"
+    assert builder["sum"] == other["sum"] == SUM
 
 
 def test_threads_of_a_process_take_turns(tmp_path: Path) -> None:

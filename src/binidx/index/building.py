@@ -60,7 +60,7 @@ class Building:
     Attributes:
         arrays: those that are done, read-only.
         stored: what was published of each.
-        failure: why one was not; the arrays are right without it.
+        failure: why one, or all together, were not; the arrays are right without it.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from binidx.index.litter import sweep_litter
 from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, library_version, mismatches
 from binidx.index.outcome import BUILT, FOUND, TAKEN_OVER, Outcome, tell
 from binidx.index.reuse import copy_twin, remember
-from binidx.index.turn import load_else_build
+from binidx.index.turn import Built, load_else_build
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +69,13 @@ class IndexCache:
         """
         wanted, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
 
-        def make() -> Arrays:
+        def make() -> Built:
             nonlocal how
             how, reused = TAKEN_OVER, self.reuse(description, wanted, names)
             if reused is not None:
-                return reused
-            how = BUILT
-            return self.build(description, wanted, build)
+                return reused, True
+            how, built = BUILT, self.build(description, wanted, build)
+            return built.arrays, built.failure is None
 
         arrays = load_else_build(
             self.files.uri(MANIFEST),
@@ -122,19 +122,18 @@ class IndexCache:
         copied = copy_twin(self.files, description, fingerprint, self.origin, self.order(), names)
         return self.load(fingerprint, names) if copied else None
 
-    def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> Arrays:
+    def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> Building:
         """Build the arrays into their files, then write the manifest that makes them count."""
         building = Building(self.files.array_uri, self.storage_options)
         build(building)
-        failure = building.failure
-        if failure is None:
+        if building.failure is None:
             try:
                 self._publish(description, fingerprint, building)
             except (OSError, NotImplementedError) as error:
-                failure = error
-        if failure is not None:
-            logger.warning("%s: index not cached, every start builds it again: %s", self.directory, failure)
-        return building.arrays
+                building.failure = error
+        if building.failure is not None:
+            logger.warning("%s: index not cached, every start builds it again: %s", self.directory, building.failure)
+        return building
 
     def _publish(self, description: str, fingerprint: Mapping[str, Any], building: Building) -> None:
         order = self.order() if self.order else None

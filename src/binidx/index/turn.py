@@ -37,7 +37,6 @@ from binidx.index.building import Arrays
 from binidx.storage.claim import BEAT_SECONDS, BUILDING, DEAD_SECONDS, FAILED, UNPUBLISHED, Claim, Holding, Watch, Word
 from binidx.storage.index_dir import directory_of_index
 from binidx.storage.node_lock import Turn, node_turn
-from binidx.storage.publish import object_exists
 from binidx.storage.settings import ReadSettings
 
 FIRST_PAUSE, FIRST_PAUSE_LOCAL, LONGEST_PAUSE, LONGEST_OF_MANY = 0.2, 0.01, 2.0, 30.0
@@ -49,6 +48,8 @@ SLICE_SECONDS = 0.1
 logger = logging.getLogger(__name__)
 
 Check = Callable[[], None]
+Built = tuple[Arrays, bool]
+"""What was built, and whether others can have it."""
 
 _checks: list[Check] = []
 _waiting: list[object] = []
@@ -70,10 +71,19 @@ def check_all() -> None:
         check()
 
 
+def called_away() -> bool:
+    """Whether a check ends what this process waits for: then it has not failed."""
+    try:
+        check_all()
+    except Exception:
+        return True
+    return False
+
+
 def load_else_build(
     uri: str,
     load: Callable[[], Arrays | None],
-    build: Callable[[], Arrays],
+    build: Callable[[], Built],
     storage_options: Mapping[str, Any] | None = None,
 ) -> Arrays:
     """The arrays, loaded, or built and published by one of all processes that ask for them now.
@@ -81,7 +91,7 @@ def load_else_build(
     Args:
         uri: of what makes them count when it appears, the manifest. The claim lies beside it.
         load: None where there is nothing to be loaded; may be asked often.
-        build: builds, publishes and gives the arrays; that they could not be published is no error.
+        build: builds and publishes the arrays; that they could not be published is no error, but has to be said.
 
     Raises:
         PeerError: the process that was to build failed, and how.
@@ -97,7 +107,7 @@ class InTurn:
 
     uri: str
     load: Callable[[], Arrays | None]
-    build: Callable[[], Arrays]
+    build: Callable[[], Built]
     storage_options: Mapping[str, Any] | None = None
 
     def arrays(self) -> Arrays:
@@ -106,7 +116,7 @@ class InTurn:
             if found is not None:
                 return found
             if alone:
-                return self.build()
+                return self.build()[0]
 
     def _round(self) -> tuple[Arrays | None, bool]:
         """What came of one turn of this node, and whether we are to build without the others."""
@@ -123,16 +133,18 @@ class InTurn:
         """None: each is to build for himself, the others of this node as well."""
         try:
             found = self._by_claim(turn)
-        except PeerError as error:
-            turn.leave(json.dumps({"failed": str(error)}).encode())
-            raise
         except Exception as error:
-            text = failed_text(self.uri, f"process {os.getpid()} of this node", traceback.format_exception(error))
-            turn.leave(json.dumps({"failed": text}).encode())
+            if not called_away():  # the others of this node may be of another run
+                turn.leave(json.dumps({"failed": self._told_of(error)}).encode())
             raise
         if found is None:
-            turn.leave(json.dumps({"alone": os.getpid()}).encode())
+            leave_alone(turn)
         return found
+
+    def _told_of(self, error: Exception) -> str:
+        if isinstance(error, PeerError):
+            return str(error)
+        return failed_text(self.uri, f"process {os.getpid()} of this node", traceback.format_exception(error))
 
     def _by_claim(self, turn: Turn) -> Arrays | None:
         claim = Claim(f"{self.uri}-claim", self.storage_options)
@@ -144,7 +156,7 @@ class InTurn:
         except StorageError as error:
             _say_once(self.uri, f"no claim on the index, so each node builds its own: {error}")
             return None
-        return self._build_held(got) if isinstance(got, Holding) else got
+        return self._build_held(got, turn) if isinstance(got, Holding) else got
 
     def _wait(self, claim: Claim, node: str) -> Holding | Arrays | None:
         """Until the arrays are there, or it is for us to build them: with the claim, or without (None).
@@ -175,13 +187,14 @@ class InTurn:
                 return got
             _sleep(pause_after(time.monotonic() - began, len(_waiting), remote="://" in self.uri))
 
-    def _build_held(self, holding: Holding) -> Arrays:
+    def _build_held(self, holding: Holding, turn: Turn) -> Arrays:
         with holding:
             # The one who held it before may have published since we looked.
             found = self.load()
             if found is None:
-                found = self.build()
-                holding.published = object_exists(self.uri, self.storage_options)
+                found, holding.published = self.build()
+                if not holding.published:
+                    leave_alone(turn)
             return found
 
 
@@ -195,6 +208,11 @@ def must_go_alone(word: Word, watch: Watch, passed: Collection[str]) -> bool:
     if word.state == UNPUBLISHED and watch.seen_at_work:
         return True
     return word.holder in passed and watch.silent_seconds > DEAD_SECONDS
+
+
+def leave_alone(turn: Turn) -> None:
+    """Tell the others of this node to build for themselves, all at the same time."""
+    turn.leave(json.dumps({"alone": os.getpid()}).encode())
 
 
 def lock_path(uri: str, storage_options: Mapping[str, Any] | None) -> str | None:
