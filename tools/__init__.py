@@ -17,10 +17,12 @@ COMMANDS = {
     "cut": ("cut", "the head of a dataset, a sample of its documents, or a split into several"),
     "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),
     "diff": ("diff", "two datasets by their documents: added, removed, repeated, reordered"),
+    "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
     "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
     "merge": ("merge", "several datasets into one; the store moves the tokens where it can"),
     "order": ("order", "who reads what: the order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
+    "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a world and a batch size"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet into datasets, on one machine or many"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
     "trace": ("trace_step", "what was in a step: samples, documents, text"),
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def usage() -> str:
     """The list of commands."""
-    rows = [f"  {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
     head = ["binidx: train from .bin/.idx token data wherever it lies", "", "usage: binidx COMMAND ...", ""]
     return "\n".join([*head, *rows, "", "binidx COMMAND --help says more about one; binidx --version"])
 

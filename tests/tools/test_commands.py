@@ -42,7 +42,7 @@ def test_help_lists_the_commands(capsys) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert main(arguments) == 0
         out = capsys.readouterr().out
-        assert all(f"  {name:<10} {purpose}\n" in out for name, (_, purpose) in COMMANDS.items())
+        assert all(f"  {name:<13} {purpose}\n" in out for name, (_, purpose) in COMMANDS.items())
 
 
 def test_the_version_is_said(capsys) -> None:

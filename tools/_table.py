@@ -1,0 +1,44 @@
+"""Columns for people, as wide as the terminal lets them be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+GAP = 2
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+    """The first column to the left, the others to the right.
+
+    Where they do not fit side by side the first stands in a line of its own; a name longer than the line loses its
+    middle.
+
+    Args:
+        width: of the terminal; by default what it says, 80 where there is none.
+    """
+    width = width or shutil.get_terminal_size().columns
+    columns = [*zip(head, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    rest = sum(each + GAP for each in widths[1:])
+    if widths[0] + rest <= width:
+        return "\n".join(_line(row, widths) for row in (head, *rows))
+    indented = [GAP, *widths[1:]]
+    lines = [head[0], _line(["", *head[1:]], indented)]
+    for first, *others in rows:
+        lines += [shortened(first, width), _line(["", *others], indented)]
+    return "\n".join(lines)
+
+
+def shortened(text: str, width: int) -> str:
+    """`text`, without its middle where it is longer than `width`."""
+    if len(text) <= width:
+        return text
+    left = (width - 1) // 3
+    return f"{text[:left]}…{text[left + 1 - width :]}"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = cells
+    line = f"{first:<{widths[0]}}"
+    return (line + "".join(f"{cell:>{width + GAP}}" for cell, width in zip(others, widths[1:], strict=True))).rstrip()

@@ -1,0 +1,203 @@
+"""Build every index of a run ahead of time, on a machine without GPUs; then training only opens them.
+
+RUN is what binidx.Run.save wrote. The names of caches depend on how many samples are asked of each split: those of RUN,
+or with --train-iters or --train-samples what Megatron's trainer asks for:
+
+  train   train_iters * global batch size, or train_samples
+  valid   (train_iters // eval_interval + 1) * eval_iters * global batch size
+  test    eval_iters * global batch size
+
+A second call finds everything there. Several may run at once: each index is built by one of them. An index of less than
+2^15 documents and samples is built sooner than fetched, and not kept; --for-megatron keeps those too, since Megatron
+Core finds nothing but files. A blend's index is kept where the run has a path_to_cache.
+
+exit status: 0 all is there, 1 the data is bad or an index could not be kept, 2 the call is wrong
+
+example:
+  binidx prepare-cache run.json --train-iters 500000 --world 512 --micro-batch-size 1 --global-batch-size 2048
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tqdm import tqdm
+
+if __name__ == "__main__":  # python tools/prepare_cache.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.survey import wanted_indices
+from binidx.errors import ConfigError, StorageError
+from binidx.index.files import MANIFEST
+from binidx.index.npy import npy_of
+from binidx.index.outcome import BUILT, NOT_KEPT, Outcome, hearing
+from binidx.loader.run import Run
+from binidx.storage.publish import object_exists
+
+from ._face import human_bytes, human_seconds, json_object, parser, run
+from ._sizes import add_sizes, sized
+from ._table import shortened, table
+
+ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
+UNWRITTEN = "not written"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An index, for people and in JSON.
+
+    source: the prefix, or "blend" with how many there are in it.
+    documents, epochs: None of a blend.
+    num_bytes: of its files, whether they are kept or not.
+    how: as `Outcome.how`, or UNWRITTEN.
+    """
+
+    split: str
+    source: str
+    directory: str
+    files: Sequence[str]
+    documents: int | None
+    samples: int
+    epochs: int | None
+    num_bytes: int
+    seconds: float
+    how: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = parser("prepare-cache", __doc__)
+    options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
+    add_sizes(options)
+    options.add_argument("--for-megatron", action="store_true", help="keep small indices, too, for Megatron Core")
+    options.add_argument("--threads", type=int, metavar="N", help="cores to build with (all)")
+    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for RUN and data")
+    options.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = options.parse_args(argv)
+    return run("prepare-cache", lambda: prepare(arguments), after_interrupt="interrupted; what is built stays")
+
+
+def prepare(arguments: argparse.Namespace) -> int:
+    """Build, and say what there is."""
+    given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
+    if arguments.for_megatron and given.config.path_to_cache is None and "://" in prefixes_of(given)[0]:
+        raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
+    threads = arguments.threads or len(os.sched_getaffinity(0))
+    small = given.config.cache_small_indices or arguments.for_megatron
+    config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
+    rows = [*build(replace(given, config=config))]
+    if arguments.json:
+        print(json.dumps({"run": arguments.run, "sizes": [*given.sizes], "indices": [asdict(row) for row in rows]}))
+    else:
+        print(describe(rows))
+    return 1 if any(row.how == UNWRITTEN for row in rows) else 0
+
+
+def build(wanted: Run) -> Iterator[Row]:
+    """A row for every index of a run, once all are there."""
+    outcomes: dict[str, Outcome] = {}
+    # disable=None: no bar unless it is a terminal.
+    with tqdm(desc="indices", total=num_indices(wanted), unit="", disable=None, leave=False) as bar:
+
+        def hear(outcome: Outcome) -> None:
+            outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
+            bar.update()
+
+        with hearing(hear):
+            datasets = [*datasets_of(wanted.build())]
+    for dataset in datasets:
+        split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
+        outcome = outcomes.get(f"{dataset.unique_description_hash}-{type(dataset).__name__}-{split.name}")
+        yield row_of(dataset, split.name, outcome)
+
+
+def is_there(outcome: Outcome) -> bool:
+    """Whether what was built could be written: building goes on without, at a warning in the log."""
+    try:
+        return outcome.how != BUILT or object_exists(outcome.files.uri(MANIFEST), outcome.files.storage_options)
+    except StorageError:
+        return False
+
+
+def datasets_of(built: Any) -> Iterator[Any]:
+    """Those that have an index, split by split: of a blend first its own."""
+    for found in built:
+        for each in found if isinstance(found, list) else [found]:
+            if each is not None:
+                yield each
+            yield from getattr(each, "datasets", ())
+
+
+def num_indices(wanted: Run) -> int | None:
+    """How many will be told of; None: the rounds of stages are known when they are built."""
+    if wanted.stages is not None:
+        return None
+    found = wanted_indices(wanted.config, wanted.sizes)
+    return len(found.indices) + (len(found.blends) if wanted.config.path_to_cache else 0)
+
+
+def prefixes_of(wanted: Run) -> list[str]:
+    """All that it reads."""
+    config = wanted.config
+    blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in wanted.stages or ())]
+    return [prefix for blend in blends if blend is not None for prefix in blend[0]]
+
+
+def row_of(dataset: Any, split: str, outcome: Outcome | None) -> Row:
+    """What there is of one index."""
+    arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name, None)) is not None}
+    how = outcome.how if outcome else NOT_KEPT
+    is_blend = isinstance(dataset, BlendedDataset)
+    kept = outcome is not None and how not in (NOT_KEPT, UNWRITTEN)
+    return Row(
+        split,
+        f"blend of {len(dataset.datasets):,}" if is_blend else dataset.dataset_path,
+        outcome.files.directory if outcome and kept else "",
+        [f"{outcome.files.name}-{name}.npy" for name in arrays] if outcome and kept else [],
+        None if is_blend else len(dataset.document_index) // max(dataset.num_epochs, 1),
+        len(dataset),
+        None if is_blend else dataset.num_epochs,
+        sum(npy_of(array.shape, array.dtype).size for array in arrays.values()),
+        outcome.seconds if outcome else 0.0,
+        how,
+    )
+
+
+def describe(rows: Sequence[Row], width: int | None = None) -> str:
+    """The rows for people: numbers, then where the files are, then sums."""
+    head = ["index", "documents", "samples", "epochs", "size", "time", ""]
+    lines = [table(head, [_cells(row) for row in rows], width)]
+    for directory in dict.fromkeys(row.directory for row in rows if row.directory):
+        lines.append(f"\n{directory}")
+        for row in rows:
+            if row.directory == directory:
+                stem = row.files[0].partition("-")[0]
+                lines.append(f"  {stem}-*  {row.split} {shortened(row.source, 60)}")
+    return "\n".join([*lines, "", _sum(rows)])
+
+
+def _cells(row: Row) -> list[str]:
+    def count(number: int | None) -> str:
+        return "" if number is None else f"{number:,}"
+
+    seconds = human_seconds(row.seconds) if row.seconds else ""
+    numbers = [count(row.documents), count(row.samples), count(row.epochs)]
+    return [f"{row.split:<5}  {row.source}", *numbers, human_bytes(row.num_bytes), seconds, row.how]
+
+
+def _sum(rows: Sequence[Row]) -> str:
+    counts = {how: sum(row.how == how for row in rows) for how in dict.fromkeys(row.how for row in rows)}
+    kept = sum(row.num_bytes for row in rows if row.directory)
+    text = ", ".join(f"{count} {how}" for how, count in counts.items())
+    small = "; what is not kept is built at each start, sooner than it were fetched" if counts.get(NOT_KEPT) else ""
+    return f"{len(rows)} indices: {text}; {human_bytes(kept)} kept{small}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
