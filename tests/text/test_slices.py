@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
+import struct
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reading_text import read_all, read_file
 
-from binidx.errors import ObjectChangedError
+from binidx.errors import FormatError, ObjectChangedError
 from binidx.text.inputs import find_inputs
 from binidx.text.read import read_slice
 from binidx.text.slices import Block, Input, Slice, plan_slices
@@ -146,8 +148,6 @@ def test_frames_of_zstd_are_slices_whose_lines_go_over_their_bounds(tmp_path: Pa
 
 def test_a_seek_table_cuts_a_zst_that_our_own_writer_made(tmp_path: Path) -> None:
     """Random text, so that its frames come to more than LEAST_BYTES."""
-    import random
-
     rng = random.Random(0)
     data = b"".join(json.dumps({"text": rng.randbytes(500).hex()}).encode() + b"\n" for _ in range(6000))
     from binidx.storage.publish import create_object
@@ -163,3 +163,22 @@ def test_a_seek_table_cuts_a_zst_that_our_own_writer_made(tmp_path: Path) -> Non
     plain.write_bytes(data)
     found, whole = read_all(plan), read_file(plain)
     assert (found.texts, found.places) == (whole.texts, whole.places)
+
+
+@pytest.mark.parametrize("lie", [-5000, 5000])
+def test_a_seek_table_that_lies_of_plain_bytes_is_an_error_and_loses_no_line(tmp_path: Path, lie: int) -> None:
+    """Of frames that do not say their size themselves; the table takes from one what it gives to the next."""
+    rng = random.Random(0)
+    rows = [json.dumps({"text": rng.randbytes(500).hex()}).encode() + b"\n" for _ in range(9200)]
+    plain = [b"".join(rows[first : first + 2300]) for first in range(0, 9200, 2300)]
+    frames = [zstandard.ZstdCompressor(write_content_size=False).compress(each) for each in plain]
+    told = [len(each) for each in plain]
+    told[1], told[2] = told[1] + lie, told[2] - lie
+    entries = b"".join(struct.pack("<II", len(frame), size) for frame, size in zip(frames, told, strict=True))
+    table = entries + struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(table)) + table)
+    plan = plan_slices(find_inputs(str(path)), 1 << 20)
+    assert len(plan) == 4
+    with pytest.raises(FormatError, match="its seek table says"):
+        read_all(plan)

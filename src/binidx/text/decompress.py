@@ -69,21 +69,40 @@ def _inflate() -> Any:
     return isal_zlib.decompressobj, (isal_zlib.error, zlib.error)
 
 
-def unzstd(pieces: Iterable[Bytes], uri: str) -> Iterator[bytes]:
+def unzstd(pieces: Iterable[Bytes], uri: str, told: tuple[int, int] | None = None) -> Iterator[bytes]:
     """The plain bytes of zstd's frames.
 
+    Args:
+        told: stored and plain bytes of the first frames together, where a table or their headers say so.
+
     Raises:
-        FormatError: damaged, cut off, or followed by something that is no frame.
+        FormatError: damaged, cut off, or followed by something that is no frame; or not as large as it was told.
     """
     context = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
-    blocks = Blocks(pieces)
+    blocks, plain_bytes = Blocks(pieces), 0
     try:
         while (header := blocks.frame()) is not None:
             frame = context.decompressobj()
             frame.decompress(header)
             while not frame.eof:
-                yield frame.decompress(blocks.block())
+                plain = frame.decompress(blocks.block())
+                if told:
+                    _check_told(uri, told, blocks.position, plain_bytes, len(plain))
+                    plain_bytes += len(plain)
+                yield plain
     except TruncatedError as error:
         raise FormatError(f"{uri}: ends in the middle of a zstd frame; restore it from its source") from error
+    except FormatError:
+        raise
     except (zstandard.ZstdError, ValueError) as error:
         raise FormatError(f"{uri}: not zstd, or damaged ({error}); restore it from its source") from error
+
+
+def _check_told(uri: str, told: tuple[int, int], position: int, before: int, count: int) -> None:
+    """FormatError if `count` bytes after `before` belie it: cut at such a place, lines would be lost or there twice."""
+    stored, plain = told
+    if before + count > plain if position <= stored else before < plain:
+        found = f"more than {plain}" if position <= stored else str(before)
+        raise FormatError(
+            f"{uri}: {found} plain bytes in {stored} stored ones, its seek table says {plain}; compress it again"
+        )

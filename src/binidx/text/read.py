@@ -81,7 +81,7 @@ def _read_lines(
     reader = LineReader(piece, keys, fields, max_line_bytes)
     with closing(stored_pieces(piece, options)) as stored:
         counted = Counted(stored, piece.num_bytes)
-        own = own_bytes(PLAIN[piece.format](counted, piece.uri), piece.first, piece.last)
+        own = own_bytes(PLAIN[piece.format](counted, piece), piece.first, piece.last)
         for batches, columns in reader.batches(whole_lines(own, batch_bytes, max_line_bytes)):
             taken = counted.taken()
             yield [each.with_counts(num_bytes=taken) for each in batches], columns
@@ -116,13 +116,14 @@ def _filtered(
     return tuple(each.with_counts(ids=ids) for each in batches)
 
 
-def _as_stored(pieces: Iterable[bytes | memoryview], uri: str) -> Iterable[bytes | memoryview]:
-    return pieces
+def _frames(pieces: Iterable[bytes | memoryview], piece: Slice) -> Iterable[bytes]:
+    told = None if piece.last is None else (piece.num_bytes, piece.last - piece.first)
+    return unzstd(pieces, piece.uri, told)
 
 
-PLAIN: dict[str, Callable[[Iterable[bytes | memoryview], str], Iterable[Any]]] = {
-    JSONL: _as_stored,
-    GZIP: gunzipped,
-    ZSTD: unzstd,
+PLAIN: dict[str, Callable[[Iterable[bytes | memoryview], Slice], Iterable[Any]]] = {
+    JSONL: lambda pieces, piece: pieces,
+    GZIP: lambda pieces, piece: gunzipped(pieces, piece.uri),
+    ZSTD: _frames,
 }
 """format -> plain bytes of what is stored"""

@@ -150,7 +150,7 @@ def read_lines(
     """The lines of an input, about so many bytes of them at once."""
     with contextlib.closing(stored_pieces(piece, options)) as stored:
         counted = Counted(stored, piece.num_bytes)
-        plain = own_bytes(PLAIN[piece.format](counted, piece.uri), piece.first, piece.last)
+        plain = own_bytes(PLAIN[piece.format](counted, piece), piece.first, piece.last)
         for lines in whole_lines(plain, batch_bytes, most):
             if lines.too_long:
                 found, needed = f"{lines.too_long:,} bytes", f"{most:,} or fewer, an eighth of the memory"
