@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from binidx.errors import FormatError, ObjectExistsError
 from binidx.format.bin_object import beside
 from binidx.format.bin_writer import delete_all
@@ -124,13 +122,13 @@ def write_empty(job: Job, target: Target) -> None:
 
 def write_lineage(places: Places, key: str, parts: Sequence[Part], records: Records) -> None:
     """The sidecar of one dataset."""
-    from binidx.prepare.preprocess.lineage import merge_lineage
+    from binidx.prepare.preprocess.lineage import PartRows, merge_lineage
 
-    told = []
-    for part, bases in zip(parts, row_bases(parts, records), strict=True):
-        counts = [each.num_documents for each in records[part.name].slices]
-        told.append((places.prefix(part, key) + LINEAGE, np.repeat(np.array(bases, np.int64), counts)))
-    merge_lineage(told, places.job.datasets[key] + LINEAGE, places.job.target_options)
+    rows = (
+        PartRows(places.prefix(part, key) + LINEAGE, bases, [each.num_documents for each in records[part.name].slices])
+        for part, bases in zip(parts, row_bases(parts, records), strict=True)
+    )
+    merge_lineage(rows, places.job.datasets[key] + LINEAGE, places.job.target_options)
 
 
 def write_quarantine(places: Places, parts: Sequence[Part], records: Records, overwrite: bool) -> None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from binidx.storage.as_file import Sink, Source
 from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import RangeReader
+from binidx.storage.resumable import in_flight
 from binidx.text.batch import Batch, Strings
 from binidx.tokenize.stored import Stored
 
@@ -137,19 +139,39 @@ def hash_documents(tokens: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[n
     return np.fromiter(found, np.uint64, len(places) - 1)
 
 
-def merge_lineage(parts: Sequence[tuple[str, NDArray[np.int64]]], target: str, options: Options) -> int:
-    """Write the rows of all parts as one sidecar; how many there were.
+@dataclass(frozen=True)
+class PartRows:
+    """The sidecar of a part.
 
-    Args:
-        parts: URI of each, and what to add to the number of each of its rows.
+    Attributes:
+        bases: rows of its file before each slice.
+        counts: documents of each slice.
+    """
+
+    uri: str
+    bases: Sequence[int]
+    counts: Sequence[int]
+
+
+AHEAD_ROWS, AHEAD_PARTS = 1 << 17, 8
+"""A sidecar of no more rows is read before its turn, so many at once: 5 MB each, and their ids."""
+
+
+def merge_lineage(parts: Iterable[PartRows], target: str, options: Options) -> int:
+    """Write the rows of all parts as one sidecar; how many there were.
 
     Raises:
         FormatError: a part has another number of rows.
     """
+
+    def read(part: PartRows) -> Iterable[Any]:
+        rows = _numbered(part, options)
+        return list(rows) if sum(part.counts) <= AHEAD_ROWS else rows
+
     writer = LineageWriter(target, options)
     try:
-        for uri, bases in parts:
-            for table in _numbered(uri, bases, options):
+        with contextlib.closing(in_flight(read, parts, AHEAD_PARTS)) as tables:
+            for table in itertools.chain.from_iterable(tables):
                 writer.write(table)
         writer.publish()
     finally:
@@ -157,9 +179,10 @@ def merge_lineage(parts: Sequence[tuple[str, NDArray[np.int64]]], target: str, o
     return writer.num_rows
 
 
-def _numbered(uri: str, bases: NDArray[np.int64], options: Options) -> Iterator[Any]:
+def _numbered(part: PartRows, options: Options) -> Iterator[Any]:
     """The rows of a part, counted in their files."""
-    first = 0
+    first, uri = 0, part.uri
+    bases = np.repeat(np.array(part.bases, np.int64), part.counts)
     for table in _groups(uri, options):
         base = bases[first : first + len(table)]
         first += len(table)
