@@ -19,6 +19,7 @@ from binidx.errors import (
     UnreachableError,
 )
 from binidx.format.convert_journal import ENDS
+from binidx.storage.settings import parse_bytes
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors that another call mends; the others are about the data."""
@@ -71,6 +72,14 @@ def prefix(text: str) -> str:
             f"found {text}, needed the prefix of its files: {text.removesuffix(f'.{end}')}"
         )
     return text
+
+
+def num_bytes(text: str) -> int:
+    """An argument that is a size: `2GB`, `512MiB`, plain digits."""
+    try:
+        return parse_bytes(text)
+    except (KeyError, ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB") from None
 
 
 def human_bytes(count: float) -> str:

@@ -33,10 +33,9 @@ if __name__ == "__main__":  # python tools/shuffle.py: see convert.py
 from binidx.errors import ConfigError
 from binidx.prepare.shuffle.dataset import MEMORY_BYTES, Shuffled, shuffle_datasets
 from binidx.prepare.shuffle.lines import ShuffledLines, shuffle_lines
-from binidx.storage.settings import parse_bytes
 
 from ._bar import Bar
-from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
+from ._face import human_bytes, human_seconds, json_object, num_bytes, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,14 +59,6 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
     return options
-
-
-def num_bytes(text: str) -> int:
-    """`2GB`, `512MiB`, plain digits."""
-    try:
-        return parse_bytes(text)
-    except (KeyError, ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB") from None
 
 
 def shuffle(arguments: argparse.Namespace) -> int:
