@@ -27,7 +27,7 @@ from binidx.dataset.split import Bookends, Split, SplitMatrix, normalize, split_
 from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.ranged_dataset import RangedDataset
 from binidx.index.gpt import ARRAYS
-from binidx.index.origin import origin_of
+from binidx.index.origin import ONE_EACH, origin_of
 from binidx.index.ranged import fits, found_of, open_manifest
 from binidx.native import Orders
 from binidx.storage.filesystem import same_object
@@ -136,7 +136,12 @@ class GPTDataset(whole_gpt.GPTDataset):
             manifest, arrays = opened
             known = manifest.data.get("idx")
             dataset = RangedDataset(
-                prefix, manifest.content, found_of(known), mmap=self.config.mmap_bin_files, storage_options=options
+                prefix,
+                manifest.content,
+                found_of(known),
+                one_each=manifest.content.get(ONE_EACH, False),
+                mmap=self.config.mmap_bin_files,
+                storage_options=options,
             )
             documents: Any = split_range(self._bookends, len(dataset))
         except UNPROVEN as error:

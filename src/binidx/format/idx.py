@@ -96,6 +96,7 @@ class SequenceIndex:
         document_indices: first sequence of each document, then S, shape (D,) int64, D = documents + 1.
         sequence_modes: mode of each sequence, shape (S,) int8; None when opened as text.
         num_tokens: sum of the lengths.
+        one_each: it is known, without a look at the bounds, that each document is one sequence.
 
     Source: the names are those of Megatron Core's `_IndexReader`.
     """
@@ -106,6 +107,7 @@ class SequenceIndex:
     document_indices: NDArray[np.int64]
     sequence_modes: NDArray[np.int8] | None
     num_tokens: int
+    one_each: bool = False
 
     def __len__(self) -> int:
         return len(self.sequence_lengths)

@@ -29,6 +29,7 @@ class RangedDataset(IndexedDataset):
     Args:
         path_prefix, mmap, storage_options: as of an IndexedDataset.
         content: `identity` of that dataset: "num_sequences", "index_digest".
+        one_each: whether each document is one sequence, where that is known.
         found: what its `.idx` is known by; None: whatever lies there, as `opened` tells.
 
     The rules of the format are not checked, but for the header and the counts. What is read is pinned to the object
@@ -45,6 +46,7 @@ class RangedDataset(IndexedDataset):
         content: Fields,
         found: Found | None = None,
         *,
+        one_each: bool = False,
         mmap: bool = True,
         storage_options: Fields | None = None,
     ) -> None:
@@ -62,7 +64,7 @@ class RangedDataset(IndexedDataset):
         bounds: Any = RangedArray(reader, HEADER.size + 12 * count, "<i8", (num_bounds,))
         length, pointer = (int.from_bytes(end, "little") for end in ends) if ends else (0, 0)
         num_tokens = pointer // np.dtype(dtype).itemsize + length
-        self.index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens)
+        self.index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, one_each)
         self._opened = {"idx": dict(getattr(reader, "identity", {}))}
         self._stored = stored(dtype)
 

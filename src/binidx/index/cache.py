@@ -142,7 +142,7 @@ class IndexCache:
             Manifest(
                 library=library_version(),
                 fingerprint=fingerprint,
-                content=self.origin.content(),
+                content={**self.origin.content(), **self.origin.facts()},
                 data=self.origin.data(),
                 order=order.fields if order else None,
                 arrays=building.stored,

@@ -65,10 +65,12 @@ class Origin:
 
     data: tells the identities of its objects, "idx" and "bin", without reading them.
     content: tells what decides, by reading all of the .idx.
+    facts: tells what follows from the content, for who reads the manifest and not the .idx; never compared.
     """
 
     data: Callable[[], Mapping[str, Fields]] = dict
     content: Callable[[], Fields] = dict
+    facts: Callable[[], Fields] = dict
 
 
 NO_DATA = Origin()

@@ -160,6 +160,8 @@ def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
     """The document of each sequence, and the tokens of the document before it."""
+    if index.one_each:
+        return sequences, np.zeros_like(sequences)
     bounds = index.document_indices
     inside = sequences.max(initial=-1) < len(bounds) - 1
     # As many documents as sequences, one in each: two looks instead of a search.
