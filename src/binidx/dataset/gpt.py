@@ -225,8 +225,16 @@ class GPTDataset(MegatronDataset):
             threads=threads,
         )
 
-    @cached_property
+    @property
     def _plan(self) -> EpochPlan:
+        # No cached_property: before Python 3.12 it holds one lock for all datasets while one of them counts.
+        made = vars(self)
+        if "_plan" not in made:
+            made["_plan"] = self._plan_in_threads()
+        found: EpochPlan = made["_plan"]
+        return found
+
+    def _plan_in_threads(self) -> EpochPlan:
         if len(self._documents) <= SMALL:
             return self._plan_epochs(1)
         with threads_here(self.config.num_dataset_builder_threads) as threads:

@@ -89,6 +89,12 @@ def listed_pair(prefix: str) -> Listed | None:
     return _listed.get().get(prefix)
 
 
+def is_at_hand(prefixes: Sequence[str]) -> list[bool]:
+    """Of which prefixes the `.idx` came out of a bundle."""
+    found = _listed.get()
+    return [prefix in found and found[prefix].index is not None for prefix in prefixes]
+
+
 def find_listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Listed]:
     """By prefix, those that are steady in folders of many."""
     folders: dict[str, list[str]] = defaultdict(list)
