@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,15 @@ def test_without_a_directory_everybody_is_first(place: str | None) -> None:
         assert one.first
         assert other.first
         one.leave(b"nobody reads it")
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_link_that_somebody_put_in_the_place_of_a_lock_is_not_followed(path: str, tmp_path: Path, link: Any) -> None:
+    """In a directory that others may write to: its name is no secret."""
+    (tmp_path / "precious").write_text("of another program")
+    os.mkdir(os.path.dirname(path))
+    link(tmp_path / "precious", path)
+    with node_turn(path) as turn:
+        assert turn.first
+        turn.leave(b"what waiting processes are told")
+    assert (tmp_path / "precious").read_text() == "of another program"

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,11 +79,19 @@ def _opened(path: str | None) -> int | None:
         return None
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
         return None
     _descriptors.add(descriptor)
-    return descriptor
+    if _is_ours(os.fstat(descriptor)):
+        return descriptor
+    _close(descriptor)
+    return None
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """Not a link that somebody else put there, where others may write: to a file of his choice, for us to overwrite."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
 
 
 def _close(descriptor: int) -> None:
