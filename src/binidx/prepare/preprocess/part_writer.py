@@ -19,7 +19,7 @@ from binidx.format.bin_writer import BinWriter
 from binidx.format.index_columns import IndexColumns
 from binidx.prepare.preprocess.places import LINEAGE, Places
 from binidx.prepare.preprocess.plan import Part
-from binidx.prepare.preprocess.quarantine import format_problem
+from binidx.prepare.preprocess.quarantine import QuarantineWriter
 from binidx.prepare.preprocess.record import Tokens
 from binidx.storage.filesystem import protocols
 from binidx.storage.publish import create_object
@@ -126,9 +126,10 @@ class PartWriter:
     """
 
     def __init__(self, places: Places, part: Part) -> None:
-        self._places, self._part = places, part
         self._open = contextlib.ExitStack()
-        self._problems: list[bytes] = []
+        uri, options = places.part_quarantine_uri(part), places.job.target_options
+        self._problems = QuarantineWriter(uri, in_small_blocks(uri, options))
+        self._open.callback(self._problems.abandon)
         self._datasets: dict[str, DatasetWriter] = {}
         for key in places.job.keys:
             self._datasets[key] = self._open.enter_context(contextlib.closing(DatasetWriter(places, part, key)))
@@ -141,7 +142,7 @@ class PartWriter:
 
     @property
     def quarantined(self) -> int:
-        return len(self._problems)
+        return self._problems.num_rows
 
     def add(self, source: str, documents: Sequence[tuple[Batch, Stored]]) -> None:
         """Append the same documents of each key."""
@@ -150,19 +151,15 @@ class PartWriter:
 
     def quarantine(self, problem: Problem, slice_number: int) -> None:
         """Write a row down."""
-        self._problems.append(format_problem(problem, slice_number))
+        self._problems.add(problem, slice_number)
 
     def publish(self) -> dict[str, Tokens]:
         """Make all of it visible; what there is of each key."""
         steps = [step for dataset in self._datasets.values() for step in dataset.publishing()]
-        steps += [self._publish_problems] if self._problems else []
+        steps.append(self._problems.publish)
         with ThreadPoolExecutor(len(steps)) as threads:  # each asks the store several times
             list(threads.map(lambda step: step(), steps))
         return {key: dataset.told() for key, dataset in self._datasets.items()}
-
-    def _publish_problems(self) -> None:
-        with create_object(self._places.part_quarantine_uri(self._part), self._places.job.target_options) as out:
-            out.write(b"".join(self._problems))
 
 
 def open_lineage(uri: str, places: Places) -> LineageWriter:

@@ -8,14 +8,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from binidx.storage.backends import open_object
-from binidx.storage.publish import create_object
-from binidx.storage.transfer import read_whole
+from binidx.storage.publish import Writer, create_object
+from binidx.storage.ranges import cut
 from binidx.text.batch import Problem
+from binidx.text.lines import whole_lines
+
+BLOCK_BYTES = 1 << 20
+"""Held before they are written; read at once."""
+
+
+class QuarantineWriter:
+    """Writes the quarantine of a part as its rows come: unseen until `publish`, and no object where there are none.
+
+    Attributes:
+        num_rows: that were written down.
+    """
+
+    def __init__(self, uri: str, options: Any) -> None:
+        self._uri, self._options, self._open = uri, options, contextlib.ExitStack()
+        self._out: Writer | None = None
+        self._held = bytearray()
+        self.num_rows = 0
+
+    def add(self, problem: Problem, slice_number: int) -> None:
+        """Write a row down."""
+        self._held += format_problem(problem, slice_number)
+        self.num_rows += 1
+        if len(self._held) >= BLOCK_BYTES:
+            self._flush()
+
+    def publish(self) -> None:
+        """Make it visible."""
+        if self.num_rows:
+            self._flush()
+        self._open.close()
+
+    def abandon(self) -> None:
+        """Leave nothing of it; after `publish` it does nothing."""
+        with contextlib.suppress(_Abandoned), self._open:
+            raise _Abandoned
+
+    def _flush(self) -> None:
+        if self._out is None:
+            self._out = self._open.enter_context(create_object(self._uri, self._options))
+        self._out.write(bytes(self._held))
+        self._held.clear()
+
+
+class _Abandoned(Exception):
+    """Thrown into an unfinished write so that it leaves nothing."""
 
 
 def format_problem(problem: Problem, slice_number: int) -> bytes:
@@ -46,5 +94,7 @@ def merge_quarantine(parts: Iterable[tuple[str, Sequence[int]]], target: str, op
 
 
 def _lines(uri: str, options: Any) -> Iterator[dict[str, Any]]:
-    data = bytes(read_whole(open_object(uri, storage_options=options, cache=False)))
-    yield from map(json.loads, data.splitlines())
+    reader = open_object(uri, storage_options=options, cache=False)
+    pieces = ((each[0], reader.read([each])[0]) for each in cut((0, reader.size), BLOCK_BYTES))
+    for lines in whole_lines(pieces, BLOCK_BYTES, sys.maxsize):
+        yield from map(json.loads, bytes(lines.data).splitlines())

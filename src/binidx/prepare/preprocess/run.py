@@ -16,7 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from binidx.errors import ConfigError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
+from binidx.errors import BinidxError, ConfigError, ObjectExistsError
 from binidx.format.convert_target import Target
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.drive import Workers, drive
@@ -114,9 +114,8 @@ def preprocess(
     wanted = parts if shard is None else shard.of(parts)
     tasks = [Task(job, part) for part in unique(wanted) if part.name not in records]
     if tasks:
-        chosen = (
-            workers_of(engine, workers, far=is_far(job, parts)) if executor is None else borrowed(executor, workers)
-        )
+        far = is_far(job, parts)
+        chosen = workers_of(engine, workers, far=far) if executor is None else borrowed(executor, workers)
         for task, record in drive(run_part, tasks, chosen):
             records[task.part.name] = record
             watched.add(record)
@@ -126,8 +125,10 @@ def preprocess(
     missing = sum(part.name not in records for part in unique(parts))
     if not missing:
         finish_once(job, parts, records, overwrite, watch)
-    manifests = finished(job, parts) if not missing else {}
-    return Report(job, len(parts), made, missing, manifests, time.monotonic() - began)
+    elif finished(job, parts):  # by another shard, while this one made what was made already
+        remove_parts(Places(job), parts)
+        missing = 0
+    return Report(job, len(parts), made, missing, {} if missing else finished(job, parts), time.monotonic() - began)
 
 
 def located(job: Job) -> Job:
@@ -169,7 +170,7 @@ def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], ove
     """Finish; if somebody else did meanwhile, his work is ours."""
     try:
         finish(job, parts, records, overwrite=overwrite, watch=watch)
-    except (ObjectNotFoundError, ObjectChangedError):
+    except BinidxError:  # its parts may be gone, its dataset stand: what is told then depends on the store
         if not finished(job, parts):
             raise
         remove_parts(Places(job), parts)
@@ -192,7 +193,7 @@ def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
             Target(prefix, job.codec, job.target_options).check_free(None, ours=False)
         if not put_if_absent(uri, told, job.target_options):
             raise ObjectExistsError(f"{uri}: another job began here in this moment; run it again")
-        return True  # a shard may have begun in between
+        return False
     with create_object(uri, job.target_options) as out:
         out.write(told)
     return True
