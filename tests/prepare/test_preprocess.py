@@ -230,3 +230,13 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as executor:
         exec(code, {"base": f"{tmp_path}/in", "tokenizer": tokenizer_path(), "executor": executor})
     assert files_of(tmp_path / "in" / "out_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def test_gcs_composes_the_parts(gs: str, tmp_path: Path) -> None:
+    inputs, target = corpus(tmp_path / "in"), f"{gs}/{tmp_path.name}/en"
+    run(job_of(inputs, target, part_bytes=1000))  # more than the 32 that one compose takes
+    assert files_of(f"{target}_text_document") == theirs(inputs, tmp_path / "theirs")
+    fs, path = fsspec.url_to_fs(target)
+    fs.invalidate_cache()
+    left = sorted(name.rsplit("/", 1)[1] for name in fs.find(path.rpartition("/")[0]))
+    assert left == [f"en_text_document.{end}" for end in ("bin", "idx", "lineage.parquet", "manifest.json")]
