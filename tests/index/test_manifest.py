@@ -263,13 +263,15 @@ def test_what_a_killed_builder_left_goes_an_hour_later(tmp_path: Path) -> None:
     name, random = "0f" * 16, "ab" * 16
     old, new = (tmp_path / f"{name}-Kind-train-{each}.npy.{random}.tmp" for each in ("old", "new"))
     others = [tmp_path / f"users.npy.{random}.tmp", tmp_path / f"{name}-Kind-train-a.npy"]
-    for path in (old, new, *others):
+    kinds = ("json", "json-claim", f"json-claim-after-{random}")
+    linked = [tmp_path / f"{name}-Kind-train-binidx.{kind}.{random}.tmp.{random}.tmp" for kind in kinds]
+    for path in (old, new, *others, *linked):
         path.write_bytes(b"left")
         if path != new:
             os.utime(path, (time.time() - 4000,) * 2)
     litter._swept.cache_clear()
     IndexCache(str(tmp_path), name).load_or_build("described", {}, [], lambda building: None)
-    assert not old.exists()
+    assert not any(path.exists() for path in (old, *linked))
     assert new.exists()
     assert all(path.exists() for path in others)
 

@@ -19,7 +19,8 @@ from binidx.index.files import MANIFEST, IndexFiles
 from binidx.storage import filesystem
 
 LEFT_SECONDS = 3600.0
-OURS = re.compile(r"[0-9a-f]{32}-.*\.(npy|json|json-claim|txt)\.[0-9a-f]{32}\.tmp")
+OURS = re.compile(r"[0-9a-f]{32}-.*\.(npy|json|json-claim|json-claim-after-[^.]*|txt)(\.[0-9a-f]{32}\.tmp){1,2}")
+"""Twice: a whole file that is to be linked to a name is itself written beside its own."""
 
 
 def sweep_litter(files: IndexFiles) -> None:
