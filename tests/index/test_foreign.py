@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from oracle import megatron
 
 import binidx
 from binidx.errors import ConfigError, FormatError
+from binidx.index.foreign import check_blend_index
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 SETTINGS: dict[str, Any] = {
@@ -97,6 +99,22 @@ def test_a_blend_of_megatrons_is_taken_too(prefixes: list[str], tmp_path: Path, 
         ours_alone.unlink()
     no_builds()
     assert_same(ours(prefixes, tmp_path / "cache", trust_cache="megatron"), built)
+
+
+def test_samples_that_a_dataset_does_not_have_are_found_in_one_pass_over_a_blend() -> None:
+    """A pass for each of a thousand datasets would take minutes."""
+    which = np.random.default_rng(0).integers(0, 1000, 3_000_000).astype(np.int16)
+    samples = np.full(len(which), 4, np.int64)
+    arrays = {"dataset_index": which, "dataset_sample_index": samples}
+    began = time.monotonic()
+    check_blend_index(arrays, [5] * 1000, len(which))
+    assert time.monotonic() - began < 1.5
+    for wrong in (5, -1):
+        samples[-7] = wrong
+        with pytest.raises(ValueError, match=f"sample {wrong} of dataset {which[-7]}, needs 0 to 4"):
+            check_blend_index(arrays, [5] * 1000, len(which))
+    with pytest.raises(ValueError, match="dataset_index from 0 to 999, needs 0 to 998"):
+        check_blend_index(arrays, [5] * 999, len(which))
 
 
 def test_without_trust_it_is_built_anew_and_the_log_tells_of_it(

@@ -22,6 +22,7 @@ Check = Callable[[Arrays], None]
 """Raises ValueError for arrays that are no index of this dataset."""
 
 SAMPLES_CHECKED = 1000
+BLOCK = 1 << 20
 WAY_OUT = "remove the files, or leave trust_cache out to build it anew"
 
 
@@ -95,11 +96,14 @@ def check_blend_index(arrays: Arrays, sizes: Sequence[int], size: int | None) ->
         raise ValueError(
             f"{len(datasets)} and {len(samples)} samples, needs {size or 'as many of one as of the other'}"
         )
-    if len(datasets):
-        _need_within("dataset_index", datasets, 0, len(sizes) - 1)
-        for number, limit in enumerate(sizes):
-            if len(mine := samples[datasets == number]):
-                _need_within(f"dataset_sample_index of dataset {number}", mine, 0, limit - 1)
+    limits = np.array(sizes, np.int64)
+    for first in range(0, len(datasets), BLOCK):
+        which, mine = datasets[first : first + BLOCK], samples[first : first + BLOCK]
+        _need_within("dataset_index", which, 0, len(sizes) - 1)
+        wrong = (mine < 0) | (mine >= limits[which])
+        if wrong.any():
+            number, found = which[wrong][0], mine[wrong][0]
+            raise ValueError(f"sample {found} of dataset {number}, needs 0 to {sizes[number] - 1}")
 
 
 def _need(name: str, array: NDArray[np.generic], dtypes: Sequence[type], dimensions: int) -> None:
