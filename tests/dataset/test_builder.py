@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from cases import TOKENIZER, assert_same_sample, write_with_megatron
 from oracle import megatron
 
 import binidx
+from binidx.dataset.blended import samples_of_each
 from binidx.errors import BlendError, ConfigError
 
 GPT = {
@@ -203,3 +205,13 @@ def test_a_class_with_a_constructor_of_its_own_is_given_an_array(prefixes) -> No
     for kind in (Own, Same):
         train = binidx.BlendedMegatronDatasetBuilder(kind, [9, 0, 0], lambda: True, config).build()[0]
         assert isinstance(train.given, np.ndarray)
+
+
+def test_the_samples_of_a_blend_are_counted_in_little_memory() -> None:
+    index = np.random.default_rng(0).integers(0, 7, 5_000_000).astype(np.int16)
+    tracemalloc.start()
+    found = samples_of_each(index, 9)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == np.bincount(index, minlength=9).tolist()
+    assert most < 12e6, "not eight bytes for each of five million"
