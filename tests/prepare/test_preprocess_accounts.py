@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,23 @@ def test_a_bad_line_at_every_position_is_left_out_and_written_down(kind: str, tm
         assert told["raw"].encode("utf-8", "surrogateescape") == lines[position]
         assert (told["file"], told["line"], told["reason"]) == (inputs[0], position + 1, kind)
         assert told["byte"] == sum(len(line) + 1 for line in lines[:position])
+
+
+def test_memory_does_not_grow_with_the_rows_that_are_written_down(tmp_path: Path) -> None:
+    def peak(count: int) -> int:
+        row = json.dumps({"txet": "x" * 5000})
+        inputs = [write_lines(tmp_path / f"{count}.jsonl", [row] * count)]
+        job = job_of(inputs, tmp_path / str(count), on_error="quarantine", part_bytes=1 << 30)
+        tracemalloc.start()
+        report = run(job)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert totals(report)["dropped"] == {"missing key": count}
+        assert len((tmp_path / f"{count}.quarantine.jsonl").read_bytes().splitlines()) == count
+        return found
+
+    peak(1)
+    assert peak(4000) < peak(1000) + (2 << 20)
 
 
 def test_a_bad_line_stops_the_job_by_default_and_names_its_place(tmp_path: Path) -> None:
