@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.storage.backends import open_object
+from binidx.storage.disk_cache import DiskCache
 from binidx.storage.look_up import Found
 from binidx.storage.ranges import Range, RangeReader
 from binidx.storage.settings import OURS
@@ -35,6 +36,11 @@ def open_in_ranges(
     options = dict(storage_options or {})
     options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
     return open_object(uri, storage_options=options, cache="disk", found=found)
+
+
+def beneath_copy(reader: RangeReader) -> RangeReader:
+    """What asks the store itself, which says whether the object is still that one; its copy would not."""
+    return reader.reader if isinstance(reader, DiskCache) else reader
 
 
 class RangedArray:

@@ -13,7 +13,7 @@ from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.bin_object import open_bin
 from binidx.format.idx import HEADER, DType, SequenceIndex, get_idx_path, parse_counts, stored
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.ranged import RangedArray, open_in_ranges
+from binidx.format.ranged import RangedArray, beneath_copy, open_in_ranges
 from binidx.native import Sequences
 from binidx.storage import filesystem
 from binidx.storage.look_up import Found
@@ -57,7 +57,7 @@ class RangedDataset(IndexedDataset):
         lengths: Any = RangedArray(reader, HEADER.size, "<i4", (count,))
         pointers: Any = RangedArray(reader, HEADER.size + 4 * count, "<i8", (count,))
         last = [each.range_of(count - 1) for each in (lengths, pointers)] if count else []
-        header, *ends = reader.read([(0, HEADER.size), *last])
+        header, *ends = beneath_copy(reader).read([(0, HEADER.size), *last])
         dtype, num_sequences, num_bounds, _ = parse_counts(header, reader.size, uri=uri)
         if num_sequences != count:
             raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")

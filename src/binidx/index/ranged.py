@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError
-from binidx.format.ranged import RangedArray, open_in_ranges
+from binidx.format.ranged import RangedArray, beneath_copy, open_in_ranges
 from binidx.index.files import MANIFEST, IndexFiles
 from binidx.index.manifest import ALGORITHM, Fields, Manifest, StoredArray, differences
 from binidx.index.npy import parse_header
@@ -79,7 +79,8 @@ def _array(files: IndexFiles, name: str, stored: StoredArray, found: Found | Non
 
 def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
     """One round trip, that of the pins: whoever is not the object that was named says so now."""
-    headers = read_many([(each.reader, [(0, min(HEADER_BYTES, each.reader.size))]) for each in arrays.values()])
+    readers = [beneath_copy(each.reader) for each in arrays.values()]
+    headers = read_many([(each, [(0, min(HEADER_BYTES, each.size))]) for each in readers])
     for (name, array), [header] in zip(arrays.items(), headers, strict=True):
         found = parse_header(header)
         if found != (array.dtype, array.shape, array.offset):

@@ -1,0 +1,230 @@
+"""Orders asked without loading indices: the same answers as of whole ones, in few bytes, and never of another cache."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from cases import Tokenizer
+from conftest import Bucket
+from order_runs import write_source
+from servers.latency_proxy import latency_proxy
+
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.errors import ObjectChangedError
+from binidx.format.builder import IndexedDatasetBuilder
+from binidx.loader.run import Run
+from binidx.order.run_order import RunOrder
+
+DAY_OLD = "binidx.index.origin.SETTLED_SECONDS"
+
+
+def random_run(place: str, sources: list[str], seed: int) -> Run:
+    """A random run over one of the sources or all, whose indices are cached however small they are."""
+    choose = random.Random(seed)
+    prefixes = sources[: choose.choice([1, len(sources)])]
+    weights = [choose.random() + 0.05 for _ in prefixes] if choose.random() < 0.6 else None
+    config = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=choose.choice([1, 7, 16, 33]),
+        blend=(prefixes, weights),
+        split=choose.choice(["1,0,0", "90,10,0"]),
+        tokenizer=Tokenizer(pad=-5, eod=-6),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        add_extra_token_to_sequence=choose.random() < 0.8,
+        path_to_cache=f"{place}/cache{seed}",
+        cache_small_indices=True,
+    )
+    sizes = [choose.choice([choose.randrange(1, 60), choose.randrange(60, 300)]), 1, 0]
+    return Run(config, sizes if weights else [None] * 3, 1)
+
+
+def write_sources(directory: Path, seed: int) -> list[str]:
+    choose = random.Random(seed)
+    return [write_source(directory / f"s{seed}-{n}", choose, choose.random() < 0.5) for n in range(3)]
+
+
+def upload(prefixes: list[str], where: str) -> list[str]:
+    for prefix in prefixes:
+        for end in ("bin", "idx"):
+            with fsspec.open(f"{where}/{Path(prefix).name}.{end}", "wb") as file:
+                file.write(Path(f"{prefix}.{end}").read_bytes())
+    return [f"{where}/{Path(prefix).name}" for prefix in prefixes]
+
+
+def assert_same(one: RunOrder, whole: RunOrder) -> None:
+    """Tables with documents and tokens, epochs, and what the order is known by."""
+    count = whole.num_steps() or 0
+    assert (one.num_steps(), len(one.dataset)) == (count, len(whole.dataset))
+    for step in {0, count // 3, count - 1}:
+        steps = range(step, min(step + 20, count))
+        assert one.table(steps, tokens=True) == whole.table(steps, tokens=True)
+    assert one.fingerprint == whole.fingerprint
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_answers_are_those_of_whole_indices(seed: int, s3: Bucket, tmp_path: Path) -> None:
+    where = s3.fresh()
+    run = random_run(where, upload(write_sources(tmp_path, seed), where), seed)
+    whole, one = RunOrder.of(run), RunOrder.open(run)
+    assert_same(one, whole)
+    assert all(source.is_ranged for source in one.sources)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_answers_are_the_same_from_files_and_without_a_cache(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DAY_OLD, 0)
+    run = random_run(str(tmp_path), write_sources(tmp_path, seed), seed)
+    assert_same(RunOrder.open(run), RunOrder.of(run))
+    assert_same(RunOrder.open(run), RunOrder.of(run))
+
+
+def test_a_local_array_is_believed_only_under_a_manifest_written_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DAY_OLD, 0)
+    run = one_source(str(tmp_path), write_large(tmp_path / "en", 400))
+    whole = RunOrder.of(run)
+    [manifest] = (tmp_path / "cache").glob("*-binidx.json")
+    [array] = (tmp_path / "cache").glob("*-shuffle_index.npy")
+    for last, ranged in ((manifest, True), (array, False), (manifest, True)):
+        time.sleep(0.02)
+        os.utime(last)
+        order = RunOrder.open(run)
+        assert order.sources[0].is_ranged == ranged
+        assert_same(order, whole)
+
+
+def one_source(place: str, prefix: str, **fields: Any) -> Run:
+    config = GPTDatasetConfig(
+        random_seed=7, sequence_length=64, blend=([prefix], None), split="1,0,0", tokenizer=Tokenizer(pad=-5, eod=-6),
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, path_to_cache=f"{place}/cache",
+        cache_small_indices=True, **fields,
+    )  # fmt: skip
+    return Run(config, [None, None, None], 8)
+
+
+def write_large(prefix: Path, num_documents: int, first: int = 0, length: int = 40) -> str:
+    """Documents of one sequence each, that say whose they are."""
+    with IndexedDatasetBuilder(f"{prefix}.bin", np.int32) as builder:
+        for number in range(num_documents):
+            builder.add_document(np.arange(length) + 1000 * (number + first), [length])
+        builder.finalize(f"{prefix}.idx")
+    return str(prefix)
+
+
+@pytest.fixture(scope="module")
+def large(s3: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """20,000 documents in a bucket, their index cached there: 0.4 MB of `.idx`, 0.3 MB of arrays."""
+    where = s3.fresh()
+    [prefix] = upload([write_large(tmp_path_factory.mktemp("large") / "en", 20_000)], where)
+    run = one_source(where, prefix)
+    run.build()
+    return run
+
+
+def test_a_step_moves_kilobytes_and_a_second_time_nothing(
+    large: Run, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path))
+    with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy, proxy.in_environment():
+        fsspec.filesystem("s3").clear_instance_cache()
+        order = RunOrder.open(large)
+        opened = proxy.counts()
+        order.trace(range(100, 101))
+        traced = proxy.counts() - opened
+        order.trace(range(100, 101))
+        assert (proxy.counts() - opened - traced).requests == 0
+    assert opened.requests <= 8
+    # 8 samples: one place of shuffle_index, 8 of each other array, 3 documents a sample; 4 KiB each.
+    assert traced.requests <= 1 + 8 + 8 + 3 * 8
+    assert traced.bytes <= 4096 * 60 + 1000 * traced.requests
+
+
+def test_a_cache_of_other_options_is_not_believed(large: Run) -> None:
+    other = Run(replace(large.config, add_extra_token_to_sequence=False), [None, None, None], 8)
+    order = RunOrder.open(other)
+    # The same name in the cache, by Megatron's rule: it was built anew, and is now that of the other run.
+    assert not order.sources[0].is_ranged
+    assert_same(order, RunOrder.of(other))
+    assert_same(RunOrder.open(large), RunOrder.of(Run(large.config, [None, None, None], 8)))
+
+
+def test_other_data_under_the_same_name_is_never_traced_with_the_old_index(s3: Bucket, tmp_path: Path) -> None:
+    where = s3.fresh()
+    [prefix] = upload([write_large(tmp_path / "en", 6000)], where)
+    run = one_source(where, prefix)
+    run.build()
+    order = RunOrder.open(run)
+    assert order.sources[0].is_ranged
+    upload([write_large(tmp_path / "en", 6000, 5000, length=50)], where)
+    with pytest.raises(ObjectChangedError, match="open it again"):
+        order.trace(range(300, 301))
+    again = one_source(where, prefix)
+    assert_same(RunOrder.open(again), RunOrder.of(again))
+    assert RunOrder.open(again).table(range(1), tokens=True)["input_ids"].to_pylist()[0][0] >= 5_000_000
+
+
+@pytest.mark.parametrize("array", ["shuffle_index", "sample_index", "document_index"])
+def test_an_array_replaced_while_it_is_traced_is_an_error(array: str, s3: Bucket, tmp_path: Path) -> None:
+    where = s3.fresh()
+    [prefix] = upload([write_large(tmp_path / "en", 6000)], where)
+    run = one_source(where, prefix)
+    run.build()
+    needed, order = RunOrder.of(run), RunOrder.open(run)
+    assert order.sources[0].is_ranged
+    fs = fsspec.filesystem("s3", use_listings_cache=False)
+    [path] = fs.glob(f"{where}/cache/*{array}.npy".removeprefix("s3://"))
+    content = fs.cat(path)
+    fs.pipe(path, content[:128] + bytes(len(content) - 128))
+    with pytest.raises(ObjectChangedError, match=f"{array}.npy: changed since it was opened"):
+        order.trace(range(300, 301))
+    # Opened anew it is read whole, found wrong by its sum, and built again.
+    found = RunOrder.open(run)
+    assert not found.sources[0].is_ranged
+    assert_same(found, needed)
+
+
+def test_sources_that_a_step_does_not_touch_are_not_opened(s3: Bucket, tmp_path: Path) -> None:
+    where = s3.fresh()
+    prefixes = upload([write_large(tmp_path / f"s{n}", 50, first=100 * n) for n in range(30)], where)
+    run = one_source(where, prefixes[0])
+    config = replace(run.config, blend=(prefixes, [1.0] * 30))
+    run = Run(config, [600, 0, 0], 4)
+    whole = RunOrder.of(run)
+    order = RunOrder.open(run)
+    order.trace(range(50, 51))
+    opened = [source for source in order.sources if "dataset" in vars(source)]
+    assert 1 <= len(opened) <= 4
+    assert_same(order, whole)
+
+
+def test_a_trace_does_without_torch(large: Run, tmp_path: Path) -> None:
+    large.save(f"{tmp_path}/run.json")
+    program = (
+        "import sys; from binidx.tools.trace_step import main; "
+        f"assert main(['{tmp_path}/run.json', '--step', '3']) == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_run_without_a_train_split_is_refused(tmp_path: Path) -> None:
+    from binidx.errors import ConfigError
+
+    run = one_source(str(tmp_path), write_large(tmp_path / "en", 30))
+    run = Run(replace(run.config, split="0,1,0"), [None, None, None], 1)
+    with pytest.raises(ConfigError, match="has no train split"):
+        RunOrder.open(run)
