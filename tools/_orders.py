@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from binidx.errors import ConfigError, MissingDriverError
 from binidx.loader.readings import Readings
 from binidx.order.run_order import RunOrder
 from binidx.order.samples import Contents, read_text
+from binidx.prepare.origins import origin_text, read_origins
 from binidx.storage.backends import open_object
 from binidx.storage.transfer import read_whole
 
@@ -69,7 +73,7 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """One row a sample, in JSON values; with the text of each document's piece where there is a decoder."""
     tokens = read_text(order.dataset, readings.sample) if decode else None
-    spans, prefixes = contents.spans, order.prefixes
+    spans, prefixes, origins = contents.spans, order.prefixes, origins_of(order, contents)
     for place in range(len(readings.step)):
         pieces = range(*spans.bounds[place : place + 2].tolist())
         row: dict[str, Any] = {
@@ -85,10 +89,27 @@ def rows_of(
             }
             for piece in pieces
         ]
+        for doc in row["docs"]:
+            if origin := origins[contents.source[place]].get(doc["doc"]):
+                doc["origin"] = origin
         if decode and tokens is not None:
             for doc in row["docs"]:
                 doc["text"] = decode(tokens[place][doc["dst"] : doc["dst"] + doc["len"]].tolist())
         yield row
+
+
+def origins_of(order: RunOrder, contents: Contents) -> list[dict[int, dict[str, Any]]]:
+    """For each source: document -> where it came from, of those that are told of, where there is lineage."""
+    source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
+    found: list[dict[int, dict[str, Any]]] = []
+    for number, source in enumerate(order.sources):
+        documents = contents.spans.document[source_of_piece == number]
+        try:
+            found.append(read_origins(order.prefixes[number], documents, source.dataset.storage_options))
+        except MissingDriverError as error:
+            print(f"binidx: {order.prefixes[number]}: {error}", file=sys.stderr)
+            found.append({})
+    return found
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool, text_width: int = 100) -> int:
@@ -105,6 +126,8 @@ def _block(row: Mapping[str, Any], text_width: int) -> str:
     lines = [f"{where}  sample {row['sample']:,}  {row['source']}, epoch {row['epoch']}"]
     for doc in row["docs"]:
         lines.append(f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}")
+        if "origin" in doc:
+            lines.append(f"    from {origin_text(doc['origin'])}")
         if "text" in doc:
             text = " ".join(doc["text"].split())
             lines.append(f"    {text[:text_width]}{'…' * (len(text) > text_width)}")

@@ -1,12 +1,14 @@
-"""What a dataset holds: its header, counts, lengths, empty items, first tokens.
+"""What a dataset holds: its header, counts, lengths, empty items, first tokens, and text.
 
 The .idx is checked in full, so a dataset that inspect prints is sound; of the .bin only the first tokens are read, and
-of a .bin.zst its seek table.
+of a .bin.zst its seek table. With --text and a tokenizer.json the start of so many documents is shown as text, and
+where each came from, if there is lineage (.lineage.parquet).
 Memory: the .idx, which is mapped when it is local, and 4 bytes a sequence to find the percentiles.
 
 exit status: 0 a sound dataset, 1 a damaged one, 2 there is none
 
 example:
+  binidx inspect s3://corpus/en --text 3 --tokenizer tokenizer.json
   binidx inspect data/en
 """
 
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 if __name__ == "__main__":  # python tools/inspect_dataset.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.errors import ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.format.bin_object import find_bin
 from binidx.format.idx import VERSION, DType, get_idx_path, text_size
 from binidx.format.indexed_dataset import IndexedDataset
@@ -37,6 +39,8 @@ from binidx.storage.segments import SegmentedObject, codec_of
 
 from ._face import human_bytes, json_object, parser, prefix, run
 from ._lengths import bins, draw, percentiles
+from ._orders import decoder
+from ._texts import describe_texts, first_texts
 
 BLOCK = 1 << 20
 """Values looked at together, so that no pass makes a second index in memory."""
@@ -56,6 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("prefix", type=prefix, help="path or URI without .bin and .idx")
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
+    options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents; needs:")
+    options.add_argument("--tokenizer", metavar="URI", help="a tokenizer.json")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print one JSON object")
     return options
@@ -64,7 +70,11 @@ def build_parser() -> argparse.ArgumentParser:
 def inspect(arguments: argparse.Namespace) -> int:
     """Print the report."""
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
+    if bool(arguments.text) != bool(arguments.tokenizer):
+        raise ConfigError("inspect: --text and --tokenizer go together, found one of them")
     report = build_report(dataset, arguments.documents, arguments.tokens)
+    if decode := decoder(arguments.tokenizer, arguments.storage_options):
+        report["texts"] = first_texts(dataset, arguments.text, decode)
     print(json.dumps(report) if arguments.json else describe(report))
     return 0
 
@@ -159,7 +169,8 @@ def describe(report: dict[str, Any]) -> str:
         lines += ["tokens in a sequence", *table(lengths["percentiles"], lengths["mean"]), ""]
         lines += [*draw(lengths["histogram"], shutil.get_terminal_size().columns, smooth=can_print("▏█")), ""]
     if report["first_tokens"]:
-        lines += ["first tokens", *map(start_of, report["first_tokens"])]
+        lines += ["first tokens", *map(start_of, report["first_tokens"]), ""]
+    lines += describe_texts(report.get("texts", []), shutil.get_terminal_size().columns)
     return "\n".join(lines).rstrip()
 
 

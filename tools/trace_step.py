@@ -1,7 +1,8 @@
 """What was in a step: its samples, their sources, documents and spans, from the description of the run alone.
 
-No token is read unless --tokenizer asks for text. Of the indices in the run's cache, wherever it is, some kilobytes are
-read; where there is none, they are built. A document counts from 0 in its source; its span is what this sample has of it, S tokens and the last label.
+No token is read unless --tokenizer asks for text. Of the indices in the run's cache, wherever it is, some kilobytes
+are read; where there is none, they are built. A document counts from 0 in its source; its span is what this sample has
+of it, S tokens and the last label. Where its source has lineage (.lineage.parquet), the file and row it came from too.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 

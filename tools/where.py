@@ -1,7 +1,8 @@
 """Who saw a document: every step, rank and slot whose sample has a token of it, for takedowns and contamination.
 
 The way back from a document through all indices of the run: one pass over each, no token is read. A document is named
-as `binidx trace` prints it: its number in its source, and the source where the run has several.
+as `binidx trace` prints it: its number in its source, and the source where the run has several; and as there, the file
+and row it came from are shown where its source has lineage.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 

@@ -22,6 +22,7 @@ from binidx.prepare.cut import head_dataset, split_dataset, uniform
 from binidx.prepare.merge import merge_datasets
 from binidx.prepare.shuffle.dataset import shuffle_datasets
 from binidx.prepare.verify import verify_dataset
+from binidx.prepare.virtual import merge_virtually
 from binidx.storage.publish import create_object
 
 
@@ -155,3 +156,10 @@ def test_a_long_document_is_hashed_in_parts(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("binidx.prepare.sidecars.ROUND_BYTES", 5)
     source = build_with_lineage(tmp_path / "en", 200, 9, np.int32)
     assert verify_dataset(source, lineage=True).lineage == 200
+
+
+def test_a_virtual_merge_has_the_rows_of_all(sources: list[str], tmp_path: Path) -> None:
+    merge_virtually(sources, str(tmp_path / "list"))
+    assert read_lineage(tmp_path / "list") == rows_of(sources)
+    merge_virtually([build(tmp_path / "bare", 10)], str(tmp_path / "list"), overwrite=True)
+    assert names_beside(f"{tmp_path}/list") == ["list.parts.json"]

@@ -18,6 +18,7 @@ from conftest import Bucket
 from hypothesis import given
 from hypothesis import strategies as st
 from random_datasets import Document, build_ours
+from shuffling import read_documents
 
 from binidx.format.builder import IndexedDatasetBuilder
 
@@ -192,3 +193,35 @@ def test_a_terminal_without_unicode_and_a_closed_pipe_are_no_trouble() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_text_and_where_it_came_from(tmp_path: Path, capsys) -> None:
+    from lineages import END, build_with_lineage, read_lineage
+    from tokenizers import Tokenizer, models
+
+    words = {f"w{number}": number for number in range(70_000)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(f"{tmp_path}/tokenizer.json")
+    prefix = build_with_lineage(tmp_path / "en", 30, seed=1)
+    report = json.loads(inspect(capsys, prefix, "--text", "3", "--tokenizer", f"{tmp_path}/tokenizer.json", "--json"))
+    rows, documents = read_lineage(prefix), read_documents(prefix)
+    full = [number for number, (sequences, _) in enumerate(documents) if sequences][:3]
+    assert [each["document"] for each in report["texts"]] == full
+    for each in report["texts"]:
+        tokens = np.frombuffer(b"".join(documents[each["document"]][0]), np.uint16)
+        assert each["text"].split() == [f"w{token}" for token in tokens]
+        assert (each["origin"], each["whole"]) == (rows[each["document"]], True)
+    Path(prefix + END).unlink()
+    said = inspect(capsys, prefix, "--text", "1", "--tokenizer", f"{tmp_path}/tokenizer.json")
+    assert f"text\n  document {full[0]}\n    w" in said
+    assert main(["inspect", prefix, "--text", "1"]) == 2
+    assert "--text and --tokenizer go together" in capsys.readouterr().err
+
+
+def test_of_a_long_document_the_start_is_shown(tmp_path: Path, capsys) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"w0": 0, "w1": 1}, unk_token="w0")).save(f"{tmp_path}/tokenizer.json")
+    prefix = build_ours(tmp_path / "en", [Document([1] * 900, [300, 0, 300, 300], [0] * 4)], np.uint16)
+    report = json.loads(inspect(capsys, prefix, "--text", "9", "--tokenizer", f"{tmp_path}/tokenizer.json", "--json"))
+    (found,) = report["texts"]
+    assert (found["text"].split(), found["whole"]) == (["w1"] * 512, False)

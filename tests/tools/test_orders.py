@@ -204,3 +204,32 @@ def test_the_example_of_pack_runs_there_and_back(run_file: Path, tmp_path: Path)
     assert Path(f"{tmp_path}/en2.bin").read_bytes() == Path(f"{prefix}.bin").read_bytes()
     assert Path(f"{tmp_path}/en2.idx").read_bytes() == Path(f"{prefix}.idx").read_bytes()
     assert len(IndexedDataset(f"{tmp_path}/en2")) == 60
+
+
+def test_trace_and_where_say_which_file_a_document_came_from(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from binidx.prepare.preprocess.lineage import LineageWriter, table_of
+
+    prefix = run_file.parent / "en"
+    writer = LineageWriter(f"{prefix}.lineage.parquet", None)
+    ids = [f"id-{number}" for number in range(60)]
+    writer.write(table_of(["s3://text/en.jsonl"], np.zeros(60, np.int32), np.arange(60) + 1000, None, ids, None))
+    writer.publish()
+    try:
+        found = rows(capsys, "trace", str(run_file), "--step", "3")
+        assert main(["where", str(run_file), "--document", "7", "--source", str(prefix)]) == 0
+        said = capsys.readouterr().out
+    finally:
+        Path(f"{prefix}.lineage.parquet").unlink()
+    for row in found:
+        for doc in row["docs"]:
+            origin = doc.get("origin")
+            if row["source"] == str(prefix):
+                assert (origin["source"], origin["row"], origin["id"]) == (
+                    "s3://text/en.jsonl", 1000 + doc["doc"], f"id-{doc['doc']}"
+                )  # fmt: skip
+            else:
+                assert origin is None
+    assert {row["source"] for row in found} == {str(prefix), str(run_file.parent / "code")}
+    assert 'from s3://text/en.jsonl row 1,007, id "id-7"' in said

@@ -185,7 +185,7 @@ def lineage_of(
     opened: Finished, places: Sequence[Target], choice: Choice, wanted: bool, options: Options, watch: Watch
 ) -> Iterator[LineageTargets]:
     """The rows of the documents of each target, written but not shown."""
-    rows = Lineage([opened] if wanted else [], options, choice.limit)
+    rows = Lineage.of([opened] if wanted else [], options, choice.limit)
     with contextlib.closing(LineageTargets(rows, places)) as sidecars:
         sidecars.fill(rows, choice.of, watch)
         yield sidecars

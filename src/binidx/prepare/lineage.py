@@ -33,21 +33,26 @@ class Lineage:
     """The rows of several datasets, one after another.
 
     Args:
-        sources: the datasets.
+        sources: their prefixes, and how many documents each has.
         limit: of these rows only the first so many are wanted.
     """
 
-    def __init__(self, sources: Sequence[Finished], options: Options = None, limit: int | None = None) -> None:
+    def __init__(self, sources: Sequence[tuple[str, int]], options: Options = None, limit: int | None = None) -> None:
         self._options, self._limit = options, limit
-        self._sources = [(each, object_exists(each.prefix + LINEAGE, options)) for each in sources]
+        self._sources = [(*each, object_exists(each[0] + LINEAGE, options)) for each in sources]
+
+    @classmethod
+    def of(cls, opened: Sequence[Finished], options: Options = None, limit: int | None = None) -> Lineage:
+        """That of datasets which are read from end to end."""
+        return cls([(each.prefix, each.index.num_documents) for each in opened], options, limit)
 
     def __bool__(self) -> bool:
         """Whether any of them has some."""
-        return any(there for _, there in self._sources)
+        return any(there for *_, there in self._sources)
 
     @property
     def num_rows(self) -> int:
-        count = sum(each.index.num_documents for each, _ in self._sources)
+        count = sum(count for _, count, _ in self._sources)
         return count if self._limit is None else min(count, self._limit)
 
     def tables(self) -> Iterator[Any]:
@@ -65,9 +70,8 @@ class Lineage:
                 return
 
     def _all(self) -> Iterator[Any]:
-        for each, there in self._sources:
-            count = each.index.num_documents
-            yield from read_rows(each.prefix, count, self._options) if there else rows_of_none(each.prefix, count)
+        for prefix, count, there in self._sources:
+            yield from read_rows(prefix, count, self._options) if there else rows_of_none(prefix, count)
 
 
 def read_rows(prefix: str, count: int | None, options: Options) -> Iterator[Any]:
@@ -155,6 +159,23 @@ class LineageTargets:
         """Leave nothing of what is not published."""
         for writer in self._writers:
             writer.abandon()
+
+
+def bring_lineage(sources: Sequence[tuple[str, int]], target: str, options: Options) -> None:
+    """The rows of all sources under another prefix; afterwards there are none where the sources have none."""
+    rows, uri = Lineage(sources, options), target + LINEAGE
+    if not rows:
+        delete_object(uri, options)
+        return
+    from binidx.prepare.preprocess.lineage import LineageWriter
+
+    writer = LineageWriter(uri, options)
+    try:
+        for table in rows.tables():
+            writer.write(table)
+        writer.publish()
+    finally:
+        writer.abandon()
 
 
 def to_first(first: int, count: int) -> NDArray[np.int64]:

@@ -92,7 +92,7 @@ def merge_datasets(
     opened = open_all(sources, source_options)
     place = free_target(target, check_alike(opened)[0], opened, target_options, overwrite=overwrite)
     with merged_index(opened, watch) as columns:
-        rows = Lineage(opened if lineage else [], source_options)
+        rows = Lineage.of(opened if lineage else [], source_options)
         with closing(LineageTargets(rows, [place])) as sidecar:
             sidecar.fill(rows, to_first, watch)
             done = merge_tokens(opened, place, columns, lambda: sidecar.make_way(0), source_options, watch)

@@ -1,4 +1,7 @@
-"""A virtual merge written: the parts are opened and checked, and listed; no token and no index is copied."""
+"""A virtual merge written: the parts are opened and checked, and listed; no token and no index is copied.
+
+Lineage is, where there is some: it is found under the prefix of the list, row i of document i.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.listed import listed
 from binidx.format.virtual import Part, format_parts, get_parts_path, prefix_of_part, together
 from binidx.prepare.finished import Prefix
+from binidx.prepare.lineage import bring_lineage
 from binidx.storage.filesystem import local_path
 from binidx.storage.joined import Joined
 from binidx.storage.publish import create_object, object_exists
@@ -57,9 +61,11 @@ def merge_virtually(
         opened = together(lambda prefix: IndexedDataset(prefix, storage_options=storage_options), prefixes)
     _check_alike(opened)
     parts = [_part(_whole(uri), each) for each in opened]
+    counts = [each.index.document_count - 1 for each in opened]
+    bring_lineage(list(zip(prefixes, counts, strict=True)), os.fspath(target), storage_options)
     with create_object(uri, storage_options) as out:
         out.write(format_parts(opened[0].index.dtype.__name__, parts))
-    documents = sum(each.index.document_count - 1 for each in opened)
+    documents = sum(counts)
     sequences, tokens = sum(map(len, opened)), sum(each.index.num_tokens for each in opened)
     return Listed(os.fspath(target), len(opened), documents, sequences, tokens)
 

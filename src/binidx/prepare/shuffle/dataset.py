@@ -107,7 +107,7 @@ def shuffle_datasets(
             for run in buckets.sorted():
                 output.add(run)
                 watch.advance(int(run.lengths[:, 0].sum()))
-        rows = Lineage(opened if lineage else [], source_options)
+        rows = Lineage.of(opened if lineage else [], source_options)
         sidecar = stack.enter_context(contextlib.closing(LineageTargets(rows, [place])))
         if rows:
             from binidx.prepare.shuffle.rows import shuffle_rows

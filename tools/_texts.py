@@ -1,0 +1,71 @@
+"""The start of documents as text, and where each came from."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from binidx.errors import MissingDriverError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.prepare.origins import origin_text, read_origins
+
+MOST_TOKENS = 512
+"""Of a document."""
+
+BLOCK = 1 << 20
+"""Documents that are looked through for some that are not empty."""
+
+
+def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    """The first documents that have sequences: number, start of the text, whether that is all, and where it came from.
+
+    One vectored read of tokens.
+    """
+    bounds, lengths = dataset.document_indices[: BLOCK + 1], dataset.sequence_lengths
+    documents = np.diff(bounds).nonzero()[0][: max(count, 0)].tolist()
+    spans = [span for each in documents for span in spans_of(bounds[each : each + 2].tolist(), lengths)]
+    tokens = iter(dataset.read(spans))
+    origins = origins_of(dataset, documents)
+    found = []
+    for each in documents:
+        first, stop = bounds[each : each + 2].tolist()
+        read = [next(tokens) for _ in spans_of([first, stop], lengths)]
+        ids = np.concatenate(read).tolist()
+        whole = len(ids) == int(lengths[first:stop].sum())
+        found.append({"document": each, "text": decode(ids), "whole": whole, "origin": origins.get(each)})
+    return found
+
+
+def spans_of(bounds: Sequence[int], lengths: Any) -> list[tuple[int, int, int]]:
+    """The first `MOST_TOKENS` tokens of the sequences of a document."""
+    spans, left = [], MOST_TOKENS
+    for sequence in range(*bounds):
+        spans.append((sequence, 0, min(int(lengths[sequence]), left)))
+        left -= spans[-1][2]
+        if not left:
+            break
+    return spans
+
+
+def origins_of(dataset: IndexedDataset, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Where they came from; nothing where nobody can tell."""
+    try:
+        return read_origins(dataset.path_prefix, documents, dataset.storage_options)
+    except MissingDriverError as error:
+        print(f"binidx: {error}", file=sys.stderr)
+        return {}
+
+
+def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
+    """For people."""
+    lines = ["text"] if texts else []
+    for each in texts:
+        origin = f", from {origin_text(each['origin'])}" if each["origin"] else ""
+        lines.append(f"  document {each['document']:,}{origin}")
+        text = " ".join(each["text"].split()) + ("" if each["whole"] else " …")
+        lines += textwrap.wrap(text, min(columns, 120), initial_indent="    ", subsequent_indent="    ")
+    return lines
