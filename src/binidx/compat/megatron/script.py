@@ -2,7 +2,7 @@
 
 multiprocessing runs the main module of a process once more in each one that it spawns, by the name in its `__spec__`.
 So that Megatron is replaced there before the script imports it, that name is of this module, which is then run as
-`__mp_main__`: it finds the script in `sys.argv`.
+`__mp_main__`: it finds the script in the environment.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from types import CodeType, ModuleType
 
 from binidx.compat.megatron.serve import install
 
+SCRIPT = "BINIDX_MEGATRON_SCRIPT"
+"""The environment variable that names the script to processes that are spawned."""
+
 
 def run(path: str) -> None:
     """Run a script as Python does."""
     module = ModuleType("__main__")
+    os.environ[SCRIPT] = os.path.abspath(path)
     spec = ModuleSpec("binidx.compat.megatron.script", None, origin=path)
     vars(module).update(__file__=path, __spec__=spec, __builtins__=__builtins__)
     sys.modules["__main__"] = module
@@ -32,5 +36,5 @@ def code_of(path: str) -> CodeType:
 
 if __name__ == "__mp_main__":
     install()
-    __file__ = sys.argv[0]
+    __file__ = sys.argv[0] = os.environ[SCRIPT]
     exec(code_of(__file__), globals())

@@ -1,0 +1,57 @@
+"""A script with classes of its own in `__main__`, whose loader spawns workers; it knows nothing of binidx.
+
+python spawning.py PREFIX
+"""
+
+import json
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+
+class Tokenizer:
+    vocab_size, eod, pad = 1000, 0, 999
+
+    @property
+    def unique_identifiers(self):
+        return OrderedDict([("class", "Tokenizer")])
+
+
+@dataclass
+class Config(GPTDatasetConfig):
+    more: int = 1
+
+
+class Counted(GPTDataset):
+    def __getitem__(self, idx):
+        sample = super().__getitem__(idx)
+        worker = torch.utils.data.get_worker_info()
+        return {"tokens": sample["tokens"] + self.config.more, "worker": -1 if worker is None else worker.id}
+
+
+def main():
+    config = Config(
+        random_seed=1, sequence_length=8, blend=([sys.argv[1]], None), split="1,0,0", tokenizer=Tokenizer(),
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, more=7,
+    )  # fmt: skip
+    dataset = BlendedMegatronDatasetBuilder(Counted, [20, 0, 0], lambda: True, config).build()[0]
+    here = [dataset[number]["tokens"].tolist() for number in range(len(dataset))]
+    loader = torch.utils.data.DataLoader(dataset, batch_size=10, num_workers=1, multiprocessing_context="spawn")
+    batches = list(loader)
+    print(
+        json.dumps(
+            {
+                "workers": sorted({int(each) for batch in batches for each in batch["worker"]}),
+                "equal": [row.tolist() for batch in batches for row in batch["tokens"]] == here,
+                "home": type(dataset).__mro__[1].__module__,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

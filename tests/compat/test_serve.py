@@ -1,0 +1,92 @@
+"""Our modules in the place of Megatron's: in this process's children, since here Megatron's are imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import write_with_megatron
+from compat.running import DROP_IN, HERE, start
+
+import binidx.compat.megatron
+from binidx.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
+    rng = np.random.default_rng(4)
+    return write_with_megatron(tmp_path_factory.mktemp("corpus") / "en", rng.integers(1, 40, 50).astype(np.int32), rng)
+
+
+def test_modules_of_megatron_are_ours_and_the_rest_stays_its_own() -> None:
+    [[found]] = start([str(HERE / "served.py")]).lines()
+    ours = "binidx.compat.megatron."
+    assert found["before"] == []
+    assert found["torch at install"] is False
+    assert found["homes"] == [
+        ours + "gpt_dataset",
+        ours + "helpers",
+        ours + "indexed_dataset",
+        "megatron.core.datasets.data_schedule",
+        "megatron.core.datasets.megatron_tokenizer",
+        ours + "fim_dataset",
+        ours + "data_samplers",
+    ]
+    assert found["spec"] == ours + "gpt_dataset"
+    assert found["same"]
+    assert found["pickled"]
+    assert found["own"]
+    assert found["option"]
+    assert found["mask"]
+    assert found["left"] == "a/b"
+    assert found["missing"].endswith("object_storage_utils, has no attribute 'nonsense'")
+    assert found["after"] == ["megatron.core.datasets.utils", False]
+    assert "before anything of Megatron is imported" in found["late"]
+
+
+def test_what_megatron_has_imported_already_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="or run: python -m"):
+        binidx.compat.megatron.install()  # the oracle of this very process
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *DROP_IN, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    (tmp_path / "beside.py").write_text("HERE = 1\n")
+    script.write_text(
+        "import sys, beside\n"
+        "print(__name__, __file__ == sys.argv[0], sys.argv[1:], sys.modules['__main__'].beside is beside)\n"
+        "sys.exit(3)\n"
+    )
+    done = run(str(script), "--seed", "1")
+    assert (done.stdout.strip(), done.returncode) == ("__main__ True ['--seed', '1'] True", 3)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [((), 2), (("--nonsense", "x.py"), 2), (("--help",), 0)])
+def test_a_call_without_a_script_says_how(arguments: tuple[str, ...], code: int) -> None:
+    done = run(*arguments)
+    assert done.returncode == code
+    assert "torchrun --nproc-per-node" in (done.stdout if code == 0 else done.stderr)
+
+
+def test_workers_that_are_spawned_know_the_classes_of_the_script(prefix: str) -> None:
+    [[found]] = start([*DROP_IN, str(HERE / "spawning.py"), prefix]).lines()
+    assert found == {"workers": [0], "equal": True, "home": "binidx.compat.megatron.gpt_dataset"}
+
+
+def test_datasets_that_users_build_are_built_on_rank_0_first(prefix: str, tmp_path: Path) -> None:
+    ranks: list[list[dict[str, Any]]] = start(
+        [*DROP_IN, str(HERE / "rank_zero_first.py"), prefix, str(tmp_path)], 2
+    ).lines()
+    zero, one = (rank[0] for rank in ranks)
+    assert zero["tokens"] == one["tokens"]
+    assert zero["blended"]
+    assert (zero["error"], one["error"]) == ("ValueError", "PeerError")
+    assert (zero["built"], one["built"]) == (None, [1, 2])
