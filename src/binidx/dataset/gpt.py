@@ -145,7 +145,7 @@ class GPTDataset(MegatronDataset):
     # Indices
 
     def _drop_last_partial(self) -> bool:
-        return self.index_split is not Split.valid or self.config.drop_last_partial_validation_sequence
+        return drops_last_partial(self.index_split, self.config)
 
     def _load_or_build(self) -> Arrays:
         """An index that is built sooner than a cache of it is opened has none, unless it is asked for."""
@@ -182,14 +182,18 @@ class GPTDataset(MegatronDataset):
         return IndexFiles(directory, name, self.config.storage_options)
 
     def _fingerprint(self) -> dict[str, Any]:
+        return self.fingerprint_of(self._documents, self.index_split, self.config)
+
+    @classmethod
+    def fingerprint_of(cls, documents: Documents, split: Split, config: GPTDatasetConfig) -> dict[str, Any]:
         """What the arrays depend on, besides the data and how many samples are asked for."""
         return {
-            "class": type(self).__name__,
-            "random_seed": self.config.random_seed,
-            "sequence_length": self.config.sequence_length,
-            "documents": describe_documents(self._documents),
-            "add_extra_token_to_sequence": self.config.add_extra_token_to_sequence,
-            "drop_last_partial_sequence": self._drop_last_partial(),
+            "class": cls.__name__,
+            "random_seed": config.random_seed,
+            "sequence_length": config.sequence_length,
+            "documents": describe_documents(documents),
+            "add_extra_token_to_sequence": config.add_extra_token_to_sequence,
+            "drop_last_partial_sequence": drops_last_partial(split, config),
         }
 
     @property
@@ -327,6 +331,11 @@ class GPTDataset(MegatronDataset):
     def shared_attention_mask(self) -> Tensor:
         """Forbids the future, shape (1, S, S). One for all samples, as Megatron's: it is too large to make anew."""
         return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))
+
+
+def drops_last_partial(split: Split, config: GPTDatasetConfig) -> bool:
+    """Whether the end of an epoch that fills no sample is left out; else it is padded."""
+    return split is not Split.valid or config.drop_last_partial_validation_sequence
 
 
 def check_counts(dataset: IndexedDataset, needed: Sequence[int] | None) -> None:

@@ -25,7 +25,7 @@ def origin_of(dataset: IndexedDataset) -> Origin:
     """The dataset behind an index."""
 
     def data() -> Mapping[str, Fields]:
-        return {**dataset.opened, "idx": _idx_identity(get_idx_path(dataset.path_prefix), dataset.opened["idx"])}
+        return {**dataset.opened, "idx": idx_identity(get_idx_path(dataset.path_prefix), dataset.opened["idx"])}
 
     def content() -> Fields:
         return {name: dataset.identity[name] for name in ("num_sequences", "index_digest")}
@@ -51,7 +51,7 @@ def describe_documents(documents: Documents) -> str:
     return f"{run.start}:{run.stop}" if isinstance(run, range) and run.step == 1 else digest_of(documents)
 
 
-def _idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
+def idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
     """What the store says of the .idx; of a local file that has lain still, inode and times to the nanosecond."""
     path = filesystem.local_path(uri)
     if path is None:

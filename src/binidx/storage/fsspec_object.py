@@ -51,6 +51,13 @@ class Begun:
     result: Callable[[], list[memoryview]]
 
 
+def max_gap_of(uri: str, settings: ReadSettings) -> int:
+    """Bytes that are fetched in vain rather than a second request."""
+    if settings.max_gap is not None:
+        return settings.max_gap
+    return MAX_GAP_WITHOUT_DRIVER if filesystem.goes_direct(uri, settings) else MAX_GAP
+
+
 class FsspecObject:
     """An object of any fsspec filesystem: one read is a few coalesced requests, sent at once and again if need be.
 
@@ -136,10 +143,7 @@ class FsspecObject:
         )
 
     def _max_gap(self) -> int:
-        if self.settings.max_gap is not None:
-            return self.settings.max_gap
-        direct = filesystem.goes_direct(self.uri, self.settings)
-        return MAX_GAP_WITHOUT_DRIVER if direct else MAX_GAP
+        return max_gap_of(self.uri, self.settings)
 
     def _one_by_one(self, ranges: Sequence[Range]) -> list[memoryview]:
         """In this thread: all that a filesystem without coroutines can do."""
