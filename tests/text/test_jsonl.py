@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,17 @@ def test_a_field_may_be_longer_as_json_writes_it_than_the_file_was(tmp_path: Pat
     assert found.ids == [json.dumps([1] * 1000)]
     assert len(found.ids[0] or "") > path.stat().st_size
     assert found.texts == [["a"]]
+
+
+def test_fields_that_grow_cost_the_time_of_their_bytes(tmp_path: Path) -> None:
+    """Each é becomes six characters: from the first sixth of a batch on there is no room for the rest."""
+    row = '{"text": "", "id": ["' + "é" * 20 + '"]}\n'
+    path = tmp_path / "a.jsonl"
+    path.write_text(row * ((1 << 20) // len(row.encode())))
+    began = time.process_time()
+    found = read_file(path, id_key="id")
+    assert set(found.ids) == {json.dumps(["é" * 20])}
+    assert time.process_time() - began < 2
 
 
 def test_many_random_lines_are_what_json_says() -> None:

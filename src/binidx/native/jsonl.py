@@ -51,8 +51,9 @@ class _Column:
         stop, number = struct.num_bytes + len(data), struct.num_texts
         # A field may be longer as we write it than it was; C hands back every line that it has no room for.
         if stop > len(self.bytes) or number + len(texts) >= len(self.bounds):
-            self.bytes = np.resize(self.bytes, stop + len(data))
-            self.bounds = np.resize(self.bounds, len(self.bounds) + 2 * len(texts))
+            # Twice as much, so that a line costs its own bytes, not those of all before it.
+            self.bytes = _longer(self.bytes, 2 * stop)
+            self.bounds = _longer(self.bounds, 2 * (number + len(texts) + 1))
             self._point()
         self._view[struct.num_bytes : stop] = data
         for each in texts:
@@ -63,6 +64,12 @@ class _Column:
 
     def result(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         return self.bytes[: self.struct.num_bytes], self.bounds[: self.struct.num_texts + 1].copy()
+
+
+def _longer(array: NDArray[Any], least: int) -> NDArray[Any]:
+    longer = np.empty(max(least, len(array)), array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 class JsonLines:
