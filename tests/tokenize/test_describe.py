@@ -18,6 +18,7 @@ from binidx.tokenize.caches import cached_encoding
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.patterns import CL100K, ENCODINGS
 from binidx.tokenize.spec import TokenizerSpec, read_content
+from binidx.tokenize.wordpiece import parse_vocabulary
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,8 +43,9 @@ def test_the_eod_is_what_was_named_or_what_the_config_beside_it_says(tmp_path: P
     uri = save("gpt2", tmp_path)
     assert describe_tokenizer(uri).eod is None
     assert describe_tokenizer(uri, eod=7).eod == 7
-    with pytest.raises(ConfigError, match="has no token '<eos>', needs it as EOD"):
-        describe_tokenizer(uri, eod="<eos>")
+    for eod in ("<eos>", 99_999, -1):
+        with pytest.raises(ConfigError, match=f"has no token {eod!r}, needs it as EOD"):
+            describe_tokenizer(uri, eod=eod)
     for token in (EOT, {"content": EOT}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
         assert describe_tokenizer(str(tmp_path)).eod == 0
@@ -114,6 +116,18 @@ def test_the_encodings_are_those_of_tiktoken() -> None:
         assert encoding.address in source
         for number in encoding.special_tokens.values():
             assert str(number) in source
+
+
+def test_lines_of_a_vocabulary_end_as_those_of_a_text_file_do(tmp_path: Path) -> None:
+    """As in open(), by which Google's BERT reads it: str.splitlines ends one at U+2028 too, and shifts all after it."""
+    entries = ["[UNK]", "[CLS]", "a\u2028b", "\x85c", "d\x1ce", "world"]
+    for newline in ("\n", "\r\n"):
+        content = newline.join(entries).encode()
+        (tmp_path / "vocab.txt").write_bytes(content)
+        with (tmp_path / "vocab.txt").open(encoding="utf-8") as file:
+            needed = {line.strip(): number for number, line in enumerate(file)}
+        assert parse_vocabulary("vocab.txt", content) == needed
+        assert needed["world"] == 5
 
 
 def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def find_eod(uri: str, entries: Mapping[str, int], eod: str | int) -> int:
     Raises:
         ConfigError: the vocabulary does not have it.
     """
-    if isinstance(eod, str) and eod not in entries:
+    if eod not in (entries if isinstance(eod, str) else entries.values()):
         raise ConfigError(f"{uri}: has no token {eod!r}, needs it as EOD")
     return entries[eod] if isinstance(eod, str) else eod
 

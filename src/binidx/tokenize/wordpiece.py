@@ -20,7 +20,9 @@ def parse_vocabulary(uri: str, content: bytes) -> dict[str, int]:
     Raises:
         FormatError: it is no such file.
     """
-    entries = {line.strip(): number for number, line in enumerate(content.decode(errors="replace").splitlines())}
+    # Lines of bytes end at newlines alone; those of a str at U+2028 and others too, which an entry may have.
+    lines = (line.decode(errors="replace") for line in content.splitlines())
+    entries = {line.strip(): number for number, line in enumerate(lines)}
     if UNKNOWN not in entries:
         raise FormatError(f"{uri}: is no WordPiece vocabulary, needs an entry a line and {UNKNOWN} among them")
     return entries
