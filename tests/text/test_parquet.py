@@ -115,6 +115,13 @@ def test_columns_that_are_not_there_or_hold_no_text_are_named(tmp_path: Path) ->
         read_file(path, ["n"])
     with pytest.raises(FormatError, match=r"no column 'id'"):
         read_file(path, ["body"], id_key="id")
+    deep = write(tmp_path / "deep.parquet", {"text": [[["a"]]]})
+    with pytest.raises(FormatError, match=r"column 'text' is list<.*list<.*needed string"):
+        read_file(deep)
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(FormatError, match=r"2 columns 'text', needed one"):
+        read_file(tmp_path / "twice.parquet")
 
 
 def test_what_is_no_parquet_file_is_a_format_error(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Texts:
 def is_text(kind: Any) -> bool:
     """Whether a column of this type holds texts or lists of them."""
     if pa.types.is_dictionary(kind) or _is_list(kind):
-        return is_text(kind.value_type)
+        return not _is_list(kind.value_type) and is_text(kind.value_type)
     binary = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     views = (pa.types.is_string_view, pa.types.is_binary_view)
     return any(test(kind) for test in (*binary, *views, pa.types.is_fixed_size_binary, pa.types.is_null))

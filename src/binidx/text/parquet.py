@@ -161,5 +161,7 @@ def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[
     for name in [*keys, *fields]:
         if name not in schema.names:
             raise FormatError(f"{uri}: no column {name!r}, it has {', '.join(map(repr, schema.names))}")
+        if schema.names.count(name) > 1:
+            raise FormatError(f"{uri}: {schema.names.count(name)} columns {name!r}, needed one")
     for key in keys:
         check_text(uri, key, schema.field(key).type)
