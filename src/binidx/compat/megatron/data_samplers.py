@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ from binidx.loader import samplers, seeded
 from binidx.loader import torch as loaders
 from binidx.loader.full_validation import MegatronFullValidationSampler as MegatronFullValidationSampler
 from binidx.loader.hybrid import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
+
+logger = logging.getLogger(__name__)
 
 
 class MegatronPretrainingSampler(samplers.MegatronPretrainingSampler):
@@ -63,13 +66,21 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
         sampler = HybridCPMegatronPretrainingSampler(len(dataset), consumed_samples, micro, whole, *topology)
         options = {"pin_memory": torch.cuda.is_available(), "persistent_workers": args.num_workers > 0, **workers}
         return loaders.PretrainingLoader(dataset, batch_sampler=sampler, collate_fn=list, **options)
+    sharded = getattr(args, "data_sharding", True)
+    if args.dataloader_type == "cyclic" and not sharded and len(dataset) % (micro * topology[1]):
+        logger.warning(
+            "%d samples do not fill steps of %d: those left over are served to no rank, so that all end their epochs "
+            "together; some Megatron versions serve them to some ranks, and then epochs are others here",
+            len(dataset),
+            micro * topology[1],
+        )
     return loaders.build_pretraining_data_loader(
         dataset,
         consumed_samples,
         micro,
         *topology,
         dataloader_type=args.dataloader_type,
-        data_sharding=getattr(args, "data_sharding", True),
+        data_sharding=sharded,
         **workers,
     )
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import Any
 
 from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig
 from binidx.dataset import fim
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -18,3 +22,9 @@ class GPTFIMDatasetConfig(GPTDatasetConfig, fim.GPTFIMDatasetConfig):
 
 class GPTFIMDataset(GPTDataset, fim.GPTFIMDataset):
     """Ours: a sample is a function of seed and number, where Megatron's depends on those that were read before it."""
+
+    takes_a_range = True
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        logger.warning("GPTFIMDataset: cuts are others than Megatron's, whose depend on what was read before a sample")

@@ -1,0 +1,23 @@
+"""What docs/megatron.md says can be done as it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from compat.running import start
+
+from binidx.compat.megatron import __main__ as command
+
+PAGE = (Path(__file__).parents[2] / "docs" / "megatron.md").read_text()
+
+
+def test_its_two_lines_put_ours_in_place(tmp_path: Path) -> None:
+    [block] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "script.py").write_text(block + "\nprint('{}')\n")
+    assert start([str(tmp_path / "script.py")]).lines() == [[{}]]
+
+
+def test_its_options_are_there() -> None:
+    named = set(re.findall(r"`?(--(?:trust|cache)-[a-z-]+)", PAGE))
+    assert named == set(command.OPTIONS)
