@@ -16,6 +16,7 @@ import binidx
 from binidx.dataset import gpt
 from binidx.dataset.split import split_indices
 from binidx.errors import IndexBuildError
+from binidx.index import documents
 
 SEEDS = [0, 1, 1234, 2**31 - 1, 2**31, 2**32 - 1]
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
@@ -265,7 +266,7 @@ def test_indices_that_follow_each_other_are_kept_as_a_range(prefix: str, monkeyp
     config, low_level = gpt_config(prefix), binidx.IndexedDataset(prefix)
     needed = np.arange(10, 60, dtype=np.int32)
     array = binidx.GPTDataset(low_level, prefix, needed, 20, binidx.Split.train, config)
-    monkeypatch.setattr(gpt, "WINDOW", 10)
+    monkeypatch.setattr(documents, "WINDOW", 10)
     ranged = binidx.GPTDataset(low_level, prefix, needed, 20, binidx.Split.train, config)
     assert array._documents is needed
     assert ranged._documents == range(10, 60)

@@ -8,14 +8,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from conftest import Bucket
+from hypothesis import given
+from hypothesis import strategies as st
 from random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 from binidx.format import listed as listing
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.listed import MANY, listed, listed_pair
+from binidx.storage import listing as storage_listing
+from binidx.storage.direct import NotDirectError
 from binidx.storage.filesystem import identity_of
-from binidx.storage.listing import common_start, list_together
+from binidx.storage.listing import common_start, list_together, parse_page, stretches_of
 from binidx.storage.publish import create_object, delete_object, object_identity
 
 
@@ -109,6 +113,35 @@ def test_few_prefixes_and_local_ones_are_not_listed(prefixes, tmp_path) -> None:
     local = [build_ours(tmp_path / f"p{n}", number(n), np.uint16) for n in range(MANY)]
     with listed([*prefixes[1:], *local]):
         assert not any(map(listed_pair, [*prefixes, *local]))
+
+
+def test_lists_in_stretches_find_what_one_finds(prefixes, monkeypatch) -> None:
+    for prefix in prefixes:
+        with create_object(f"{prefix}.bin.xxh3") as out:
+            out.write(b"sums")
+    names = [f"{prefix}.{end}" for prefix in prefixes for end in ("bin", "idx")]
+    whole = list_together(names, most_pages=2)
+    assert len(whole) == 3 * MANY
+    for count in (1, 3, 4):
+        monkeypatch.setattr(storage_listing, "NAMES_AT_ONCE", count)
+        assert list_together(names, most_pages=20) == whole
+
+
+@given(st.lists(st.text(alphabet="-.0a", min_size=1), min_size=2, unique=True), st.integers(1, 5))
+def test_stretches_have_each_name_and_all_between(names: list[str], count: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage_listing, "NAMES_AT_ONCE", count)
+        stretches = stretches_of(names)
+    for name in [*names, f"{min(names)}!"]:
+        assert any(after < name <= stop for after, stop in stretches) or name > max(names)
+
+
+def test_a_page_without_etags_is_left_to_the_driver() -> None:
+    with pytest.raises(NotDirectError):
+        parse_page(b"<ListBucketResult><Contents><Key>a</Key><Size>1</Size></Contents></ListBucketResult>")
+    text = b"<l><EncodingType>url</EncodingType></l>".replace(b"l>", b"ListBucketResult>")
+    one = b"<Contents><Key>a%2Bb+c</Key><Size>1</Size><ETag>&quot;x&quot;</ETag></Contents></ListBucketResult>"
+    assert parse_page(text.replace(b"</ListBucketResult>", one)) == ({"a+b c": {"size": 1, "ETag": '"x"'}}, "")
 
 
 def test_a_folder_of_too_many_other_objects_is_not_listed_to_its_end(prefixes) -> None:

@@ -103,8 +103,8 @@ def find_listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | No
             folders[prefix.rpartition("/")[0]].append(prefix)
 
     def look(folder: list[str]) -> dict[str, Listed]:
-        names = [get_bin_path(prefix) for prefix in folder]
-        pages = 2 + OBJECTS_EACH * len(names) // PAGE_KEYS
+        names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
+        pages = 2 * len(names) // PAGE_KEYS + 2 + OBJECTS_EACH * len(folder) // PAGE_KEYS
         try:
             before = list_together(names, storage_options, most_pages=pages)
             after = None if before is None else list_together(names, storage_options, most_pages=pages)

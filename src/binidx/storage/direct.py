@@ -17,7 +17,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -182,14 +182,36 @@ AddressOf = Callable[[Any, Opened], Awaitable[Address]]
 
 
 async def _address_on_s3(fs: Any, opened: Opened) -> Address:
-    await fs.set_session()
     bucket, key, version = fs.split_path(opened.path)
+    asked = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
+    address = await _signed(fs, bucket, "get_object", asked)
+    return replace(address, headers={**address.headers, **_condition(opened)})
+
+
+async def get_signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]) -> bytes:
+    """The body of an answer of S3 to a question of one of its client's methods.
+
+    Raises:
+        NotDirectError: it is to be asked by the driver, whose error is the one to tell.
+    """
+    try:
+        address = await _signed(fs, bucket, method, asked)
+        async with address.session.get(address.url, headers=address.headers, **address.options) as response:
+            if response.status != 200:
+                raise NotDirectError(f"status {response.status}")
+            body: bytes = await response.read()
+            return body
+    except Exception as error:
+        raise error if isinstance(error, NotDirectError) else NotDirectError(filesystem.text(error)) from error
+
+
+async def _signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]) -> Address:
+    """Where a question of S3's client is asked without it."""
+    await fs.set_session()
     client = await fs.get_s3(bucket)
-    wanted = fs._get_s3_method_kwargs(
-        client.get_object, Bucket=bucket, Key=key, **({"VersionId": version} if version else {})
-    )
+    wanted = fs._get_s3_method_kwargs(getattr(client, method), **asked)
     client.meta.events.register_first(f"{RESOLVES}.s3", _in_its_region, unique_id="binidx-region")
-    url = await client.generate_presigned_url("get_object", Params=wanted, ExpiresIn=3600)
+    url = await client.generate_presigned_url(method, Params=wanted, ExpiresIn=3600)
     http = client._endpoint.http_session
     if http._proxy_config.proxy_url_for(url):
         raise NotDirectError("a proxy stands before it")
@@ -197,7 +219,7 @@ async def _address_on_s3(fs: Any, opened: Opened) -> Address:
     signed = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(signed) - {"host", *payer}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer, **_condition(opened)}, stay())
+    return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer}, stay())
 
 
 def _in_its_region(context: dict[str, Any], **_: Any) -> None:
