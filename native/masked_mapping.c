@@ -87,7 +87,8 @@ INLINED int64_t epoch_rows(const binidx_masked *m, const uint32_t *usable, binid
     for (int64_t d = 0; d < m->num_documents; d++) {
         if (!usable[d]) continue;
         if (!has_bounds(m, d, &first, &end)) return BINIDX_BAD_DOCUMENT;
-        int64_t target = next_target(m, rng, d), left = usable[d] == UINT32_MAX ? INT64_MAX : usable[d] - 1;
+        /* Half of all: lengths below 0 add to what is left. */
+        int64_t target = next_target(m, rng, d), left = usable[d] == UINT32_MAX ? INT64_MAX / 2 : usable[d] - 1;
         for (int64_t stop; first < end; first = stop, made++) {
             stop = run_end(m, first, end, target, &left);
             if (rows) {

@@ -365,6 +365,9 @@ static void test_masked_samples_by_hand(void) {
     CHECK(binidx_usable_documents(&m, usable, counts) == 1 && usable[0] == 25 && usable[1] == 0);
     uint32_t blocks[] = {0, 3, 0, 0, 3, 6, 0, 1, 6, 8, 0, 2};
     CHECK(binidx_masked_rows_4(&m, usable, rng, 1, 3, rows) == 3 && memcmp(rows, blocks, 48) == 0);
+    lengths[3] = lengths[4] = -40, titles[0] = 89; /* lengths and a target below 0: nothing overflows */
+    CHECK(binidx_usable_documents(&m, usable, counts) == 1 && usable[0] == UINT32_MAX);
+    CHECK(binidx_count_masked(&m, usable, rng, 1, 1, &epochs) == 4);
     documents[2] = 7;
     CHECK(binidx_usable_documents(&m, usable, counts) == BINIDX_BAD_DOCUMENT && counts[0] == 1);
     documents[2] = 9, documents[1] = 11;
