@@ -22,6 +22,7 @@ COMMANDS = {
     "merge": ("merge", "several datasets into one; the store moves the tokens where it can"),
     "order": ("order", "who reads what: the order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
+    "plan": ("plan_run", "what a run will do before it runs: epochs, indices, requests, costs"),
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a world and a batch size"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet into datasets, on one machine or many"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),

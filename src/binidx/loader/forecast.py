@@ -1,10 +1,11 @@
 """What reading will cost, told from sizes alone: pieces of documents, requests, bytes, time. Pure arithmetic.
 
-    S + 1 tokens of a stream of shuffled documents of m tokens        1 + S / m pieces: one, and one more a boundary
-    a piece                                                           a range somewhere in the .bin, of S / pieces tokens
-    n ranges of L bytes in B, read together                           neighbours nearer than the gap share a request
+    S + 1 tokens of shuffled documents of m tokens     1 + S / m pieces: one, and one more for each boundary
+    a piece                                            a range somewhere in the .bin, of S / pieces tokens
+    n ranges of L bytes in B, read together            neighbours nearer than the gap share a request
 
-The starts of n ranges divide B at random: a spacing is longer than x with probability q^n, q = 1 - x / B. With x = L + gap
+The starts of n ranges divide B at random: a spacing is longer than x with probability q^n, q = 1 - x / B. With
+x = L + gap
 
     requests    1 + (n - 1) q^n
     bytes       L + (n - 1) (what lies in spacings up to x, and L in longer ones)

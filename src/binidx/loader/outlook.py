@@ -1,0 +1,262 @@
+"""What a run will do, before it runs: out of its description, the heads of its data, and the manifests of its caches.
+
+prefixes   ─► headlines    some dozens of bytes of each `.idx`
+           ─► tokens of each split, exactly, so samples, epochs and sizes of indices
+caches     ─► manifests    there, missing, stale; no array is read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from binidx.dataset.builder import WHOLE, sizes_per_dataset
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.gpt import SMALL, GPTDataset, drops_last_partial
+from binidx.dataset.split import Split, split_range
+from binidx.dataset.survey import Wanted, WantedBlend, WantedIndex, wanted_indices
+from binidx.errors import FormatError, IndexBuildError, StorageError
+from binidx.format.headline import Headline, read_headline
+from binidx.format.idx import get_idx_path
+from binidx.format.listed import listed
+from binidx.index.epochs import EpochPlan, plan_epochs
+from binidx.index.files import IndexFiles
+from binidx.index.growth import Order, change_in_words, order_of, parse_known
+from binidx.index.manifest import ALGORITHM, Fields, Manifest, differences, key_of
+from binidx.index.origin import idx_identity
+from binidx.index.reuse import ORDERS
+from binidx.loader.run import Run
+from binidx.storage.filesystem import same_object
+from binidx.storage.threads import Threads
+
+AT_ONCE = 64
+"""Prefixes looked at together."""
+
+THERE, MISSING, STALE, UNPROVEN, SMALL_ONE, UNNAMED = "there", "missing", "stale", "to be proven", "not kept", "none"
+"""States of a cache. UNPROVEN: its `.idx` is another object, maybe of the same content: a start compares it."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """How an index is found.
+
+    why: what speaks against it, or what comes on top.
+    manifest: of an index that is THERE.
+    """
+
+    state: str
+    why: str = ""
+    manifest: Manifest | None = None
+
+
+@dataclass(frozen=True)
+class IndexOutlook:
+    """One index: of one split of one prefix.
+
+    documents, tokens: of the split.
+    plan: how often they are gone through; None: there is nothing to go through, `problem` says it.
+    """
+
+    wanted: WantedIndex
+    documents: int
+    tokens: int
+    plan: EpochPlan | None
+    order: Order | None
+    cache: Cache
+    problem: str = ""
+
+    @property
+    def num_samples(self) -> int:
+        return self.plan.num_samples if self.plan else 0
+
+
+@dataclass(frozen=True)
+class BlendOutlook:
+    """The blend of a split, and the samples it serves."""
+
+    wanted: WantedBlend
+    size: int
+    cache: Cache
+
+
+@dataclass(frozen=True)
+class SourceOutlook:
+    """What a run takes of one source for training.
+
+    samples: that it serves, all ranks together.
+    epochs: how often its tokens are read.
+    """
+
+    headline: Headline
+    documents: int
+    tokens: int
+    samples: float
+    epochs: float
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """All that is known of a run.
+
+    num_samples: of train.
+    """
+
+    run: Run
+    headlines: Mapping[str, Headline]
+    indices: Sequence[IndexOutlook]
+    blends: Sequence[BlendOutlook]
+    num_samples: int
+
+    def sources(self, samples_read: int) -> list[SourceOutlook]:
+        """Of train, after so many samples."""
+        length, found = self.run.config.sequence_length, []
+        for each, share in self._shares():
+            samples = samples_read * share
+            epochs = samples * length / each.tokens if each.tokens else 0.0
+            headline = self.headlines[each.wanted.prefix]
+            found.append(SourceOutlook(headline, each.documents, each.tokens, samples, epochs))
+        return found
+
+    def _shares(self) -> list[tuple[IndexOutlook, float]]:
+        train = [each for each in self.indices if each.wanted.split is Split.train]
+        if self.run.stages is not None:
+            total = sum(stage.num_samples for stage in self.run.stages)
+            parts = {each.wanted.prefix: 0.0 for each in train}
+            for stage in self.run.stages:
+                for prefix, share in zip(stage.blend[0], stage.shares, strict=True):
+                    parts[prefix] += share * stage.num_samples / total
+            return [(each, parts[each.wanted.prefix]) for each in train]
+        blend = next((each.wanted for each in self.blends if each.wanted.split is Split.train), None)
+        if blend is None:
+            return [(each, 1.0) for each in train]
+        if blend.shares is not None:
+            return [*zip(train, blend.shares, strict=True)]
+        total = max(1, sum(each.num_samples for each in train))
+        return [(each, each.num_samples / total) for each in train]
+
+
+def look_at(run: Run) -> Outlook:
+    """Look at the data and caches of a run; builds nothing, writes nothing.
+
+    Raises:
+        ObjectNotFoundError, FormatError: there is no such data, or it breaks a rule.
+    """
+    wanted = wanted_of(run)
+    prefixes = [*dict.fromkeys(each.prefix for each in wanted.indices)]
+    with listed(prefixes, run.config.storage_options):
+        headlines = dict(zip(prefixes, _at_once(partial(_headline, run.config), prefixes), strict=True))
+    indices = _at_once(lambda each: look_at_index(each, headlines[each.prefix], run.config), wanted.indices)
+    blends = _at_once(lambda each: _look_at_blend(each, indices, run.config), wanted.blends)
+    return Outlook(run, headlines, indices, blends, _train_size(run, indices, blends))
+
+
+def wanted_of(run: Run) -> Wanted:
+    """The indices of a run; of stages the first round of each source."""
+    if run.stages is None:
+        return wanted_indices(run.config, run.sizes)
+    rest = wanted_indices(run.config, run.sizes)
+    matrix = run.config.split_matrix or [WHOLE] * len(Split)
+    first: dict[str, WantedIndex] = {}
+    for stage in run.stages:
+        surplus = run.config.mid_level_dataset_surplus
+        asked = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
+        for prefix, [num_samples] in zip(stage.blend[0], asked, strict=True):
+            first.setdefault(prefix, WantedIndex(Split.train, prefix, num_samples, matrix[0] or (0.0, 0.0)))
+    others = [each for each in rest.indices if each.split is not Split.train]
+    return Wanted([*first.values(), *others], [each for each in rest.blends if each.split is not Split.train])
+
+
+def look_at_index(wanted: WantedIndex, headline: Headline, config: GPTDatasetConfig) -> IndexOutlook:
+    """One index, by two pointers of the `.idx` and the manifest."""
+    documents = split_range(wanted.bookends, headline.num_sequences)
+    begin, end = headline.tokens_before([documents.start, documents.stop], config.storage_options)
+    drop = drops_last_partial(wanted.split, config)
+    extra, length = config.add_extra_token_to_sequence, config.sequence_length
+    try:
+        plan = plan_epochs(end - begin, length, wanted.num_samples, add_extra_token=extra, drop_last_partial=drop)
+    except IndexBuildError as error:
+        return IndexOutlook(wanted, len(documents), end - begin, None, None, Cache(UNNAMED), str(error))
+    order = order_of(plan, length, add_extra_token=extra)
+    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
+    small = len(documents) * plan.num_epochs + plan.num_samples <= SMALL and not config.cache_small_indices
+    cache = Cache(SMALL_ONE) if small else look_at_cache(wanted.files(config), fingerprint, _idx_of(headline))
+    return IndexOutlook(wanted, len(documents), end - begin, plan, order, cache)
+
+
+def look_at_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) -> Cache:
+    """What a start will find, by the manifest alone.
+
+    Args:
+        idx: identity of the `.idx` now; None: the index is of no data.
+    """
+    try:
+        manifest = files.read_manifest()
+    except (FormatError, StorageError) as error:
+        return Cache(STALE, str(error))
+    if manifest is None:
+        return Cache(MISSING)
+    if wrong := differences(manifest.fingerprint, fingerprint):
+        return Cache(STALE, "; ".join(wrong))
+    if idx is None or same_object(manifest.data.get("idx"), idx):
+        return Cache(THERE, manifest=manifest)
+    return Cache(UNPROVEN, "the .idx is not the object it was: a start reads it and compares")
+
+
+def changes_of_order(outlook: Outlook) -> list[str]:
+    """Where a run reads in another order than the one before it in the same directory, in words.
+
+    The record of orders is named by the content of the data, which another index of the same prefix tells.
+    """
+    contents = {each.wanted.prefix: each.cache.manifest.content for each in outlook.indices if each.cache.manifest}
+    found, config = [], outlook.run.config
+    for each in outlook.indices:
+        content = contents.get(each.wanted.prefix)
+        if content is None or each.order is None or each.cache.state not in (MISSING, STALE):
+            continue
+        documents = split_range(each.wanted.bookends, outlook.headlines[each.wanted.prefix].num_sequences)
+        fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, each.wanted.split, config)}
+        record = each.wanted.files(config).named(key_of(fingerprint, content))
+        with suppress(StorageError):
+            if words := change_in_words(parse_known(record.read_small(ORDERS) or b""), each.order):
+                found.append(f"{each.wanted.prefix}, {each.wanted.split.name}: {words}")
+    return found
+
+
+def _headline(config: GPTDatasetConfig, prefix: str) -> Headline:
+    return read_headline(prefix, config.storage_options)
+
+
+def _idx_of(headline: Headline) -> Fields:
+    if headline.num_parts:
+        return {}
+    return idx_identity(get_idx_path(headline.prefix), headline.identities["idx"])
+
+
+def _look_at_blend(wanted: WantedBlend, indices: Sequence[IndexOutlook], config: GPTDatasetConfig) -> BlendOutlook:
+    lengths = [each.num_samples for each in indices if each.wanted.split is wanted.split]
+    size = wanted.num_samples
+    if size is None:
+        size = sum(lengths) if wanted.size is None else min(wanted.size, sum(lengths))
+    files = wanted.files(config, lengths)
+    cache = Cache(SMALL_ONE) if files is None else look_at_cache(files, {"algorithm": ALGORITHM}, None)
+    return BlendOutlook(wanted, size, cache)
+
+
+def _train_size(run: Run, indices: Sequence[IndexOutlook], blends: Sequence[BlendOutlook]) -> int:
+    if run.stages is not None:
+        return sum(stage.num_samples for stage in run.stages)
+    blend = next((each for each in blends if each.wanted.split is Split.train), None)
+    if blend is not None:
+        return blend.size
+    return sum(each.num_samples for each in indices if each.wanted.split is Split.train)
+
+
+def _at_once(look: Any, things: Sequence[Any]) -> list[Any]:
+    pending = [_submit(partial(look, each)) for each in things]
+    return [each.result() for each in pending]
+
+
+_submit = Threads("binidx-look", lambda: AT_ONCE).submit

@@ -1,0 +1,183 @@
+"""What a run will do before it runs: steps, epochs, indices, requests, bytes, time to the first batch, costs.
+
+Nothing is built and nothing written. Of each dataset some dozens of bytes are read (its header, and where its splits
+begin), of each cached index the manifest: no .idx and no array, so it takes a moment however large the data is. Where
+data is remote, 6 small requests and one read of 8 MiB measure the way to it.
+
+Tokens, samples, epochs and sizes are exact. Requests and bytes are expected values for documents of the mean length,
+shuffled. Build times are those of two cores. Prices are list prices of requests; traffic within a region is free.
+
+exit status: 0 done, 1 the data is bad, 2 the call is wrong
+
+example:
+  binidx plan run.json --tokens-per-second 2000000 --nodes 16
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+if __name__ == "__main__":  # python tools/plan_run.py: see convert.py
+    __package__ = "binidx.tools"
+
+from binidx.loader.planned import Planned, planned
+from binidx.loader.run import Run
+
+from ._face import human_bytes, human_seconds, json_object, parser, run
+from ._sizes import add_sizes, sized
+from ._table import table
+
+RANKS_OF_A_NODE = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = parser("plan", __doc__)
+    options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
+    add_sizes(options)
+    options.add_argument("--nodes", type=int, metavar="N", help="that share the ranks (8 ranks each)")
+    options.add_argument("--tokens-per-second", type=float, metavar="T", help="what all ranks together train on")
+    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for RUN and data")
+    options.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = options.parse_args(argv)
+    return run("plan", lambda: plan(arguments))
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Look, and say what comes."""
+    given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
+    nodes = arguments.nodes or -(-given.data_parallel_size // RANKS_OF_A_NODE)
+    found = planned(given, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
+    print(json.dumps(found.in_json()) if arguments.json else describe(found))
+    return 0
+
+
+def describe(found: Planned, width: int | None = None) -> str:
+    """All of it for people."""
+    width = width or shutil.get_terminal_size().columns
+    parts = [
+        _pairs(_head(found), width),
+        table(["source", "share", "documents", "tokens", "epochs", "repeated", "stored"], _sources(found), width),
+        table(["index", "samples", "epochs", "size", "memory", "build", "cache"], _indices(found), width),
+        _pairs(_costs(found), width),
+        *([_pairs(_start(found), width)] if found.waits else []),
+    ]
+    if found.cautions:
+        lines = [
+            textwrap.fill(each, width, initial_indent="! ", subsequent_indent="  ", break_on_hyphens=False)
+            for each in found.cautions
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _pairs(rows: Sequence[tuple[str, str]], width: int) -> str:
+    """A word and what it is, one below the other."""
+    left = max(len(name) for name, _ in rows) + 2
+    return "\n".join(
+        textwrap.fill(
+            text, max(width, 40), initial_indent=f"{name:<{left}}", subsequent_indent=" " * left, break_on_hyphens=False
+        )
+        for name, text in rows
+    )
+
+
+def _head(found: Planned) -> list[tuple[str, str]]:
+    given = found.outlook.run
+    steps = "no end: cyclic, here one epoch" if found.num_steps is None else f"{found.num_steps:,} steps"
+    ranks = f"{given.data_parallel_size:,} rank{'s' * (given.data_parallel_size > 1)}"
+    sizes = f"{given.schedule.global_batch_size:,} samples on {ranks}, {given.micro_batch_size} at a time"
+    tokens = f"{found.num_samples * given.config.sequence_length:,}"
+    rows = [
+        ("train", f"{found.num_samples:,} samples of {given.config.sequence_length:,} tokens, {tokens} in all"),
+        ("steps", f"{steps} of {sizes}; {found.nodes:,} node{'s' * (found.nodes > 1)}"),
+    ]
+    if found.same_order_up_to is not None:
+        most = f"{found.same_order_up_to:,} samples of train; more of them come in another order from the first one on"
+        rows.append(("may grow", f"to {most}"))
+    return rows
+
+
+def _sources(found: Planned) -> list[list[str]]:
+    rows = []
+    for each in found.costs:
+        source, headline = each.source, each.source.headline
+        kinds = [
+            *(["zstd"] if headline.compressed else []),
+            *(["checked"] if headline.checked else []),
+            *([f"{headline.num_parts:,} parts"] if headline.num_parts else []),
+        ]
+        stored = " ".join([human_bytes(headline.stored_bytes), *kinds])
+        share = source.samples / max(found.num_samples, 1)
+        repeats = found.repeated_documents(each)
+        counts = [f"{source.documents:,}", f"{source.tokens:,}", f"{source.epochs:.2f}", f"{repeats:,}"]
+        rows.append([headline.prefix, f"{share:.1%}", *counts, stored])
+    return rows
+
+
+def _indices(found: Planned) -> list[list[str]]:
+    rows = []
+    for row in found.index_rows():
+        memory = human_bytes(row["memory_bytes"]) if row["memory_bytes"] else ""
+        epochs = "" if row["epochs"] is None else f"{row['epochs']:,}"
+        name = f"{row['split']:<5}  {row['source']}"
+        size, build = human_bytes(row["num_bytes"]), _seconds(row["build_seconds"])
+        rows.append([name, f"{row['samples']:,}", epochs, size, memory, build, row["cache"]])
+    return rows
+
+
+def _seconds(seconds: float) -> str:
+    return "< 1 ms" if seconds < 0.001 else f"{seconds * 1000:.0f} ms" if seconds < 1 else human_seconds(seconds)
+
+
+def _costs(found: Planned) -> list[tuple[str, str]]:
+    if not found.is_remote:
+        return [("reading", "all lies on this machine: no requests, nothing to pay")]
+    whole = found.reading
+    steps = max(found.num_steps or 0, 1)
+    samples = max(found.num_samples, 1)
+
+    def words(factor: float) -> str:
+        part = whole.times(factor)
+        return f"{part.requests:,.0f} requests, {human_bytes(part.num_bytes)}"
+
+    a_sample = whole.times(1 / samples)
+    rows = [
+        ("a sample", f"{a_sample.requests:.2f} requests, {human_bytes(a_sample.num_bytes)}"),
+        ("a step", words(1 / steps)),
+    ]
+    if found.tokens_per_second:
+        share = found.tokens_per_second * 3600 / (samples * found.outlook.run.config.sequence_length)
+        rows.append(("an hour", f"{words(share)} at {found.tokens_per_second:,.0f} tokens/s"))
+    rows.append(("a node", f"{words(1 / found.nodes)} in the whole run"))
+    price = sum(found.dollars.values())
+    rows.append(("the run", f"{words(1.0)}, ${price:,.2f} at list price"))
+    rows.append(("disk cache", f"{human_bytes(found.epoch_bytes)} a node for its part of an epoch"))
+    return rows
+
+
+def _start(found: Planned) -> list[tuple[str, str]]:
+    link = found.link
+    if link is not None:
+        speed = f"{human_bytes(link.bytes_per_second)}/s"
+        way = f"{link.latency_seconds * 1000:.1f} ms to the first byte, {speed}, {link.requests_in_flight} in flight"
+        rows = [("the way", f"{way} (measured)")]
+    else:
+        rows = []
+    for each in found.waits:
+        parts = [
+            *([f"{each.round_trips:.0f} round trips"] if each.round_trips else []),
+            *([human_bytes(each.num_bytes)] if each.num_bytes else []),
+            *([_seconds(each.seconds)] if each.seconds else []),
+        ]
+        rows.append(("", f"{each.what}: {', '.join(parts) or 'mapped'}"))
+    seconds = f"about {found.start_seconds:.2f} s after the imports, and what Python takes"
+    return [("first batch", seconds), *rows]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
