@@ -26,6 +26,7 @@ BENCHES = (
     "preprocess",
     "text_to_tokens",
     "shuffle",
+    "shuffle_tokens",
     "read_text",
     "blend",
     "document_sample",

@@ -91,7 +91,7 @@ def test_what_cannot_be_shuffled_is_refused_before_anything_is_written(tmp_path:
     before = pair(tmp_path / "new")
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (BinidxError, "dtype int32, needed uint16", {"sources": [en, wide]}),
-        (ConfigError, "needed 268,435,456 or more", {"memory_bytes": 1000}),
+        (ConfigError, "needed 536,870,912 or more", {"memory_bytes": 1000}),
         (ConfigError, "is read and written", {"sources": [en, tmp_path / "new"]}),
         (StorageError, "no/such: No such file", {"scratch": str(tmp_path / "no/such")}),
     ]
@@ -167,22 +167,25 @@ def test_a_full_disk_is_one_error_and_nothing_is_left(tmp_path: Path) -> None:
 MEASURED = """
 import sys
 from binidx.prepare.shuffle.dataset import shuffle_datasets
-done = shuffle_datasets([sys.argv[1]], sys.argv[2], seed=1, memory_bytes=256 << 20)
+done = shuffle_datasets([sys.argv[1]], sys.argv[2], seed=1, memory_bytes=512 << 20)
 with open("/proc/self/status") as file:
     print(done.num_buckets, next(line.split()[1] for line in file if line.startswith("VmHWM")))
 """
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
-def test_the_process_stays_within_its_memory(tmp_path: Path) -> None:
+def test_the_process_stays_within_its_memory(s3: Bucket, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    lengths = rng.integers(0, 4000, 100_000)
+    lengths = rng.integers(0, 4000, 65_000)
     documents = (Document(np.full(n, n, np.uint16), [n], [0]) for n in lengths.tolist())
     source = build_ours(tmp_path / "en", documents, np.uint16)  # type: ignore[arg-type]
-    assert os.path.getsize(f"{source}.bin") > 380 * MIB
-    told = subprocess.run(
-        [sys.executable, "-c", MEASURED, source, tmp_path / "new"], check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
-    num_buckets, peak = map(int, told.split())
-    assert num_buckets > 6
-    assert peak * 1024 < 256 * MIB
+    assert os.path.getsize(f"{source}.bin") > 240 * MIB
+    there, base = tmp_path / "new", s3.fresh()
+    convert_dataset(source, f"{base}/en", verify="size")
+    # 192 MiB of the 512 are for what a disk does not need: s3fs, uploads, pyarrow.
+    for of, to, most in ((source, str(there), 320 * MIB), (f"{base}/en", f"{base}/new", 512 * MIB)):
+        command = [sys.executable, "-c", MEASURED, of, to]
+        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        num_buckets, peak = map(int, told.split())
+        assert num_buckets > 2
+        assert peak * 1024 < most

@@ -23,7 +23,7 @@ from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object
 from binidx.storage.transfer import read_whole
 
-MEMORY = 256 << 20
+MEMORY = 512 << 20
 LINES = [b'{"id": %d, "text": "%s"}\n' % (n, b"word " * (n * 37 % 50)) for n in range(3000)]
 PACK = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": zstandard.ZstdCompressor().compress}
 UNPACK: dict[str, Any] = {
@@ -84,10 +84,10 @@ def test_what_cannot_be_shuffled_leaves_what_stands_there(tmp_path: Path, monkey
     (tmp_path / "new.jsonl").write_bytes(b"before")
     cases = [
         (FormatError, "cut.jsonl.gz", {"inputs": [tmp_path / "cut.jsonl.gz"]}),
-        (FormatError, "byte 0 has 33,554,433 bytes, needed 33,554,432", {"inputs": [tmp_path / "long.jsonl"]}),
+        (FormatError, "byte 0 has 67,108,865 bytes, needed 67,108,864", {"inputs": [tmp_path / "long.jsonl"]}),
         (ConfigError, "is read and written", {"target": tmp_path / "in.jsonl"}),
         (ObjectExistsError, "new.jsonl: stands there", {"overwrite": False}),
-        (ConfigError, "needed 268,435,456 or more", {"memory_bytes": 1 << 20}),
+        (ConfigError, "needed 536,870,912 or more", {"memory_bytes": 1 << 20}),
         (StorageError, "No such file", {"scratch": str(tmp_path / "nowhere")}),
     ]
     for kind, message, options in cases:
@@ -101,7 +101,7 @@ def test_what_cannot_be_shuffled_leaves_what_stands_there(tmp_path: Path, monkey
 MEASURED = """
 import sys
 from binidx.prepare.shuffle.lines import shuffle_lines
-done = shuffle_lines([sys.argv[1]], sys.argv[2], seed=1, memory_bytes=256 << 20)
+done = shuffle_lines([sys.argv[1]], sys.argv[2], seed=1, memory_bytes=512 << 20)
 with open("/proc/self/status") as file:
     print(done.num_buckets, next(line.split()[1] for line in file if line.startswith("VmHWM")))
 """
@@ -110,10 +110,10 @@ with open("/proc/self/status") as file:
 def test_the_process_stays_within_its_memory(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     with (tmp_path / "in.jsonl").open("wb") as file:
-        for length in rng.integers(0, 2000, 200_000).tolist():
+        for length in rng.integers(0, 2000, 400_000).tolist():
             file.write(b"x" * length + b"\n")
     command = [sys.executable, "-c", MEASURED, tmp_path / "in.jsonl", tmp_path / "new.jsonl"]
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     num_buckets, peak = map(int, told.split())
-    assert num_buckets > 3
-    assert peak * 1024 < 256 << 20
+    assert num_buckets > 2
+    assert peak * 1024 < 320 << 20

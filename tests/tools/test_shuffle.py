@@ -12,7 +12,7 @@ from converting import build, pair
 def test_it_shuffles_and_says_what_it_did(tmp_path: Path, capsys) -> None:
     sources = [build(tmp_path / name, 100, n) for n, name in enumerate("ab")]
     call = ["shuffle", *sources, "--to", f"{tmp_path}/new", "--seed", "1"]
-    assert main([*call, "--memory", "300MB"]) == 0
+    assert main([*call, "--memory", "600MB"]) == 0
     out, err = capsys.readouterr()
     assert f"{tmp_path}/new: 2 datasets\n  20 documents, 20 sequences, 200 tokens\n  1 buckets; no lineage; " in out
     assert err == ""
@@ -39,4 +39,4 @@ def test_a_call_that_is_wrong_is_one_line(tmp_path: Path, capsys) -> None:
     assert main(["shuffle", f"{source}.bin", "--to", f"{tmp_path}/new", "--seed", "1"]) == 2
     assert f"found {source}.bin, needed the prefix of its files: {source}\n" in capsys.readouterr().err
     assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--memory", "1MB"]) == 2
-    assert "memory: 1,000,000 bytes, needed 268,435,456 or more" in capsys.readouterr().err
+    assert "memory: 1,000,000 bytes, needed 536,870,912 or more" in capsys.readouterr().err

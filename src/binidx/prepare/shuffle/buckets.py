@@ -26,9 +26,9 @@ from binidx.prepare.shuffle.scratch import Scratch
 from binidx.storage.ranges import Range, cut
 
 MIB = 1 << 20
-LEAST_MEMORY = 256 * MIB
-RESERVED_BYTES = 176 * MIB
-"""Of the memory that is allowed: Python and its packages, blocks of indices, buffers of the writers of the target."""
+LEAST_MEMORY = 512 * MIB
+RESERVED_BYTES = 320 * MIB
+"""Of the memory that is allowed: Python, s3fs and pyarrow, some 200 MiB; blocks of indices; what an upload gathers."""
 
 CHUNK_BYTES = 2 * MIB
 """Given at once: what is copied stays in the cache of a core until it is written."""
