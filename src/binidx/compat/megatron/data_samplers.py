@@ -62,7 +62,8 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
     topology = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     micro, whole = batch_sizes(dataset, args)
     workers: dict[str, Any] = {"num_workers": args.num_workers, "worker_init_fn": worker_init(args)}
-    if getattr(args, "hybrid_context_parallel", False) and args.dataloader_type == "single":
+    whole_steps = any(getattr(args, f"{name}_context_parallel", False) for name in ("hybrid", "dynamic"))
+    if whole_steps and args.dataloader_type == "single":
         sampler = HybridCPMegatronPretrainingSampler(len(dataset), consumed_samples, micro, whole, *topology)
         options = {"pin_memory": torch.cuda.is_available(), "persistent_workers": args.num_workers > 0, **workers}
         return loaders.PretrainingLoader(dataset, batch_sampler=sampler, collate_fn=list, **options)

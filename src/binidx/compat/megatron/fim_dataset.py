@@ -27,4 +27,6 @@ class GPTFIMDataset(GPTDataset, fim.GPTFIMDataset):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.fim_rate, self.fim_spm_rate = self.config.fim_rate, self.config.fim_spm_rate
+        self.fragment_fim_rate = self.config.fim_fragment_rate
         logger.warning("GPTFIMDataset: cuts are others than Megatron's, whose depend on what was read before a sample")

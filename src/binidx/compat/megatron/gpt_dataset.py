@@ -30,22 +30,35 @@ from binidx.index.building import Arrays, Building
 from binidx.index.document import build_document_index
 from binidx.index.gpt import ARRAYS
 from binidx.index.shuffle import build_shuffle_index
-from binidx.storage.settings import ReadSettings
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
-    """Ours with Megatron's defaults: an attention mask with each sample unless the script says no."""
+    """Ours with Megatron's defaults: an attention mask with each sample unless the script says no.
+
+    Args:
+        s3_cache_path, dynamic_context_parallel: `object_storage_cache_path` and `hybrid_context_parallel`, as older and
+            newer versions of Megatron call them.
+    """
 
     create_attention_mask: bool = True
+    s3_cache_path: str | None = None
+    dynamic_context_parallel: bool = False
 
     def __post_init__(self) -> None:
+        # Made-up chats are Megatron's own classes, which come from its own files and look here.
+        made_up = {name: getattr(self, name) for name in MADE_UP}
+        vars(self).update(dict.fromkeys(MADE_UP))
         super().__post_init__()
-        if self.object_storage_cache_path is None:
-            # Datasets of users assert that it is given before they open an s3:// prefix. Nothing is written there.
-            self.object_storage_cache_path = ReadSettings.of(None).index_dir or "unused"
+        vars(self).update(made_up)
+        self.hybrid_context_parallel = self.hybrid_context_parallel or self.dynamic_context_parallel
+        # Datasets of users assert that it is given before they open an s3:// prefix. Nothing is written there.
+        self.object_storage_cache_path = self.object_storage_cache_path or self.s3_cache_path or "unused"
+
+
+MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
 
 
 class GPTDataset(gpt.GPTDataset, MegatronDataset):
