@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.ranks import together
+from binidx.dataset.siblings import at_once, in_threads
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices, split_range
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError
@@ -21,18 +20,10 @@ from binidx.format.bundled import BundlePlace
 from binidx.format.listed import is_at_hand, listed
 from binidx.index.budget import Budget
 from binidx.storage.filesystem import local_path
-from binidx.storage.threads import Threads
 
 Sizes = Sequence[int | None]
 TopLevelDataset = BlendedDataset | MegatronDataset
 WHOLE = (0.0, 1.0)
-
-WAITING_THREADS = 128
-"""Remote prefixes that are opened at once: as many requests as a process has in flight."""
-SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25
-"""For each that computes only, ten times what it takes and less than a round trip; and for a machine that is busy."""
-
-Result = TypeVar("Result")
 
 
 class BlendedMegatronDatasetBuilder:
@@ -142,12 +133,11 @@ class BlendedMegatronDatasetBuilder:
                 return self._build_prefix(prefix, matrix, sizes)
 
         remote = self._is_remote(prefixes)
+        works = [partial(build, *each) for each in zip(prefixes, asked, strict=True)]
         if remote:
             with listed(prefixes, self.config.storage_options, place=self._bundle()):
-                works = [partial(build, *each) for each in zip(prefixes, asked, strict=True)]
                 return at_once(works, is_at_hand(prefixes))
-        with ThreadPoolExecutor(self.config.num_dataset_builder_threads, "binidx-build") as threads:
-            return list(threads.map(build, prefixes, asked))
+        return in_threads(works, self.config.num_dataset_builder_threads)
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Whether some of these, or their caches, lie in a store."""
@@ -205,32 +195,3 @@ def sizes_per_dataset(
 def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
     """The same of weights that add up to 1."""
     return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
-
-
-def at_once(works: Sequence[Callable[[], Result]], at_hand: Sequence[bool] = ()) -> list[Result]:
-    """What pieces of work give that wait for a store, done at the same time.
-
-    Args:
-        at_hand: which of them have to compute only, as far as we know. They are done in this thread: a hundred threads
-            that compute take the GIL from each other, and need three times as long. If they take longer than that,
-            the rest waits with the others.
-    """
-    here = [number for number, each in enumerate(at_hand) if each]
-    found: dict[int, Result] = {}
-    pending = {number: _submit(works[number]) for number in {*range(len(works))}.difference(here)}
-    try:
-        began = time.monotonic()
-        for number in here:
-            if time.monotonic() - began > PATIENCE_SECONDS + SLOW_SECONDS * len(found):
-                pending[number] = _submit(works[number])
-            else:
-                found[number] = works[number]()
-        wait(pending.values(), return_when=FIRST_EXCEPTION)
-        found |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
-        return [found[number] for number in range(len(works))]
-    finally:
-        for each in pending.values():
-            each.cancel()
-
-
-_submit = Threads("binidx-open", lambda: WAITING_THREADS).submit

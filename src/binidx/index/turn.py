@@ -27,6 +27,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,28 +52,31 @@ Check = Callable[[], None]
 Built = tuple[Arrays, bool]
 """What was built, and whether others can have it."""
 
-_checks: list[Check] = []
+_checks: ContextVar[tuple[Check, ...]] = ContextVar("checks", default=())
 _waiting: list[object] = []
 _said: set[str] = set()
 
 
 @contextlib.contextmanager
 def checking(check: Check) -> Iterator[None]:
-    """While the block runs, `check` is called by all threads that build or wait; what it raises ends their wait."""
-    _checks.append(check)
+    """`check` is called by all that wait, of what is begun in the block, also after it; what it raises ends their wait.
+
+    In this thread, and in those that were given a copy of its context.
+    """
+    token = _checks.set((*_checks.get(), check))
     try:
         yield
     finally:
-        _checks.remove(check)
+        _checks.reset(token)
 
 
 def check_all() -> None:
-    for check in tuple(_checks):
+    for check in _checks.get():
         check()
 
 
 def called_away() -> bool:
-    """Whether a check ends what this process waits for: then it has not failed."""
+    """Whether a check ends what this thread waits for: then it has not failed."""
     try:
         check_all()
     except Exception:
