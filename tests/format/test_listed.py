@@ -15,7 +15,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.format import listed as listing
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.listed import MANY, listed, listed_pair
+from binidx.format.listed import MANY, listed, listed_pair, together
 from binidx.storage import listing as storage_listing
 from binidx.storage.direct import NotDirectError
 from binidx.storage.filesystem import identity_of
@@ -69,6 +69,34 @@ def test_many_prefixes_cost_two_lists_and_one_request_each(s3: Bucket) -> None:
             log = proxy.log()
             assert [each.range.startswith("bytes") for each in log] == [False] * asked[0] + [True] * asked[1]
             assert [len(each) for each in datasets] == [20 + n for n in range(MANY)]
+
+
+def test_prefixes_in_a_folder_each_are_listed_together(s3: Bucket) -> None:
+    folder = s3.fresh()
+    prefixes = [build_ours(f"{folder}/{n}/data", number(n), np.uint16) for n in range(MANY)]
+    with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
+        with listed(prefixes, {"binidx": {"hedge": False}}):  # a busy machine is slow to answer
+            assert [read_all(prefix) for prefix in prefixes] == [[n] * (20 + n) for n in range(MANY)]
+        lists = [each for each in proxy.log() if not each.path.endswith((".bin", ".idx"))]
+        assert len(lists) == 2, lists
+
+
+def test_folders_with_too_much_between_them_are_not_listed_to_the_end(prefixes, monkeypatch) -> None:
+    monkeypatch.setattr(storage_listing, "PAGES", dict.fromkeys(storage_listing.PAGES, _endless))
+    apart = [f"{prefix}-folder/data" for prefix in prefixes]
+    assert list_together([f"{prefix}.bin" for prefix in apart], most_pages=3) is None
+    with listed(apart):
+        assert not any(map(listed_pair, apart))
+
+
+async def _endless(_fs, wanted):
+    return {f"{wanted.after}{'0' * 9}{wanted.token}": {"size": 1, "ETag": "x"}}, wanted.token + "1"
+
+
+def test_prefixes_go_together_by_folder_else_by_bucket() -> None:
+    one, apart = [f"s3://a/x/{n}" for n in range(MANY)], [f"s3://a/{n}/p" for n in range(MANY)]
+    few = [f"s3://b/{n}" for n in range(MANY - 1)]
+    assert together([*one, *few, *apart, "/local/p"]) == [one, apart]
 
 
 def test_what_lists_tell_identifies_an_object_as_looking_at_it_does(prefixes) -> None:

@@ -8,9 +8,9 @@ Whoever replaces a dataset removes the .idx first and publishes the new one last
 same in both lists, both were there in the moment between them, and they are of one dataset, whatever happened while
 the lists were made. What is read then is pinned to these marks: an .idx that was replaced since is not read.
 
-Lists cost two requests for each thousand objects. They are made where MANY prefixes lie in one folder; what is stored
-otherwise (compressed, in folders of its own) or may not be listed is opened alone. The `.idx` that they tell of come
-out of the run's bundle, where there is one: `bundled`.
+Lists cost two requests for each thousand objects. They are made where MANY prefixes lie in one folder, or in folders of
+a bucket with little else between them; what is stored otherwise (compressed) or may not be listed is opened alone. The
+`.idx` that they tell of come out of the run's bundle, where there is one: `bundled`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 MANY = 8
 """Prefixes in a folder: two lists of it are cheaper, but S3 takes twelve times the money for one."""
 OBJECTS_EACH = 8
-"""Objects in the folder for each prefix that are listed in vain, at most."""
+"""Objects in the folder, or between the folders, for each prefix that are listed in vain, at most."""
 
 
 @dataclass
@@ -96,11 +96,7 @@ def is_at_hand(prefixes: Sequence[str]) -> list[bool]:
 
 
 def find_listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Listed]:
-    """By prefix, those that are steady in folders of many."""
-    folders: dict[str, list[str]] = defaultdict(list)
-    for prefix in dict.fromkeys(prefixes):
-        if filesystem.local_path(prefix) is None:
-            folders[prefix.rpartition("/")[0]].append(prefix)
+    """By prefix, those that are steady in folders of many, or in the many folders of a bucket."""
 
     def look(folder: list[str]) -> dict[str, Listed]:
         names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
@@ -114,8 +110,21 @@ def find_listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | No
             return {}
         return {} if before is None or after is None else _steady(folder, before, after)
 
-    found = [_submit(partial(look, folder)) for folder in folders.values() if len(folder) >= MANY]
+    found = [_submit(partial(look, folder)) for folder in together(prefixes)]
     return {prefix: each for folder in found for prefix, each in folder.result().items()}
+
+
+def together(prefixes: Sequence[str]) -> list[list[str]]:
+    """The remote prefixes that are listed at once: MANY of a folder, or else of a bucket."""
+    remote = [prefix for prefix in dict.fromkeys(prefixes) if filesystem.local_path(prefix) is None]
+    folders: dict[str, list[str]] = defaultdict(list)
+    buckets: dict[str, list[str]] = defaultdict(list)
+    for prefix in remote:
+        folders[prefix.rpartition("/")[0]].append(prefix)
+    for folder, those in folders.items():
+        if len(those) < MANY:
+            buckets["/".join(folder.split("/")[:3])] += those
+    return [those for those in (*folders.values(), *buckets.values()) if len(those) >= MANY]
 
 
 def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[str, Info]) -> dict[str, Listed]:

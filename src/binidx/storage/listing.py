@@ -41,11 +41,11 @@ Info = dict[str, Any]
 def list_together(
     uris: Sequence[str], storage_options: Mapping[str, Any] | None = None, *, most_pages: int
 ) -> dict[str, Info] | None:
-    """What there is in one folder from the first to the last of these names.
+    """What there is in one folder, or in folders of a bucket, from the first to the last of these names.
 
     Args:
-        uris: in the same folder.
-        most_pages: requests; a folder may hold a million other objects.
+        uris: in the same bucket. What lies between them in other folders is listed too, unless they are all in one.
+        most_pages: requests; there may be a million other objects.
 
     Returns:
         By URI. None: this store has no way to list in pages, or there are more of them.
@@ -61,18 +61,19 @@ def list_together(
     if page_of is None or len(filesystem.protocols(uris[0])) != 1:
         return None
     bucket, key, _ = fs.split_path(path)
-    folder = uris[0][: len(uris[0]) - len(key)]
-    common = common_start(uris)[len(folder) :]
-    stretches = stretches_of([uri[len(folder) :] for uri in uris])
+    root = uris[0][: len(uris[0]) - len(key)]
+    common = common_start(uris)[len(root) :]
+    delimiter = "/" if len({uri.rpartition("/")[0] for uri in uris}) == 1 else ""
+    stretches = stretches_of([uri[len(root) :] for uri in uris])
     pages_each = most_pages // len(stretches)
 
     def list_stretch(first: str, stop: str) -> dict[str, Info] | None:
         found: dict[str, Info] = {}
         token = ""
         for _ in range(pages_each):
-            wanted = Wanted(bucket, common, first, token, settings.fast is not False)
-            page, token = ask_store(fs, folder + first, partial(page_of, fs, wanted), settings, in_flight=in_flight)
-            found |= {folder + name: info for name, info in page.items()}
+            wanted = Wanted(bucket, common, delimiter, first, token, settings.fast is not False)
+            page, token = ask_store(fs, root + first, partial(page_of, fs, wanted), settings, in_flight=in_flight)
+            found |= {root + name: info for name, info in page.items()}
             if not token or max(page, default="") > stop:
                 return found
         return None
@@ -101,10 +102,14 @@ def common_start(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A page of names of a bucket that begin with `common` and come after `after`, or that goes on from `token`."""
+    """A page of names of a bucket that begin with `common` and come after `after`, or that goes on from `token`.
+
+    delimiter: "/" for those of one folder; empty for all.
+    """
 
     bucket: str
     common: str
+    delimiter: str
     after: str
     token: str
     fast: bool
@@ -112,7 +117,7 @@ class Wanted:
 
 async def _page_on_s3(fs: Any, wanted: Wanted) -> tuple[dict[str, Info], str]:
     place = {"ContinuationToken": wanted.token} if wanted.token else {"StartAfter": wanted.after}
-    asked = {"Bucket": wanted.bucket, "Prefix": wanted.common, "Delimiter": "/", **place}
+    asked = {"Bucket": wanted.bucket, "Prefix": wanted.common, "Delimiter": wanted.delimiter, **place}
     if wanted.fast:
         try:
             return parse_page(await get_signed(fs, wanted.bucket, "list_objects_v2", asked))
@@ -148,7 +153,7 @@ def parse_page(text: bytes) -> tuple[dict[str, Info], str]:
 async def _page_on_gcs(fs: Any, wanted: Wanted) -> tuple[dict[str, Info], str]:
     request = inspect.unwrap(type(fs)._request)  # without its six tries
     more = {"pageToken": wanted.token} if wanted.token else {}
-    asked = {"prefix": wanted.common, "delimiter": "/", "startOffset": wanted.after, **more}
+    asked = {"prefix": wanted.common, "delimiter": wanted.delimiter, "startOffset": wanted.after, **more}
     *_, answer = await request(fs, "GET", "b/{}/o", wanted.bucket, **asked)
     told = json.loads(answer)
     found = {each["name"]: fs._process_object(wanted.bucket, dict(each)) for each in told.get("items", [])}
