@@ -242,6 +242,11 @@ int64_t binidx_count_spans(const binidx_orders *orders, const int64_t *rows, int
 /* (sequence, first token, tokens) of each span, for rows that binidx_count_spans has counted; returns how many. */
 int64_t binidx_sample_spans(const binidx_orders *orders, const int64_t *rows, int64_t num_samples, int64_t *spans);
 
+/* The same without looking at a sequence: those of each sample, at bounds[s] .. bounds[s+1] as binidx_count_spans has
+ * them, its first token in the first of them, and one after its last token in the last. */
+void binidx_sample_ends(const binidx_orders *orders, const int64_t *rows, int64_t num_samples, const int64_t *bounds,
+                        int32_t *sequences, int32_t *starts, int32_t *stops);
+
 /* (first byte, end) of each span in the .bin, sequence -1 being the last one; returns the first span that leaves its
  * sequence, or num_spans. */
 int64_t binidx_locate_spans(const binidx_sequences *sequences, const int64_t *spans, int64_t num_spans, int64_t *ranges);

@@ -55,6 +55,16 @@ int64_t binidx_sample_spans(const binidx_orders *o, const int64_t *rows, int64_t
     return n;
 }
 
+void binidx_sample_ends(const binidx_orders *o, const int64_t *rows, int64_t num_samples, const int64_t *bounds,
+                        int32_t *sequences, int32_t *starts, int32_t *stops) {
+    for (int64_t s = 0; s < num_samples; s++) {
+        const int32_t *from = o->document_index + row_value(o, rows[s], 0);
+        for (int64_t n = bounds[s]; n < bounds[s + 1]; n++) sequences[n] = *from++;
+        starts[s] = (int32_t)row_value(o, rows[s], 1);
+        stops[s] = (int32_t)(row_value(o, rows[s] + 1, 1) + o->extra);
+    }
+}
+
 int64_t binidx_locate_spans(const binidx_sequences *q, const int64_t *spans, int64_t num_spans, int64_t *ranges) {
     for (int64_t n = 0; n < num_spans; n++) {
         int64_t sequence = spans[3 * n], first = spans[3 * n + 1], count = spans[3 * n + 2];

@@ -1,9 +1,9 @@
 """Write down who reads what: the order of a run as parquet files, by rank or by steps, without any GPU.
 
 RUN describes a GPT run (what binidx.Run.save wrote) or a run over packed files (binidx.order.packed_description).
-One row is one sequence: step, rank, slot, sample, source, epoch, and its documents and spans; packed files know no
-documents, their rows have file and block. --tokens adds the tokens, which are read from the data. Files that are there
-already are kept, so an export that broke off goes on.
+One row is one sequence: step, rank, slot, sample, source, epoch, its documents, and where it starts in the first of
+them and stops in the last; packed files know no documents, their rows have file and block. --tokens adds the tokens,
+which are read from the data. Files that are there already are kept, so an export that broke off goes on.
 
   worker_{rank}-of-{ranks}_ordered_dataset.parquet     one a rank (default), as the Gemstones are published
   steps-{first}-{stop}.parquet                         with --steps-per-file
@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--to", metavar="URI", help="directory of the files")
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     options.add_argument("--steps-per-file", type=int, metavar="N", help="a file for N steps of all ranks")
-    options.add_argument("--no-docs", action="store_true", help="without documents and spans: ten times as fast")
+    options.add_argument("--no-docs", action="store_true", help="without documents: thrice as fast")
+    options.add_argument("--spans", action="store_true", help="each piece of a document with its length and place")
     options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")
     options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
@@ -75,7 +76,7 @@ def body(arguments: argparse.Namespace) -> int:
             order,
             arguments.to,
             parts,
-            docs=not arguments.no_docs,
+            docs=None if arguments.no_docs else "spans" if arguments.spans else "ends",
             tokens=arguments.tokens,
             threads=arguments.threads,
             storage_options=arguments.storage_options,

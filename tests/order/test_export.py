@@ -55,10 +55,33 @@ def test_every_rank_was_served_what_its_file_says(seed: int, ranks: int, micro: 
 
 def test_a_row_names_its_documents(tmp_path: Path) -> None:
     order = order_of(tmp_path, 2, 2)
-    for row in order.table(range(order.num_steps() or 0), tokens=True).to_pylist():
-        told = [doc["doc"] * 1000 + doc["start"] + place for doc in row["docs"] for place in range(doc["len"])]
+    for row in order.table(range(order.num_steps() or 0), docs="spans", tokens=True).to_pylist():
+        told = [doc["doc"] * 1000 + doc["start"] + place for doc in row["spans"] for place in range(doc["len"])]
         assert row["input_ids"][: len(told)] == told
         assert row["source"] in order.prefixes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ends_are_those_of_the_spans(seed: int, tmp_path: Path) -> None:
+    order = order_of(tmp_path, seed, 1)
+    steps = range(order.num_steps() or 0)
+    rows = zip(order.table(steps).to_pylist(), order.table(steps, docs="spans").to_pylist(), strict=True)
+    for ends, spans in rows:
+        first, last = spans["spans"][0], spans["spans"][-1]
+        assert ends["docs"] == [each["doc"] for each in spans["spans"]]
+        assert (ends["start"], ends["stop"]) == (first["start"], last["start"] + last["len"])
+
+
+def test_duckdb_finds_who_saw_a_document(tmp_path: Path) -> None:
+    order = order_of(tmp_path, 2, 2)
+    steps = range(order.num_steps() or 0)
+    export(order, f"{tmp_path}/out", plan_by_rank(2, steps))
+    readings, _ = order.where(0, [3], steps.stop)
+    found = duckdb.sql(
+        f"select step, rank, slot from '{tmp_path}/out/*.parquet' where source = '{order.prefixes[0]}' "
+        "and list_contains(docs, 3) and not (docs[-1] = 3 and stop = 0) order by all"
+    ).fetchall()
+    assert found == sorted(zip(*(each.tolist() for each in readings[:3]), strict=True))
 
 
 def test_files_by_steps_tile_the_run(tmp_path: Path) -> None:
@@ -88,7 +111,7 @@ def test_the_documents_may_be_left_out(tmp_path: Path) -> None:
     for seed in range(6):
         order = order_of(tmp_path / str(seed), seed, 1)
         steps = range(order.num_steps() or 0)
-        assert order.table(steps, docs=False) == order.table(steps).drop(["docs"])
+        assert order.table(steps, docs=None) == order.table(steps).drop(["docs", "start", "stop"])
 
 
 def test_row_groups_are_whole_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,10 @@ Span = tuple[int, int, int]
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
 
 
+STRETCH = 1 << 17
+"""Bounds looked at together: 1 MiB."""
+
+
 class IndexedDataset:
     """Sequences of tokens by number, from any URI.
 
@@ -175,6 +179,15 @@ class IndexedDataset:
         for array in (self.index.sequence_lengths, self.index.document_indices):
             digest.update(array.view(np.uint8).data)
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest.hexdigest()}
+
+    @functools.cached_property
+    def one_each(self) -> bool:
+        """Whether each document is one sequence, so that both have the same numbers; one pass over the bounds."""
+        bounds, count = self.index.document_indices, len(self)
+        if self.index.one_each or len(bounds) != count + 1:
+            return self.index.one_each
+        stretches = (slice(first, first + STRETCH) for first in range(0, len(bounds), STRETCH))
+        return all((bounds[each] == np.arange(each.start, min(each.stop, len(bounds)))).all() for each in stretches)
 
     @property
     def opened(self) -> Mapping[str, Mapping[str, Any]]:

@@ -88,6 +88,11 @@ class RangedDataset(IndexedDataset):
             "index_digest": self._content["index_digest"],
         }
 
+    @property
+    def one_each(self) -> bool:
+        """As far as it is known."""
+        return self.index.one_each
+
     def locate_all(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
         wanted, place = np.unique(spans[:, 0], return_inverse=True)
         ranges, right = self.some_sequences(wanted, pointers=True).locate(

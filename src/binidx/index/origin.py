@@ -7,16 +7,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from binidx.format.idx import SequenceIndex, get_idx_path
+from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.documents import Documents, compact, digest_of
 from binidx.index.manifest import Fields, Origin
 from binidx.storage import filesystem
 
 ONE_EACH = "one_sequence_each"
-STRETCH = 1 << 17
 SETTLED_SECONDS = 2.0
 """A file changed again within a tick of its file system's clock keeps its times; FAT's tick is the longest."""
 
@@ -31,18 +28,9 @@ def origin_of(dataset: IndexedDataset) -> Origin:
         return {name: dataset.identity[name] for name in ("num_sequences", "index_digest")}
 
     def facts() -> Fields:
-        return {ONE_EACH: has_one_each(dataset.index)}
+        return {ONE_EACH: dataset.one_each}
 
     return Origin(data, content, facts)
-
-
-def has_one_each(index: SequenceIndex) -> bool:
-    """Whether each document is one sequence, so that both have the same numbers; one pass over the bounds."""
-    bounds, count = index.document_indices, len(index)
-    if len(bounds) != count + 1:
-        return False
-    stretches = (slice(first, first + STRETCH) for first in range(0, len(bounds), STRETCH))
-    return all((bounds[each] == np.arange(each.start, min(each.stop, len(bounds)))).all() for each in stretches)
 
 
 def describe_documents(documents: Documents) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +98,8 @@ class ReadingOrder:
 
     def _runs(self, steps: range) -> Iterator[tuple[int, int, int]]:
         """(first step, steps, batch size) of stretches of one size."""
-        sizes = ((self.schedule.samples_before(step + 1) - self.schedule.samples_before(step), step) for step in steps)
+        ends = map(self.schedule.samples_before, range(steps.start, steps.stop + 1))
+        sizes = zip((stop - start for start, stop in pairwise(ends)), steps, strict=True)
         for size, group in groupby(sizes, key=lambda each: each[0]):
             found = [step for _, step in group]
             yield found[0], len(found), size

@@ -1,11 +1,15 @@
 """Readings and their contents as an Arrow table: the notebook-friendly form, and what parquet files are made of.
 
-    step int32, rank int16, slot int16      who read it, and when
-    sample int64                            its number in the run's dataset
-    source dictionary<int16, string>        the prefix, and
-    epoch int16                             how often it was gone through before
-    docs list<struct<doc int64, start int32, len int32, dst int32>>
-    input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> where a token is below 0
+step int32, rank int16, slot int16      who read it, and when
+sample int64                            its number in the run's dataset
+source dictionary<int16, string>        the prefix, and
+epoch int16                             how often it was gone through before
+docs list<int32>                        its documents, in the order of their tokens; numbers in the source
+start int32, stop int32                 first token in the first of them, one after the last in the last of them;
+                                        those between are whole (whole sequences, where documents have several)
+spans list<struct<doc int64, start int32, len int32, dst int32>>
+                                        on request, in their place: each piece by itself, and where it goes to
+input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> where a token is below 0
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, MissingDriverError
 from binidx.loader.readings import Readings
-from binidx.order.samples import Contents, Origins, Spans
+from binidx.order.samples import Contents, Documents, Origins, Spans
 
 try:
     import pyarrow as pa
@@ -26,7 +30,8 @@ try:
 except ImportError as error:  # pragma: no cover - the message is the point
     raise MissingDriverError("order tables: need pyarrow; pip install 'binidx[parquet]'") from error
 
-DOCS = pa.list_(pa.struct([("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]))
+DOCS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+SPANS = pa.list_(pa.struct([("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]))
 SOURCE = pa.dictionary(pa.int16(), pa.string())
 
 
@@ -51,7 +56,12 @@ def to_table(
     """
     columns = _who_and_what(readings, contents.source, sources, contents.epoch)
     if isinstance(contents, Contents):
-        columns["docs"] = _docs(contents.spans)
+        columns["spans"] = _spans(contents.spans)
+    if isinstance(contents, Documents):
+        columns["docs"] = pa.ListArray.from_arrays(
+            pa.array(contents.bounds, pa.int32()), pa.array(contents.document, pa.int32()), type=DOCS
+        )
+        columns |= {name: pa.array(getattr(contents, name), pa.int32()) for name in ("start", "stop")}
     return pa.table(columns | _input_ids(tokens))
 
 
@@ -85,12 +95,12 @@ def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
     return {"input_ids": pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(text, _token_type(text)))}
 
 
-def _docs(spans: Spans) -> Any:
-    kinds = [field.type for field in DOCS.value_type]
+def _spans(spans: Spans) -> Any:
+    kinds = [field.type for field in SPANS.value_type]
     values = (spans.document, spans.start, spans.length, spans.target)
     fields = [pa.array(value, kind) for value, kind in zip(values, kinds, strict=True)]
     return pa.ListArray.from_arrays(
-        pa.array(spans.bounds, pa.int32()), pa.StructArray.from_arrays(fields, fields=list(DOCS.value_type))
+        pa.array(spans.bounds, pa.int32()), pa.StructArray.from_arrays(fields, fields=list(SPANS.value_type))
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.order.arrow import pa, parquet
+from binidx.order.run_order import Docs
 from binidx.storage.as_file import Sink, Source
 from binidx.storage.backends import open_object
 from binidx.storage.publish import Writer, create_object, join_uri
@@ -29,6 +30,10 @@ GROUP_BYTES = 32 << 20
 
 METADATA = b"binidx"
 
+LAYOUT: Mapping[str, Any] = {"use_dictionary": ["source"], "write_statistics": ["step"]}
+"""Numbers of samples and documents hardly repeat: a dictionary of them costs more than it saves, and so does zstd where
+there are no tokens. Row groups are found by their steps."""
+
 
 class Order(Protocol):
     """What can be exported: `RunOrder`, `PackedRunOrder`."""
@@ -38,7 +43,7 @@ class Order(Protocol):
 
     def num_steps(self) -> int | None: ...
 
-    def table(self, steps: range, rank: int | None = None, *, docs: bool = True, tokens: bool = False) -> pa.Table: ...
+    def table(self, steps: range, rank: int | None = None, *, docs: Any = "ends", tokens: bool = False) -> pa.Table: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def export(
     directory: str,
     parts: list[Part],
     *,
-    docs: bool = True,
+    docs: Docs = "ends",
     tokens: bool = False,
     threads: int = 1,
     storage_options: Mapping[str, Any] | None = None,
@@ -80,7 +85,7 @@ def export(
     """Write the parts that are not there; the number written.
 
     Args:
-        docs: with the documents and spans of each sample, which is nine tenths of the time and the bytes.
+        docs: as of `RunOrder.table`. Of packed files there are none.
         tokens: with the tokens of each sample, which are read.
         watch: told the rows of each group that was written, or of a part that was there.
 
@@ -108,7 +113,7 @@ def export(
 def _write_part(
     order: Order,
     part: Part,
-    columns: Mapping[str, bool],
+    columns: Mapping[str, Any],
     mark: Mapping[str, Any],
     out: Writer,
     watch: Callable[[int], object],
@@ -117,14 +122,15 @@ def _write_part(
     for table in _groups(order, part, columns):
         if writer is None:
             marked = table.schema.with_metadata({METADATA: json.dumps(mark)})
-            # Numbers of samples and documents hardly repeat: a dictionary of them costs more than it saves.
-            writer = parquet.ParquetWriter(Sink(out), marked, compression="zstd", use_dictionary=["source"])
+            writer = parquet.ParquetWriter(
+                Sink(out), marked, **LAYOUT, compression="zstd" if columns["tokens"] else "lz4"
+            )
         writer.write_table(table.cast(writer.schema), row_group_size=max(len(table), 1))
         watch(len(table))
     writer.close()
 
 
-def _groups(order: Order, part: Part, columns: Mapping[str, bool]) -> Iterator[pa.Table]:
+def _groups(order: Order, part: Part, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
     """Tables of whole steps, each about as large as a row group should be; at least one."""
     first, count = part.steps.start, 1
     while True:

@@ -119,7 +119,7 @@ class PackedRunOrder:
         position = (step * self.num_ranks + rank_of) * size + slot
         return Readings(step, rank_of, slot, position, sample), blocks
 
-    def table(self, steps: range, rank: int | None = None, *, docs: bool = True, tokens: bool = False) -> pa.Table:
+    def table(self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False) -> pa.Table:
         """`rows` as an Arrow table, without file and block unless `docs`; with `tokens`, the tokens of each block."""
         from binidx.order.arrow import packed_table
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,21 @@ from binidx.dataset.ranged import RangedBuilder
 from binidx.errors import ConfigError
 from binidx.loader.readings import ReadingOrder, Readings
 from binidx.loader.run import Run
-from binidx.order.samples import Contents, contents_of, origins_of, read_text, sources_of
+from binidx.order.samples import Contents, Origins, contents_of, documents_in, origins_of, read_text, sources_of
 from binidx.order.where import samples_with
 
 if TYPE_CHECKING:
     from binidx.order.arrow import pa
 
 Numbers = NDArray[np.int64]
+Docs = Literal["ends", "spans"] | None
+
+CONTENTS: Mapping[Docs, Callable[[Any, Numbers], Origins]] = {
+    "ends": documents_in,
+    "spans": contents_of,
+    None: origins_of,
+}
+"""How much a table tells of the documents in its samples -> what finds it."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +117,18 @@ class RunOrder:
         readings = self.reading.served_at(samples, stop)
         return readings, contents_of(self.dataset, readings.sample)
 
-    def table(self, steps: range, rank: int | None = None, *, docs: bool = True, tokens: bool = False) -> pa.Table:
-        """`trace` as an Arrow table, without documents unless `docs`; with `tokens`, those stored, pads too."""
+    def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
+        """`trace` as an Arrow table; see `order.arrow` for its columns.
+
+        Args:
+            docs: "ends", the documents of each sample and where it begins and ends in them; "spans", each piece with
+                its length, at five times the price; None, without.
+            tokens: with those stored, pads too.
+        """
         from binidx.order.arrow import to_table
 
         readings = self.reading.readings(steps, rank)
-        contents = contents_of(self.dataset, readings.sample) if docs else origins_of(self.dataset, readings.sample)
+        contents = CONTENTS[docs](self.dataset, readings.sample)
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:

@@ -22,6 +22,7 @@ from binidx.dataset.ranged import at_once
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
+from binidx.native import Orders
 
 Numbers = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -70,6 +71,23 @@ class Contents(Origins):
     """
 
     spans: Spans
+
+
+@dataclass(frozen=True)
+class Documents(Origins):
+    """And the documents in them, told by their ends.
+
+    Attributes:
+        bounds: sample i has document[bounds[i]:bounds[i + 1]], shape (n + 1,).
+        document: of each piece the number of its document in its source.
+        start: the first token of each sample in its first document, shape (n,).
+        stop: one after the last token of each sample in its last document, shape (n,).
+    """
+
+    bounds: Numbers
+    document: NDArray[Any]
+    start: NDArray[Any]
+    stop: NDArray[Any]
 
 
 def sources_of(dataset: Any) -> list[GPTDataset]:
@@ -123,6 +141,31 @@ def contents_of(dataset: Any, numbers: Numbers) -> Contents:
     return Contents(source, sample, epoch, _in_order(np.cumsum(counts), found))
 
 
+def documents_in(dataset: Any, numbers: Numbers) -> Documents:
+    """The documents of these samples, shape (n,), without the lengths of those between their ends.
+
+    Where each document is one sequence, a tenth of the price of `contents_of`: nothing is looked up by document.
+    """
+    datasets = sources_of(dataset)
+    source, sample = sources_at(dataset, numbers)
+    present = np.unique(source).tolist() if len(datasets) > 1 else [0]
+    places = [np.flatnonzero(source == each) if len(present) > 1 else slice(None) for each in present]
+    parts = [_ends_of_source(datasets[each], sample[here]) for each, here in zip(present, places, strict=True)]
+    if len(parts) == 1:
+        epoch, *rest = parts[0]
+        return Documents(source, sample, epoch, *rest)
+    epoch, start, stop = (np.zeros(len(numbers), np.int64) for _ in range(3))
+    counts = np.zeros(len(numbers) + 1, np.int64)
+    for here, (epochs, bounds, _, starts, stops) in zip(places, parts, strict=True):
+        epoch[here], start[here], stop[here] = epochs, starts, stops
+        counts[1:][here] = np.diff(bounds)
+    whole = np.cumsum(counts)
+    document = np.empty(int(whole[-1]), np.int64)
+    for here, (_, bounds, documents, *_) in zip(places, parts, strict=True):
+        document[_into(whole[:-1][here], bounds)] = documents
+    return Documents(source, sample, epoch, whole, document, start, stop)
+
+
 def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     """The stored tokens of samples, S and the one after, fewer where one is cut short; read in one go."""
     datasets = sources_of(dataset)
@@ -130,7 +173,7 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     wanted: list[tuple[IndexedDataset, list[Span]]] = []
     places: list[tuple[Numbers, Numbers]] = []
     present = np.unique(source).tolist()
-    found = of_each(datasets, present, lambda each: datasets[each].orders.spans(sample[source == each].tolist()))
+    found = of_each(datasets, present, lambda each: datasets[each].orders.spans(sample[source == each]))
     for each, (spans, bounds) in zip(present, found, strict=True):
         here = np.flatnonzero(source == each)
         wanted.append((datasets[each].dataset, [(sequence, first, count) for sequence, first, count in spans.tolist()]))
@@ -150,12 +193,22 @@ def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callab
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
     """Epoch and pieces of samples of one source."""
-    spans, bounds = dataset.orders.spans(samples.tolist())
+    spans, bounds = dataset.orders.spans(samples)
     document, offset = documents_of(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
     length = np.ascontiguousarray(spans[:, 2])
     before = np.cumsum(length) - length
     target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
     return dataset.epochs_of(samples), Spans(bounds, document, offset + spans[:, 1], length, target)
+
+
+def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Any, Any, Any]:
+    """Epoch, bounds, documents, starts and stops of samples of one source."""
+    orders = dataset.orders
+    if not isinstance(orders, Orders) or not dataset.dataset.one_each:
+        epoch, spans = _of_source(dataset, samples)
+        ends = spans.start + spans.length
+        return epoch, spans.bounds, spans.document, spans.start[spans.bounds[:-1]], ends[spans.bounds[1:] - 1]
+    return dataset.epochs_of(samples), *orders.ends(samples)
 
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
@@ -172,11 +225,16 @@ def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Num
     return document.astype(np.int64), bytes_before // index.dtype_size
 
 
+def _into(firsts: Numbers, bounds: Numbers) -> Numbers:
+    """Where pieces go that lie one after the other, those of each sample from its first place on."""
+    return np.repeat(firsts - bounds[:-1], np.diff(bounds)) + np.arange(int(bounds[-1]))
+
+
 def _in_order(bounds: Numbers, found: list[tuple[Numbers, Spans]]) -> Spans:
     """The pieces of all sources, each at its sample's place."""
     columns = [np.empty(int(bounds[-1]), np.int64) for _ in range(4)]
     for here, own in found:
-        into = np.repeat(bounds[here] - own.bounds[:-1], np.diff(own.bounds)) + np.arange(int(own.bounds[-1]))
+        into = _into(bounds[here], own.bounds)
         for column, part in zip(columns, (own.document, own.start, own.length, own.target), strict=True):
             column[into] = part
     return Spans(bounds, *columns)
