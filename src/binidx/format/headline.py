@@ -31,6 +31,8 @@ from binidx.storage.segments import SegmentedObject
 from binidx.storage.transfer import read_whole
 
 Options = Mapping[str, Any] | None
+SEGMENT_BYTES = 64 << 10
+"""Of parts that are compressed, which are not opened."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,7 @@ def _read_virtual(prefix: str, options: Options) -> Headline | None:
         sizes["idx"],
         num_tokens * item_bytes,
         sizes["bin"],
+        block_bytes=SEGMENT_BYTES if sizes["bin"] < num_tokens * item_bytes else 1,
         compressed=sizes["bin"] < num_tokens * item_bytes,
         num_parts=len(parts.parts),
     )

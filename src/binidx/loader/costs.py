@@ -34,7 +34,7 @@ from binidx.loader.look_ahead import SAMPLES_IN_GROUP
 from binidx.loader.outlook import MISSING, STALE, THERE, UNPROVEN, IndexOutlook, Outlook, SourceOutlook
 from binidx.loader.window import FIRST_WINDOW
 from binidx.storage import filesystem
-from binidx.storage.backends import open_stored
+from binidx.storage.backends import SEGMENTS, open_stored
 from binidx.storage.cache_layout import CHUNK_BYTES
 from binidx.storage.chunk_cache import STORE
 from binidx.storage.fsspec_object import MAX_REQUEST, max_gap_of
@@ -89,6 +89,7 @@ def costs_of(outlook: Outlook, num_samples: int, *, nodes: int, at_once: float |
     run = outlook.run
     settings = ReadSettings.of(run.config.storage_options)
     each_read = at_once or samples_at_once(run.micro_batch_size)
+    compressed_bytes = sum(each.plain_bytes for each in outlook.headlines.values() if _in_segments(each))
     found = []
     for source in outlook.sources(num_samples):
         headline, config = source.headline, run.config
@@ -102,20 +103,39 @@ def costs_of(outlook: Outlook, num_samples: int, *, nodes: int, at_once: float |
         if is_remote(headline.prefix):
             medium = medium_of(headline, settings)
             share = source.samples / max(num_samples, 1)
-            if settings.cache_dir is not None:
-                chunk = settings.cache_chunk_bytes or CHUNK_BYTES
-                part = source.samples * pieces / nodes
-                reading = kept_once(medium, part, sample_bytes / pieces, chunk).times(nodes)
-            elif headline.plain_bytes <= STORE.largest and not headline.compressed:
-                part = source.samples * pieces / run.data_parallel_size
-                once = kept_once(medium, part, sample_bytes / pieces, CHUNK_BYTES)
-                reading = once.times(run.data_parallel_size)
-            else:
+            kept = _kept(headline, settings, compressed_bytes)
+            if kept is None:
                 reading = samples_read(medium, source.samples, sample_bytes, pieces, each_read * share)
+                reading = reading.times(1 - (SEGMENTS.budget / compressed_bytes if headline.compressed else 0))
+            else:
+                caches = run.data_parallel_size if kept.by_process else nodes
+                part = source.samples * pieces / caches
+                reading = kept_once(medium, part, sample_bytes / pieces, kept.chunk_bytes).times(caches)
             if headline.checked and source.samples:
                 reading += Reading(run.data_parallel_size * ceil(headline.plain_bytes / SUMS_COVER), 0.0)
         found.append(Costs(source, store_of(headline.prefix), pieces, reading))
     return found
+
+
+@dataclass(frozen=True)
+class _Kept:
+    chunk_bytes: int
+    by_process: bool
+
+
+def _kept(headline: Headline, settings: ReadSettings, compressed_bytes: int) -> _Kept | None:
+    """The cache that has room for all of a source; None: there is none."""
+    if settings.cache_dir is not None:
+        return _Kept(settings.cache_chunk_bytes or CHUNK_BYTES, by_process=False)
+    if headline.plain_bytes <= STORE.largest:
+        return _Kept(CHUNK_BYTES, by_process=True)
+    if headline.compressed and compressed_bytes <= SEGMENTS.budget:
+        return _Kept(headline.block_bytes, by_process=True)
+    return None
+
+
+def _in_segments(headline: Headline) -> bool:
+    return headline.compressed and headline.plain_bytes > STORE.largest
 
 
 def store_of(uri: str) -> str:
