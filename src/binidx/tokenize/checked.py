@@ -5,16 +5,13 @@ workers compares the same ones. A job that goes on after a difference would leav
 one raises.
 
 Cost: the reference is 50 to 100 times slower than the fastest engine, so a share of 0.01 % costs a job on it about 1 %,
-and the hashes 0.1 ms a megabyte.
+and the hashes less than 0.1 ms a megabyte.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
 from binidx.errors import MismatchError
 from binidx.tokenize.engine import Encoded, Engine
@@ -78,10 +75,24 @@ class Checked:
 
 
 def text_hashes(texts: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
-    """xxh3_64 of each text, shape (num_texts,)."""
-    whole, bounds = memoryview(texts.data), offsets.tolist()
-    hashes = (xxh3_64_intdigest(whole[start:stop], seed) for start, stop in pairwise(bounds))
-    return np.fromiter(hashes, np.uint64, len(bounds) - 1)
+    """A hash of each text's length and of 16 of its bytes, from its first on at equal distances, shape (num_texts,).
+
+    All bytes would cost a Python call a text, which is a tenth of what the fastest engine takes.
+    """
+    lengths = np.diff(offsets)
+    places = offsets[:-1, None] + lengths[:, None] * np.arange(16) // 16
+    places[lengths == 0] = 0  # of an empty text there is no byte: that of any other, and none of it counts
+    read = texts[places] if len(texts) else np.zeros((len(lengths), 16), np.uint8)
+    words = np.where(lengths[:, None] > 0, read.view(np.uint64), 0).astype(np.uint64)
+    return mixed(mixed(mixed(lengths.astype(np.uint64) ^ np.uint64(seed)) ^ words[:, 0]) ^ words[:, 1])
+
+
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Each bit of a result depends on all bits of its value. Source: SplitMix64, Steele, Lea and Flood, 2014."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)
 
 
 def difference(name: str, found: NDArray[np.uint32], other: str, needed: NDArray[np.uint32]) -> str:

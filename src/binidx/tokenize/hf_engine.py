@@ -6,6 +6,7 @@ for 10^6 tokens, where encoding them takes 0.8 s.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -41,8 +42,7 @@ class HuggingFace:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if spec.kind == "wordpiece":
             content = wordpiece_json(spec.uri, content, lowercase=spec.lowercase)
-        self.tokenizer = open_json(content)
-        self.tokenizer.encode_special_tokens = spec.specials == "text"
+        self.tokenizer = open_json(content, spec.specials == "text")
         self.wrapped = bool(spec.prefix or spec.suffix)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
@@ -54,13 +54,18 @@ class HuggingFace:
                 yield encoding.ids
 
 
-def open_json(content: bytes) -> Tokenizer:
-    """The library's tokenizer. A tokenizer.json may ask for cut or padded texts, which Megatron does not follow."""
+@functools.lru_cache(maxsize=1)
+def open_json(content: bytes, specials_as_text: bool) -> Tokenizer:
+    """The library's tokenizer. A tokenizer.json may ask for cut or padded texts, which Megatron does not follow.
+
+    The last one is kept: a process has it as its reference, and gigatoken for the texts that are unsettled.
+    """
     from tokenizers import Tokenizer
 
     tokenizer: Tokenizer = Tokenizer.from_buffer(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = specials_as_text
     return tokenizer
 
 
