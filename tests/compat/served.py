@@ -58,6 +58,10 @@ try:
 except AttributeError as error:
     found["missing"] = str(error)
 
+from megatron.training.datasets.sft_dataset import MockSFTDataset, SFTDataset
+
+found["beside"] = [MockSFTDataset.__mro__[1].__module__, SFTDataset.__module__]
+
 binidx.compat.megatron.uninstall()
 from megatron.core.datasets.utils import Split
 

@@ -44,6 +44,7 @@ def test_modules_of_megatron_are_ours_and_the_rest_stays_its_own() -> None:
     assert found["mask"]
     assert found["left"] == "a/b"
     assert found["missing"].endswith("object_storage_utils, has no attribute 'nonsense'")
+    assert found["beside"] == [ours + "gpt_dataset", ours + "sft_dataset"]  # Megatron's class over ours
     assert found["after"] == ["megatron.core.datasets.utils", False]
     assert "before anything of Megatron is imported" in found["late"]
 

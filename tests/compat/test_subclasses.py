@@ -118,6 +118,20 @@ def test_an_array_of_a_users_own_is_split_and_blended_as_megatron_does(tmp_path:
                 assert ours.weights == theirs.weights
 
 
+def test_a_blend_with_indices_of_a_users_own_serves_what_megatrons_does(prefix: str) -> None:
+    made = []
+    for lib in (OURS, THEIRS):
+        asked = config(lib, blend=([prefix], None))
+        parts = [build(lib, lib.gpt_dataset.GPTDataset, [size, 0, 0], asked)[0] for size in (9, 14)]
+        made.append(lib.users.Mirrored(parts, [0.25, 0.75], 12, asked))
+    ours, theirs = made
+    assert ours.unique_description == theirs.unique_description
+    together = ours.__getitems__([*range(12)])
+    for number in range(12):
+        assert_same_sample(ours[number], theirs[number])
+        assert_same_sample(together[number], theirs[number])
+
+
 def test_a_config_of_a_users_own_names_caches_as_megatron_does(prefix: str) -> None:
     made = []
     for lib in (OURS, THEIRS):
@@ -150,6 +164,10 @@ def test_samples_made_by_a_users_method_are_not_read_ahead_in_threads(s3: Bucket
     asked = config(OURS, blend=([prefix], None))
     plain = build(OURS, OURS.gpt_dataset.GPTDataset, [9, 0, 0], asked)[0]
     assert is_ours(plain)
+    weighted = config(OURS, blend=([prefix, prefix], [1.0, 2.0]))
+    blend = build(OURS, OURS.gpt_dataset.GPTDataset, [9, 0, 0], weighted)[0]
+    assert isinstance(blend, OURS.blended_dataset.BlendedDataset)
+    assert is_ours(blend)
     for kind in ("Marked", "Queried", "Copied"):
         assert not is_ours(build(OURS, getattr(OURS.users, kind), [9, 0, 0], asked)[0])
 

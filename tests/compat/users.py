@@ -206,6 +206,11 @@ def define(lib: SimpleNamespace) -> SimpleNamespace:
         def __len__(self):
             return super().__len__() // self.config.dial
 
+    class Mirrored(lib.blended_dataset.BlendedDataset):
+        def _build_indices(self):
+            dataset_index, dataset_sample_index = super()._build_indices()
+            return dataset_index[::-1], dataset_sample_index[::-1]
+
     return SimpleNamespace(**{name: value for name, value in locals().items() if isinstance(value, type)})
 
 

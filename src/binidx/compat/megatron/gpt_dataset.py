@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ from binidx.index.building import Arrays, Building
 from binidx.index.document import build_document_index
 from binidx.index.gpt import ARRAYS
 from binidx.index.shuffle import build_shuffle_index
+from binidx.storage.index_dir import directory_of_index
+from binidx.storage.settings import ReadSettings
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +57,14 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
         super().__post_init__()
         vars(self).update(made_up)
         self.hybrid_context_parallel = self.hybrid_context_parallel or self.dynamic_context_parallel
-        # Datasets of users assert that it is given before they open an s3:// prefix. Nothing is written there.
-        self.object_storage_cache_path = self.object_storage_cache_path or self.s3_cache_path or "unused"
+        # Datasets of users assert that it is given before they open an s3:// prefix.
+        self.object_storage_cache_path = self.object_storage_cache_path or self.s3_cache_path or index_directory()
+
+
+def index_directory() -> str:
+    """Where the `.idx` of remote stores are kept."""
+    found = directory_of_index(ReadSettings.of(None))
+    return found[0] if found else tempfile.gettempdir()
 
 
 MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
