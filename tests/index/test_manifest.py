@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import binidx
 from binidx.errors import FormatError
 from binidx.index import litter
+from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 from binidx.index.manifest import (
     Manifest,
@@ -196,6 +197,27 @@ def test_data_that_was_replaced_under_the_same_size_and_time_is_noticed(
     assert len(builds) == 2
     assert "stale, rebuilding: index_digest: found " in caplog.text
     np.testing.assert_array_equal(again.sample_index, train(prefix, tmp_path / "other").sample_index)
+
+
+def test_data_that_is_replaced_under_the_same_size_and_time_while_its_index_is_built_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by tar with fixed times. The index of the old data must not be called one of the new file."""
+    monkeypatch.setattr("binidx.index.origin.SETTLED_SECONDS", 0)
+    prefix, build = write(tmp_path / "en"), binidx.GPTDataset._build
+    os.utime(f"{prefix}.idx", (1000, 1000))
+
+    def replace_and_build(self: Any, building: Building) -> None:
+        os.utime(f"{write(tmp_path / 'other', seed=1)}.idx", (1000, 1000))
+        for end in ("bin", "idx"):
+            os.replace(tmp_path / f"other.{end}", f"{prefix}.{end}")
+        build(self, building)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(binidx.GPTDataset, "_build", replace_and_build)
+        train(prefix, tmp_path / "cache")
+    found = train(prefix, tmp_path / "cache")
+    np.testing.assert_array_equal(found.sample_index, train(prefix, tmp_path / "elsewhere").sample_index)
 
 
 def test_the_same_data_written_again_needs_no_new_index(tmp_path: Path, builds: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -19,10 +20,13 @@ SETTLED_SECONDS = 2.0
 
 
 def origin_of(dataset: IndexedDataset) -> Origin:
-    """The dataset behind an index."""
+    """The dataset behind an index, which was opened just now."""
+    uri, opened = get_idx_path(dataset.path_prefix), dataset.opened["idx"]
+    seen = _file(uri)
 
     def data() -> Mapping[str, Fields]:
-        return {**dataset.opened, "idx": idx_identity(get_idx_path(dataset.path_prefix), dataset.opened["idx"])}
+        # What took its place while an index was built may have its size and its time, and never its inode.
+        return {**dataset.opened, "idx": idx_identity(uri, opened) if _same(_file(uri), seen) else opened}
 
     def content() -> Fields:
         return {name: dataset.identity[name] for name in ("num_sequences", "index_digest")}
@@ -41,15 +45,27 @@ def describe_documents(documents: Documents) -> str:
 
 def idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
     """What the store says of the .idx; of a local file that has lain still, inode and times to the nanosecond."""
-    path = filesystem.local_path(uri)
-    if path is None:
+    found = _file(uri)
+    if found is None or (found.st_size, found.st_mtime) != (opened.get("size"), opened.get("mtime")):
         return opened
-    try:
-        found = os.stat(path)
-    except OSError:
-        return opened
-    same = (found.st_size, found.st_mtime) == (opened.get("size"), opened.get("mtime"))
-    if not same or time.time() - found.st_ctime < SETTLED_SECONDS:
+    if time.time() - found.st_ctime < SETTLED_SECONDS:
         return opened
     times = {"mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}
     return {"size": found.st_size, **times, "inode": found.st_ino}
+
+
+def _file(uri: str) -> os.stat_result | None:
+    """A local file as it is now."""
+    path = filesystem.local_path(uri)
+    with contextlib.suppress(OSError):
+        return None if path is None else os.stat(path)
+    return None
+
+
+def _same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
+    """Whether a file was neither changed nor replaced."""
+
+    def marks(found: os.stat_result) -> tuple[int, ...]:
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    return one is other if one is None or other is None else marks(one) == marks(other)
