@@ -23,7 +23,6 @@ from binidx.prepare.merge import merge_datasets
 from binidx.prepare.shuffle.dataset import shuffle_datasets
 from binidx.prepare.verify import verify_dataset
 from binidx.prepare.virtual import merge_virtually
-from binidx.storage.publish import create_object
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,7 @@ def test_merge_carries_it_along(sources: list[str], tmp_path: Path) -> None:
 def test_documents_of_a_dataset_without_any_are_told_by_prefix_and_number(sources: list[str], tmp_path: Path) -> None:
     bare = build(tmp_path / "bare", 1000)
     convert_dataset(sources[2], tmp_path / "raw")  # without modes, as the others
-    Path(f"{tmp_path}/raw{END}").unlink(missing_ok=True)
+    Path(f"{tmp_path}/raw{END}").unlink()
     merge_datasets([sources[0], tmp_path / "raw"], tmp_path / "all")
     found = read_lineage(tmp_path / "all")
     assert found[:100] == rows_of(sources[:1])
@@ -96,8 +95,6 @@ def test_on_s3_as_on_a_disk(sources: list[str], s3: Bucket) -> None:
     base = s3.fresh()
     for source in sources:
         convert_dataset(source, f"{base}/{Path(source).name}")
-        with create_object(f"{base}/{Path(source).name}{END}") as out:
-            out.write(Path(source + END).read_bytes())
     there = [f"{base}/{Path(source).name}" for source in sources]
     merge_datasets(there, f"{base}/all")
     shuffle_datasets([f"{base}/all"], f"{base}/new", seed=1)
@@ -163,3 +160,15 @@ def test_a_virtual_merge_has_the_rows_of_all(sources: list[str], tmp_path: Path)
     assert read_lineage(tmp_path / "list") == rows_of(sources)
     merge_virtually([build(tmp_path / "bare", 10)], str(tmp_path / "list"), overwrite=True)
     assert names_beside(f"{tmp_path}/list") == ["list.parts.json"]
+
+
+def test_convert_copies_what_tells_of_the_documents_and_removes_what_told_of_others(
+    sources: list[str], s3: Bucket, tmp_path: Path
+) -> None:
+    Path(f"{sources[0]}.manifest.json").write_text("{}")
+    for target in (f"{s3.fresh()}/en", str(tmp_path / "en")):
+        convert_dataset(sources[0], target)
+        assert read_lineage(target) == read_lineage(sources[0])
+        assert names_beside(target) == ["en.bin", "en.idx", "en.lineage.parquet", "en.manifest.json"]
+        convert_dataset(build(tmp_path / "bare", 10), target, overwrite=True)
+        assert names_beside(target) == ["en.bin", "en.idx"]

@@ -4,10 +4,11 @@
     2  TARGET.convert.json says what an earlier run of the same copy has done
     3  .bin: part by part, then read back; compressed or plain as the source is, or as told: `convert_source`
     4  .bin.xxh3, where there is one or it is asked for
-    5  .idx, as the .bin
-    6  the journal goes
+    5  .manifest.json and .lineage.parquet, where there are any
+    6  .idx, as the .bin
+    7  the journal goes
 
-There is no dataset under the target's name before step 5, because a dataset is a pair, and none at all if step 3 fails.
+There is no dataset under the target's name before step 6, because a dataset is a pair, and none at all if step 3 fails.
 The files are copied byte for byte: modes, and bytes after the last token, come along. Only between publishing and
 verifying the .idx on an object store can a reader see it unverified; there the store's own checksum of each part, which
 its client sends along, is what stands between.
@@ -29,12 +30,13 @@ from binidx.format.convert_journal import ConvertJournal
 from binidx.format.convert_source import Source, Way, place_of
 from binidx.format.convert_target import Target
 from binidx.format.idx import get_idx_path
+from binidx.format.sidecars import SIDECARS
 from binidx.storage.backends import open_stored
 from binidx.storage.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.copy_state import PART_BYTES, plan_copy
 from binidx.storage.encode import encode_object
 from binidx.storage.parts import forget_parts
-from binidx.storage.publish import create_object
+from binidx.storage.publish import create_object, object_exists
 from binidx.storage.ranges import RangeReader
 from binidx.storage.resumable import SAVE_SECONDS, CopyCounts, CorruptCopyError, Watch, copy_object
 from binidx.storage.transfer import stream
@@ -180,6 +182,7 @@ class _Convert:
             counts.append(self._copy(f"bin{SUFFIX}", reader, self._check_unchanged, *pace))
         elif self.way.checksums:
             self._write_sums(source.open_plain())
+        self._bring_sidecars()
         reader = source.open(get_idx_path(source.prefix))
         return [*counts, self._copy("idx", reader, self._check_unchanged, *pace)]
 
@@ -226,6 +229,18 @@ class _Convert:
             else:
                 self.journal.remove()
             raise
+
+    def _bring_sidecars(self) -> None:
+        """What tells of the documents, as it is; the index, without which it means nothing, comes after it."""
+        for end in SIDECARS:
+            uri = self.source.prefix + end
+            if object_exists(uri, self.source.options):
+                reader = open_stored(uri, storage_options=self.source.options)
+                with create_object(
+                    self.target.prefix + end, self.target.options, before_publish=self._check_unchanged
+                ) as writer:
+                    for block in stream(reader):
+                        writer.write(block)
 
     def _write_sums(self, reader: RangeReader) -> None:
         uri = self.target.bin_uri

@@ -11,6 +11,7 @@ from binidx.format.bin_writer import delete_all
 from binidx.format.convert_journal import BINS
 from binidx.format.convert_source import Source
 from binidx.format.idx import get_idx_path
+from binidx.format.sidecars import SIDECARS
 from binidx.storage.backends import open_object
 from binidx.storage.publish import object_exists, object_identity
 from binidx.storage.ranges import Range, RangeReader
@@ -73,8 +74,8 @@ class Target:
         raise ObjectExistsError(f"{self.prefix}: holds {what}, needed a free name; --overwrite replaces it")
 
     def make_way(self) -> None:
-        """The old index goes first, then what could be taken for the new tokens or their sums."""
-        delete_all([self.idx_uri, *beside(self.bin_uri)], self.options)
+        """The old index goes first, then what could be taken for the new tokens, their sums, or what tells of them."""
+        delete_all([self.idx_uri, *beside(self.bin_uri), *(self.prefix + end for end in SIDECARS)], self.options)
 
     def _identity(self, end: str) -> dict[str, Any]:
         return object_identity(self.uri(end), self.options)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError
 from binidx.format.convert_target import Target
+from binidx.format.sidecars import LINEAGE
 from binidx.prepare.finished import Finished, Options
-from binidx.prepare.preprocess.places import LINEAGE, MANIFEST
 from binidx.storage.backends import open_object
 from binidx.storage.publish import delete_object, object_exists
 from binidx.storage.resumable import Watch
@@ -150,8 +150,6 @@ class LineageTargets:
         """Let the older dataset go, and what tells of it; show what tells of the new one, which has no `.idx` yet."""
         place = self._places[number]
         place.make_way()
-        for end in (MANIFEST, LINEAGE):
-            delete_object(place.prefix + end, place.options)
         if self._writers:
             self._writers[number].publish()
 

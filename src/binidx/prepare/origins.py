@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError
+from binidx.format.sidecars import LINEAGE
 from binidx.prepare.finished import Options
 from binidx.prepare.lineage import invalid_named
-from binidx.prepare.preprocess.places import LINEAGE
 from binidx.storage.backends import open_object
 from binidx.storage.publish import object_exists
 

@@ -15,10 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.format.sidecars import LINEAGE, MANIFEST
 from binidx.prepare.finished import Finished, Options
 from binidx.prepare.lineage import read_rows
 from binidx.prepare.preprocess.manifest import read_manifest
-from binidx.prepare.preprocess.places import LINEAGE, MANIFEST
 from binidx.prepare.shuffle.buckets import batches
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import RangeReader, cut

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from binidx.format.sidecars import LINEAGE as LINEAGE
+from binidx.format.sidecars import MANIFEST as MANIFEST
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.plan import Part
 from binidx.storage.segments import CODECS
@@ -56,7 +58,3 @@ class Places:
         ends = [self.bin_suffix, ".idx", LINEAGE]
         made = [self.prefix(part, key) + end for key in self.job.keys for end in ends]
         return [self.record_uri(part), *made, self.part_quarantine_uri(part)]
-
-
-LINEAGE = ".lineage.parquet"
-MANIFEST = ".manifest.json"
