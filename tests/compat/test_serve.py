@@ -63,11 +63,18 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("HERE = 1\n")
     script.write_text(
         "import sys, beside\n"
+        "def annotated(x: int): ...\n"
         "print(__name__, __file__ == sys.argv[0], sys.argv[1:], sys.modules['__main__'].beside is beside)\n"
+        "print(annotated.__annotations__['x'] is int)\n"
         "sys.exit(3)\n"
     )
     done = run(str(script), "--seed", "1")
-    assert (done.stdout.strip(), done.returncode) == ("__main__ True ['--seed', '1'] True", 3)
+    assert (done.stdout.splitlines(), done.returncode) == (["__main__ True ['--seed', '1'] True", "True"], 3)
+
+
+def test_a_script_that_is_not_there_is_one_line() -> None:
+    done = run("not-there.py")
+    assert (done.stderr, done.returncode) == ("not-there.py: no such script\n", 2)
 
 
 @pytest.mark.parametrize(("arguments", "code"), [((), 2), (("--nonsense", "x.py"), 2), (("--help",), 0)])

@@ -10,6 +10,7 @@ Runs a training script of Megatron-LM with our datasets in the place of Megatron
 
 from __future__ import annotations
 
+import os
 import sys
 
 from binidx.compat.megatron.script import run
@@ -25,6 +26,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         print(__doc__, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
+    if not os.path.isfile(arguments[0]):
+        print(f"{arguments[0]}: no such script", file=sys.stderr)
+        return 2
     install(
         trust_cache="megatron" if "--trust-cache" in given else None,
         cache_small_indices="--cache-small-indices" in given,

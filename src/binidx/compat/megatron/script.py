@@ -31,7 +31,7 @@ def run(path: str) -> None:
 
 def code_of(path: str) -> CodeType:
     with open(path, "rb") as file:
-        return compile(file.read(), path, "exec")
+        return compile(file.read(), path, "exec", dont_inherit=True)  # not our __future__
 
 
 if __name__ == "__mp_main__":
