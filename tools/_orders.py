@@ -69,11 +69,17 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None
 
 
 def rows_of(
-    order: RunOrder, readings: Readings, contents: Contents, decode: Decode | None = None
+    order: RunOrder,
+    readings: Readings,
+    contents: Contents,
+    decode: Decode | None = None,
+    *,
+    lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """One row a sample, in JSON values; with the text of each document's piece where there is a decoder."""
     tokens = read_text(order.dataset, readings.sample) if decode else None
-    spans, prefixes, origins = contents.spans, order.prefixes, origins_of(order, contents)
+    spans, prefixes = contents.spans, order.prefixes
+    origins = origins_of(order, contents) if lineage else {}
     for place in range(len(readings.step)):
         pieces = range(*spans.bounds[place : place + 2].tolist())
         row: dict[str, Any] = {
@@ -90,7 +96,7 @@ def rows_of(
             for piece in pieces
         ]
         for doc in row["docs"]:
-            if origin := origins[contents.source[place]].get(doc["doc"]):
+            if origin := origins.get((int(contents.source[place]), doc["doc"])):
                 doc["origin"] = origin
         if decode and tokens is not None:
             for doc in row["docs"]:
@@ -98,17 +104,18 @@ def rows_of(
         yield row
 
 
-def origins_of(order: RunOrder, contents: Contents) -> list[dict[int, dict[str, Any]]]:
-    """For each source: document -> where it came from, of those that are told of, where there is lineage."""
+def origins_of(order: RunOrder, contents: Contents) -> dict[tuple[int, int], dict[str, Any]]:
+    """(source, document) -> where it came from, of the documents that are told of, where there is lineage."""
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
-    found: list[dict[int, dict[str, Any]]] = []
-    for number, source in enumerate(order.sources):
-        documents = contents.spans.document[source_of_piece == number]
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for number in np.unique(source_of_piece).tolist():
+        prefix, options = order.prefixes[number], order.sources[number].config.storage_options
         try:
-            found.append(read_origins(order.prefixes[number], documents, source.dataset.storage_options))
+            rows = read_origins(prefix, contents.spans.document[source_of_piece == number].tolist(), options)
         except MissingDriverError as error:
-            print(f"binidx: {order.prefixes[number]}: {error}", file=sys.stderr)
-            found.append({})
+            print(f"binidx: {prefix}: {error}", file=sys.stderr)
+            continue
+        found |= {(number, document): origin for document, origin in rows.items()}
     return found
 
 

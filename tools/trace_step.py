@@ -2,7 +2,8 @@
 
 No token is read unless --tokenizer asks for text. Of the indices in the run's cache, wherever it is, some kilobytes
 are read; where there is none, they are built. A document counts from 0 in its source; its span is what this sample has
-of it, S tokens and the last label. Where its source has lineage (.lineage.parquet), the file and row it came from too.
+of it, S tokens and the last label. Where its source has lineage (.lineage.parquet), the file and row it came from too,
+at the price of a row group of that, 6 MB, for each document.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--step", type=int, required=True, metavar="N", help="counted from 0")
     options.add_argument("--rank", type=int, metavar="R", help="of data parallel ranks; by default all")
     options.add_argument("--tokenizer", metavar="URI", help="a tokenizer.json, to show the text")
+    options.add_argument("--no-lineage", action="store_true", help="do not look where the documents came from")
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
     arguments = options.parse_args(argv)
 
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except IndexError as error:
             raise ConfigError(str(error)) from error
         decode = decoder(arguments.tokenizer, arguments.storage_options)
-        print_rows(rows_of(order, readings, contents, decode), arguments.json)
+        print_rows(rows_of(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
         return 0
 
     return run("trace", body)

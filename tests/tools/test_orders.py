@@ -220,8 +220,19 @@ def test_trace_and_where_say_which_file_a_document_came_from(
         found = rows(capsys, "trace", str(run_file), "--step", "3")
         assert main(["where", str(run_file), "--document", "7", "--source", str(prefix)]) == 0
         said = capsys.readouterr().out
+        for name in ("id=id-7", "en.jsonl:1007", "s3://text/en.jsonl:1007"):
+            assert main(["where", str(run_file), "--document", name, "--source", str(prefix)]) == 0
+            assert capsys.readouterr().out == said
+        assert main(["where", str(run_file), "--document", "id=other", "--source", str(prefix)]) == 2
+        assert f"{prefix} has no document id=other" in capsys.readouterr().err
+        assert main(["trace", str(run_file), "--step", "3", "--no-lineage"]) == 0
+        assert "from " not in capsys.readouterr().out
     finally:
         Path(f"{prefix}.lineage.parquet").unlink()
+    assert main(["where", str(run_file), "--document", "id=id-7", "--source", str(prefix)]) == 2
+    assert "lineage.parquet: not there; binidx preprocess writes it" in capsys.readouterr().err
+    assert main(["where", str(run_file), "--document", "en.jsonl", "--source", str(prefix)]) == 2
+    assert "needs a number, FILE:ROW or id=ID" in capsys.readouterr().err
     for row in found:
         for doc in row["docs"]:
             origin = doc.get("origin")
