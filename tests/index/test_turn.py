@@ -21,8 +21,8 @@ from binidx.index import turn
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 from binidx.index.turn import checking, lock_path, pause_after
-from binidx.storage.claim import Claim
-from binidx.storage.publish import object_exists
+from binidx.storage.claim import Claim, new_word
+from binidx.storage.publish import delete_object, object_exists
 
 SUM = 99_999 * 100_000 // 2
 
@@ -170,6 +170,17 @@ def test_a_claim_that_failed_in_an_earlier_run_is_no_trouble(run: Run) -> None:
     assert [each["sum"] for each in run.results(again)] == [SUM] * 4
     assert len(run.builders()) == 2
     assert claim_of(run).read() is None
+
+
+def test_who_died_while_he_took_a_claim_over_keeps_no_later_run_from_it(run: Run) -> None:
+    dead, claim = new_word("a node that is gone"), claim_of(run)
+    claim.write(dead)
+    Claim(f"{claim.uri}-after-{dead.holder}").write(new_word("another"))
+    how = {"dead": 1, "beat": 0.2}
+    assert run.results([run.start("node0", **how)])[0]["sum"] == SUM, "alone, when the second one is found dead, too"
+    delete_object(claim.uri.removesuffix("-claim"))
+    assert run.results([run.start("node0", **how)])[0]["sum"] == SUM
+    assert claim.read() is None, "taken over, and let go"
 
 
 def test_a_claim_whose_holder_died_in_an_earlier_run_costs_its_node_nothing(here: Run) -> None:

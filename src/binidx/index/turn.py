@@ -182,6 +182,7 @@ class InTurn:
             elif word.state == FAILED and watch.seen_at_work:
                 raise PeerError(failed_text(self.uri, word.where, [word.error]))
             elif must_go_alone(word, watch, passed):
+                claim.free_again(word)
                 return None
             elif word.holder not in passed and has_ended(word, watch, node):
                 passed.add(word.holder)

@@ -104,8 +104,8 @@ class Claim:
         Raises:
             StorageError: the store does not let us write.
         """
-        word, marker = new_word(node), f"{self.uri}-after-{ended.holder}"
-        if not self._put(marker, word):
+        word = new_word(node)
+        if not self._put(self._marker(ended), word):
             return None
         try:
             # Who won before us, and took his marker away already, stands there by now.
@@ -115,8 +115,15 @@ class Claim:
             self.write(word)
             return Holding(self, word)
         finally:
-            with contextlib.suppress(StorageError):
-                delete_object(marker, self.storage_options)
+            self.free_again(ended)
+
+    def free_again(self, ended: Word) -> None:
+        """Let others take over, where who began to has died: else nobody ever could."""
+        with contextlib.suppress(StorageError):
+            delete_object(self._marker(ended), self.storage_options)
+
+    def _marker(self, ended: Word) -> str:
+        return f"{self.uri}-after-{ended.holder}"
 
     def write(self, word: Word) -> None:
         with create_object(self.uri, self.storage_options, durable=False) as out:
