@@ -16,9 +16,12 @@ from binidx.dataset.siblings import at_once, in_threads
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices, split_range
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError
+from binidx.format.ahead import going_ahead
 from binidx.format.bundled import BundlePlace
 from binidx.format.listed import is_at_hand, listed
+from binidx.index.ahead import IndexAhead
 from binidx.index.budget import Budget
+from binidx.index.files import IndexFiles
 from binidx.storage.filesystem import local_path
 
 Sizes = Sequence[int | None]
@@ -150,6 +153,16 @@ class BlendedMegatronDatasetBuilder:
         return BundlePlace(self.config.path_to_cache, rank() == 0, self.config.storage_options)
 
     def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
+        with going_ahead(IndexAhead(partial(self._cached_in, prefix, matrix, sizes)) if prefix else None):
+            return self._build_opened(prefix, matrix, sizes)
+
+    def _cached_in(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[IndexFiles]:
+        """Where the indices of a prefix lie, if they are cached."""
+        wanted = [each for each in zip(Split, matrix, sizes, strict=True) if each[1] is not None]
+        found = [self.cls.cached_in(prefix, size, split, self.config) for split, _, size in wanted]
+        return [files for files in found if files is not None]
+
+    def _build_opened(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
         low_level = self.cls.build_low_level_dataset(prefix, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # Of the class that has the constructor: one of a user's, over ours, is given an array.

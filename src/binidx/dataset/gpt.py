@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
 from binidx.dataset.gpt_batch import (
     assemble_gpt_sample,
     gpt_recipe,
@@ -19,7 +19,7 @@ from binidx.dataset.gpt_batch import (
     read_gpt_text,
 )
 from binidx.dataset.masks import build_attention_mask
-from binidx.dataset.megatron_dataset import MegatronDataset, Request, required
+from binidx.dataset.megatron_dataset import MegatronDataset, Request, describe, digest, required
 from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import ConfigError, IndexBuildError
@@ -176,10 +176,18 @@ class GPTDataset(MegatronDataset):
 
     def _files(self, prefix: str) -> IndexFiles:
         """Where the index of data under this prefix is cached."""
-        kind = type(self).__name__
-        directory = self.config.path_to_cache or join_uri(prefix, "cache", f"{kind}_indices")
-        name = f"{self.unique_description_hash}-{kind}-{self.index_split.name}"
-        return IndexFiles(directory, name, self.config.storage_options)
+        return self._files_of(prefix, self.unique_description_hash, self.index_split, self.config)
+
+    @classmethod
+    def _files_of(cls, prefix: str, md5: str, split: Split, config: BlendedMegatronDatasetConfig) -> IndexFiles:
+        directory = config.path_to_cache or join_uri(prefix, "cache", f"{cls.__name__}_indices")
+        return IndexFiles(directory, f"{md5}-{cls.__name__}-{split.name}", config.storage_options)
+
+    @classmethod
+    def cached_in(
+        cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
+    ) -> IndexFiles | None:
+        return cls._files_of(prefix, digest(describe(cls.identify(prefix, num_samples, split, config))), split, config)
 
     def _fingerprint(self) -> dict[str, Any]:
         return self.fingerprint_of(self._documents, self.index_split, self.config)

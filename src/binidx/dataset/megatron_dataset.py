@@ -22,6 +22,7 @@ from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
+from binidx.index.files import IndexFiles
 
 NO_PAD = -1
 """A pad id that no stored token has."""
@@ -49,7 +50,7 @@ def _written(value: Any, line: str, made: dict[tuple[int, str], tuple[str, Any]]
     """
     if type(value) is str:
         return encode_basestring_ascii(value)
-    if type(value) is int or type(value) is float and isfinite(value):
+    if type(value) is int or (type(value) is float and isfinite(value)):
         return repr(value)
     if value is None or isinstance(value, (str, int, float)):
         return json.dumps(value)
@@ -164,6 +165,13 @@ class MegatronDataset(Identified, ABC):
                 *((name, getattr(config, name)) for name in cls._key_config_attributes()),
             ]
         )
+
+    @classmethod
+    def cached_in(
+        cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
+    ) -> IndexFiles | None:
+        """Where the index of such a dataset would be cached, for a kind whose arrays may be fetched ahead: `ahead`."""
+        return None
 
     @property
     def order_identity(self) -> Any:

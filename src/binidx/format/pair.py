@@ -23,6 +23,7 @@ from typing import Any
 import xxhash
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.format.ahead import current_ahead
 from binidx.format.bin_object import open_bin, open_found
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.format.listed import listed, listed_pair
@@ -145,9 +146,12 @@ def _open_listed(path_prefix: str, multimodal: bool, cache: bool | None, options
     try:
         data = found.index
         if data is None:
-            data = read_whole(open_object(uri, storage_options=options, cache="disk", found=found.idx))
+            idx_reader = open_object(uri, storage_options=options, cache="disk", found=found.idx)
+            data, sound = _read_index(idx_reader)
+        else:
+            sound = False
         bin_reader = open_found(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
-        index = parse_index(data, uri=uri, multimodal=multimodal)
+        index = parse_index(data, uri=uri, multimodal=multimodal, sound=sound)
         _check_bin_size(bin_reader.uri, bin_reader.size, index)
     except (FormatError, StorageError):
         found.index = None
@@ -178,7 +182,8 @@ def _read_both(
     path_prefix: str, idx_reader: RangeReader, multimodal: bool, mmap: bool, cache: bool | None, options: Options
 ) -> Pair:
     def read_index() -> SequenceIndex:
-        return parse_index(read_whole(idx_reader), uri=idx_reader.uri, multimodal=multimodal)
+        data, sound = _read_index(idx_reader)
+        return parse_index(data, uri=idx_reader.uri, multimodal=multimodal, sound=sound)
 
     def open_tokens() -> RangeReader:
         return open_bin(path_prefix, storage_options=options, mmap=mmap, cache=cache)
@@ -189,6 +194,15 @@ def _read_both(
         index, bin_reader = read_index(), open_tokens()
     _check_bin_size(bin_reader.uri, bin_reader.size, index)
     return Pair(index, bin_reader, {"idx": identity_of(idx_reader), "bin": identity_of(bin_reader)})
+
+
+def _read_index(idx_reader: RangeReader) -> tuple[memoryview, bool]:
+    """The bytes of an `.idx`, and whether somebody vouches that they keep the rules of the format."""
+    ahead, identity = current_ahead(), identity_of(idx_reader)
+    if ahead is None:
+        return read_whole(idx_reader), False
+    ahead.begin(identity)
+    return read_whole(idx_reader), ahead.vouches(identity)
 
 
 def _look(uri: str, options: Options) -> Any:

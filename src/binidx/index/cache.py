@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from binidx.errors import FormatError, StorageError
+from binidx.index.ahead import taken
 from binidx.index.building import Arrays, Build, Building
 from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
 from binidx.index.foreign import Check, load_foreign, tell_of_foreign
@@ -94,19 +95,21 @@ class IndexCache:
         """The arrays; None, and why in the log, where there is no manifest, another one, or not what it speaks of."""
         uri = self.files.uri(MANIFEST)
         try:
-            manifest = self.files.read_manifest()
+            manifest, arrays = taken(self.files) or (self.files.read_manifest(), None)
             if manifest is not None:
-                return self._load(manifest, fingerprint, names)
+                return self._load(manifest, fingerprint, names, arrays)
         except (FormatError, StorageError, KeyError) as error:
             logger.warning("%s: unusable, rebuilding: %s", uri, error)
             return None
         return load_foreign(self.files, names, self.trusted) if self.trusted else None
 
-    def _load(self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+    def _load(
+        self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str], arrays: Arrays | None
+    ) -> Arrays | None:
         if wrong := mismatches(manifest, fingerprint, self.origin):
             logger.warning("%s: stale, rebuilding: %s", self.files.uri(MANIFEST), "; ".join(wrong))
             return None
-        arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
+        arrays = arrays or self.files.read_arrays({name: manifest.arrays[name] for name in names})
         tokens = self.origin.data().get("bin")
         if tokens != manifest.data.get("bin"):
             # What no array depends on: the same documents in other words, or only copied.
