@@ -1,6 +1,7 @@
 /* fuzz_best_fit.c: bins of any pieces against the rule, searched for one bin after the other.
  *
- * Input: capacity 1, pieces 1, then a length of 1 byte each; missing bytes are 0.
+ * Input: capacity 1, pieces 1, flags 1, then a length of 1 byte each; missing bytes are 0.
+ * Flags: 0 lengths as they are, and so mostly one of them outside; else all within.
  */
 #include "binidx.h"
 #include "fuzz.h"
@@ -27,9 +28,10 @@ static int64_t by_the_rule(const binidx_packing *p, int64_t *bin_of) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_input in = {data, size};
     binidx_packing p = {.capacity = next(&in, 1) + 1, .num_pieces = next(&in, 1)};
+    int64_t flags = next(&in, 1);
     int32_t *lengths = bytes_of(4 * p.num_pieces), right = 1;
     for (int64_t i = 0; i < p.num_pieces; i++) {
-        lengths[i] = (int32_t)next(&in, 1);
+        lengths[i] = (int32_t)(flags ? 1 + next(&in, 1) % p.capacity : next(&in, 1));
         right &= lengths[i] > 0 && lengths[i] <= p.capacity;
     }
     p.lengths = lengths, p.pieces = bytes_of(8 * p.num_pieces), p.bounds = bytes_of(8 * (p.num_pieces + 1));

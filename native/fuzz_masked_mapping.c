@@ -2,7 +2,7 @@
  *
  * Input: flags 1, sequence length 2, short ratio 1, least 1, epochs 1, samples 2, seed 4, documents 1, then a count of
  * sequences of 1 byte for each document and a length of 1 or 4 bytes for each sequence; missing bytes are 0.
- * Flags: 1 blocks, 2 lengths of 4 bytes, 4 bounds at fault.
+ * Flags: 1 blocks, 2 lengths of 4 bytes, 4 bounds at fault, 8 lengths of about the longest that is usable.
  */
 #include "fuzz.h"
 #include "mt19937.h"
@@ -122,6 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memcpy(raw + 2, bounds, 8 * (size_t)(num_documents + 1));
     for (int64_t i = 0; i < num_sequences; i++) {
         int32_t tokens = (int32_t)next(&in, flags & 2 ? 4 : 1);
+        if (flags & 8) tokens = 509 + (tokens == 7 ? 4 : (tokens & 3));
         memcpy(lengths + 2 + 4 * i, &tokens, 4);
     }
     for (int64_t d = 0; d < num_documents; d++) titles[d] = (int32_t)(d * 7 % 40);

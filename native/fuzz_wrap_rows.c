@@ -12,15 +12,21 @@ static uint32_t stored(const binidx_wrapping *w, int64_t at) {
     return w->item_bytes == 2 ? ((const uint16_t *)w->out)[at] : ((const uint32_t *)w->out)[at];
 }
 
-/* One after the other what must stand in `out`. */
-static int64_t check_out(const binidx_wrapping *w) {
+static int64_t check_ids(const binidx_wrapping *w, int64_t at, const uint32_t *ids, int64_t count, int *wide) {
     uint32_t mask = w->item_bytes == 2 ? 0xffff : 0xffffffff;
+    for (int64_t i = 0; i < count; i++) *wide |= ids[i] > w->largest, same(stored(w, at++) == (ids[i] & mask));
+    return at;
+}
+
+/* One after the other what must stand in `out`; *wide: whether an id is more than the largest. */
+static int64_t check_out(const binidx_wrapping *w, int *wide) {
+    *wide = 0;
     int64_t at = 0;
     for (int64_t r = 0; r < w->num_rows; r++) {
         if (w->offsets[r] == w->offsets[r + 1] && !w->empty_too) continue;
-        for (int64_t i = 0; i < w->num_prefix; i++) same(stored(w, at++) == (w->prefix[i] & mask));
-        for (int64_t i = w->offsets[r]; i < w->offsets[r + 1]; i++) same(stored(w, at++) == (w->ids[i] & mask));
-        for (int64_t i = 0; i < w->num_suffix; i++) same(stored(w, at++) == (w->suffix[i] & mask));
+        at = check_ids(w, at, w->prefix, w->num_prefix, wide);
+        at = check_ids(w, at, w->ids + w->offsets[r], w->offsets[r + 1] - w->offsets[r], wide);
+        at = check_ids(w, at, w->suffix, w->num_suffix, wide);
     }
     return at;
 }
@@ -38,18 +44,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (flags & 4) offsets[r] = offsets[r] > IDS ? IDS : offsets[r] < most ? most : offsets[r];
         most = offsets[r] > most ? offsets[r] : most;
     }
-    uint32_t *ids = bytes_of(4 * IDS), *wraps = bytes_of(4 * 4), seen = 0;
+    uint32_t *ids = bytes_of(4 * IDS), *wraps = bytes_of(4 * 4);
+    int wide;
     for (int i = 0; i < 4; i++) wraps[i] = (uint32_t)next(&in, 1);
     for (int i = 0; i < IDS; i++) ids[i] = (uint32_t)next(&in, 4) & (flags & 8 ? 0x7fff : 0xffffffff);
     w.ids = ids, w.offsets = offsets, w.prefix = wraps, w.suffix = wraps + 2, w.out = bytes_of(w.room * w.item_bytes);
     int64_t code = binidx_wrap_rows(&w);
     if (flags & 4) same(code != BINIDX_BAD_DOCUMENT);
-    if (code >= 0) same(code == check_out(&w));
-    if (code == BINIDX_BAD_ID) {
-        check_out(&w);
-        for (int i = 0; i < IDS; i++) seen |= ids[i];
-        same(seen > w.largest);
-    }
+    if (code >= 0) same(code == check_out(&w, &wide) && !wide);
+    if (code == BINIDX_BAD_ID) check_out(&w, &wide), same(wide);
     note(&code, 8);
     if (code > 0) note(w.out, code * w.item_bytes);
     free(offsets), free(ids), free(wraps), free(w.out);
