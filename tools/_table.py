@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Sequence
 
 GAP = 2
@@ -11,8 +12,8 @@ GAP = 2
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """The first column to the left, the others to the right.
 
-    Where they do not fit side by side the first stands in a line of its own; a name longer than the line loses its
-    middle.
+    Where they do not fit side by side the first stands in a line of its own, and where the others do not fit either
+    they follow in words. A name longer than the line loses its middle.
 
     Args:
         width: of the terminal; by default what it says, 80 where there is none.
@@ -23,6 +24,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None 
     rest = sum(each + GAP for each in widths[1:])
     if widths[0] + rest <= width:
         return "\n".join(_line(row, widths) for row in (head, *rows))
+    if GAP + rest > width:
+        return "\n".join(line for row in rows for line in _in_words(head, row, width))
     indented = [GAP, *widths[1:]]
     lines = [head[0], _line(["", *head[1:]], indented)]
     for first, *others in rows:
@@ -36,6 +39,13 @@ def shortened(text: str, width: int) -> str:
         return text
     left = (width - 1) // 3
     return f"{text[:left]}…{text[left + 1 - width :]}"
+
+
+def _in_words(head: Sequence[str], row: Sequence[str], width: int) -> list[str]:
+    words = [f"{name} {cell}".strip() for name, cell in zip(head[1:], row[1:], strict=True) if cell]
+    blanks = " " * GAP
+    rest = textwrap.fill(", ".join(words), width, initial_indent=blanks, subsequent_indent=blanks)
+    return [shortened(row[0], width), rest]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

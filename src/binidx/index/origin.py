@@ -15,6 +15,8 @@ from binidx.index.manifest import Fields, Origin
 from binidx.storage import filesystem
 
 ONE_EACH = "one_sequence_each"
+DECIDING = ("num_sequences", "index_digest")
+"""Of what a manifest says of the content."""
 SETTLED_SECONDS = 2.0
 """A file changed again within a tick of its file system's clock keeps its times; FAT's tick is the longest."""
 
@@ -29,7 +31,7 @@ def origin_of(dataset: IndexedDataset) -> Origin:
         return {**dataset.opened, "idx": idx_identity(uri, opened) if _same(_file(uri), seen) else opened}
 
     def content() -> Fields:
-        return {name: dataset.identity[name] for name in ("num_sequences", "index_digest")}
+        return {name: dataset.identity[name] for name in DECIDING}
 
     def facts() -> Fields:
         return {ONE_EACH: dataset.one_each}

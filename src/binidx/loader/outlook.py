@@ -26,7 +26,7 @@ from binidx.index.epochs import EpochPlan, plan_epochs
 from binidx.index.files import IndexFiles
 from binidx.index.growth import Order, change_in_words, order_of, parse_known
 from binidx.index.manifest import ALGORITHM, Fields, Manifest, differences, key_of
-from binidx.index.origin import idx_identity
+from binidx.index.origin import DECIDING, idx_identity
 from binidx.index.reuse import ORDERS
 from binidx.loader.run import Run
 from binidx.storage.filesystem import same_object
@@ -44,7 +44,7 @@ class Cache:
     """How an index is found.
 
     why: what speaks against it, or what comes on top.
-    manifest: of an index that is THERE.
+    manifest: of an index that is THERE; where it is UNPROVEN, if at least the size of the `.idx` is the same.
     """
 
     state: str
@@ -202,7 +202,8 @@ def look_at_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) ->
         return Cache(STALE, "; ".join(wrong))
     if idx is None or same_object(manifest.data.get("idx"), idx):
         return Cache(THERE, manifest=manifest)
-    return Cache(UNPROVEN, "the .idx is not the object it was: a start reads it and compares")
+    likely = manifest if idx.get("size") == manifest.data.get("idx", {}).get("size") else None
+    return Cache(UNPROVEN, "nothing shows that the .idx is the one it was: a start reads and compares it", likely)
 
 
 def changes_of_order(outlook: Outlook) -> list[str]:
@@ -210,7 +211,11 @@ def changes_of_order(outlook: Outlook) -> list[str]:
 
     The record of orders is named by the content of the data, which another index of the same prefix tells.
     """
-    contents = {each.wanted.prefix: each.cache.manifest.content for each in outlook.indices if each.cache.manifest}
+    contents = {
+        each.wanted.prefix: {name: each.cache.manifest.content.get(name) for name in DECIDING}
+        for each in outlook.indices
+        if each.cache.manifest
+    }
     found, config = [], outlook.run.config
     for each in outlook.indices:
         content = contents.get(each.wanted.prefix)

@@ -31,7 +31,7 @@ from binidx.loader.run import Run
 class Planned:
     """See the head of this file.
 
-    num_samples, num_steps: that are still to be read; steps None: cyclic, and samples are those of an epoch.
+    num_samples, num_steps: still to be read, in whole steps; steps None: cyclic, and samples are those of an epoch.
     nodes: that share the ranks.
     link: to the largest remote source; None: all is local.
     same_order_up_to: samples of train that may be asked for without another order; None: nothing is known of it.
@@ -167,8 +167,7 @@ def planned(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None)
     outlook = look_at(run)
     order = _order_of(run, outlook)
     steps = order.num_steps() if order else 0
-    end = 0 if order is None else order.end or run.consumed_samples + outlook.num_samples
-    num_samples = max(0, end - run.consumed_samples)
+    num_samples = outlook.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     costs = costs_of(outlook, num_samples, nodes=nodes)
     remote = [each for each in outlook.headlines.values() if is_remote(each.prefix) and not each.num_parts]
     largest = max(remote, key=lambda each: each.stored_bytes, default=None)
