@@ -71,5 +71,5 @@ def test_what_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
         read_headline(prefix).tokens_before([3])
     Path(f"{prefix}.idx").write_bytes(whole)
     Path(f"{prefix}.bin").write_bytes(b"ab")
-    with pytest.raises(FormatError, match="its .idx needs"):
+    with pytest.raises(FormatError, match=r"its \.idx needs"):
         read_headline(prefix)
