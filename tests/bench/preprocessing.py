@@ -1,16 +1,21 @@
 """One way from a jsonl to a .bin/.idx: python -m tests.bench.preprocessing WAY JSONL TOKENIZER PREFIX
 
-    ours-ENGINE    binidx.prepare.preprocess with this engine and one worker
+    ours-ENGINE    binidx.prepare.preprocess with this engine, its parts made by a thread of this process
+    driver         the same with gigatoken and a worker process, as the command has it
     pool           Megatron's tools/preprocess_data.py: lines to a Pool by imap in chunks of 32, in each worker
                    json.loads and the tokenizer, lists of ints back, and one process that makes arrays and writes
     null           the same with a tokenizer that costs nothing: what the one writing process can take
-    files          Megatron's tools/preprocess_data_fast.py: gigatoken.encode_files into one array, EOD put in by
-                   np.insert for a million documents at a time, megatron-core's builder for the index
+    files          Megatron's tools/preprocess_data_fast.py: gigatoken.encode_files into one awkward array; it is
+                   flattened, and EOD put in by np.insert, for a million documents at a time; megatron-core's builder
 
-The last three are re-enactments: megatron-core's package has the builder and not the tools. They call the same
-libraries the same way, without transformers' wrapper, which is in their favour; `files` on one thread, where it takes
-the least CPU. All leave the same bytes. Prints the CPU seconds of this process alone, the most that it or one of its
-children had resident, in bytes, and the tokens written.
+The last three are re-enactments: megatron-core's package has the builder and not the tools, nor yet the builder's
+add_documents. They call the same libraries the same way, without transformers' wrapper, which is in their favour;
+`files` on one thread, where it takes the least CPU. All leave the same bytes.
+
+A first text, JSONL's .first.jsonl, goes the same way before, with the same tokenizer object: what is imported, loaded
+and compared once in a process is no part of the figures, nor is a cache of words that is quite empty. Prints the CPU
+seconds of that start, of the text by this process and its children, of this process alone, the most that it or one of
+its children had resident, in bytes, and the tokens written.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ import multiprocessing
 import resource
 import sys
 import warnings
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,44 +93,67 @@ def by_pool(encoder: Encoder, source: str, prefix: str) -> None:
     target.finalize(f"{prefix}.idx")
 
 
-def by_files(source: str, tokenizer: str, prefix: str) -> None:
+def by_files(encode_files: Any, source: str, prefix: str) -> None:
+    import awkward
     import gigatoken
 
-    found = gigatoken.Tokenizer(tokenizer).encode_files(gigatoken.JsonlFileSource([source]), parallel=False).layout
+    found = encode_files(gigatoken.JsonlFileSource([source]), parallel=False)
     target = builder(prefix)
-    ids, bounds = np.asarray(found.content.data), np.asarray(found.offsets.data)
-    for first in range(0, len(bounds) - 1, CHUNK_DOCUMENTS):
-        ends = bounds[first : first + CHUNK_DOCUMENTS + 1]
-        chunk = np.insert(ids[ends[0] : ends[-1]], ends[1:] - ends[0], Encoder.eod).astype(target.dtype)
-        target.data_file.write(chunk.tobytes())
+    for first in range(0, len(found), CHUNK_DOCUMENTS):
+        chunk = found[first : first + CHUNK_DOCUMENTS]
+        lengths = np.asarray(awkward.num(chunk, axis=1))
+        ids = np.asarray(awkward.flatten(chunk), dtype=target.dtype)
+        target.data_file.write(np.insert(ids, np.cumsum(lengths), Encoder.eod).tobytes(order="C"))
         before = len(target.sequence_lengths)
-        target.sequence_lengths.extend((np.diff(ends) + 1).tolist())
+        target.sequence_lengths.extend((lengths + 1).tolist())
         target.document_indices.extend(range(before + 1, len(target.sequence_lengths) + 1))
     target.finalize(f"{prefix}.idx")
 
 
-def by_ours(engine: str, source: str, tokenizer: str, prefix: str) -> None:
+def by_ours(engine: str, executor: Executor | None, source: str, tokenizer: str, prefix: str) -> None:
     from binidx.prepare.preprocess.job import Job
     from binidx.prepare.preprocess.run import preprocess
     from binidx.tokenize.describe import describe_tokenizer
 
     spec = describe_tokenizer(tokenizer, eod=Encoder.eod)
     job = Job((source,), prefix, spec, append_eod=True, lineage=False, engine=engine)
-    preprocess(job, workers=1)
+    preprocess(job, executor=executor, workers=1)
     for path in Path(prefix).parent.glob(f"{Path(prefix).name}_text_document.*"):
         path.rename(prefix + path.suffix)
 
 
-def main(way: str, source: str, tokenizer: str, prefix: str) -> None:
+def maker(way: str, tokenizer: str) -> Callable[[str, str], None]:
+    """What makes PREFIX of JSONL; called twice."""
     if way.startswith("ours-"):
-        by_ours(way.removeprefix("ours-"), source, tokenizer, prefix)
-    elif way == "files":
-        by_files(source, tokenizer, prefix)
-    else:
-        by_pool((NullEncoder if way == "null" else Encoder)(tokenizer), source, prefix)
-    used, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    most = max(own_resident(), children.ru_maxrss) * 1024
-    print(json.dumps([used.ru_utime + used.ru_stime, most, Path(f"{prefix}.bin").stat().st_size // 2]))
+        executor = ThreadPoolExecutor(1)
+        return lambda source, prefix: by_ours(way.removeprefix("ours-"), executor, source, tokenizer, prefix)
+    if way == "driver":
+        return lambda source, prefix: by_ours("gigatoken", None, source, tokenizer, prefix)
+    if way == "files":
+        import gigatoken
+
+        encode_files = gigatoken.Tokenizer(tokenizer).encode_files
+        return lambda source, prefix: by_files(encode_files, source, prefix)
+    encoder = (NullEncoder if way == "null" else Encoder)(tokenizer)
+    return lambda source, prefix: by_pool(encoder, source, prefix)
+
+
+def main(way: str, source: str, tokenizer: str, prefix: str) -> None:
+    make = maker(way, tokenizer)
+    make(str(Path(source).with_suffix(".first.jsonl")), f"{prefix}.first")
+    own_start, children_start = cpu_seconds()
+    make(source, prefix)
+    own, children = cpu_seconds()
+    start = own_start + children_start
+    most = max(own_resident(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) * 1024
+    tokens = Path(f"{prefix}.bin").stat().st_size // 2
+    print(json.dumps([start, own + children - start, own - own_start, most, tokens]))
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Of this process, and of its children that have ended."""
+    own, children = (resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime
 
 
 def own_resident() -> int:

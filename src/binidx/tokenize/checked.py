@@ -17,8 +17,9 @@ from binidx.errors import MismatchError
 from binidx.tokenize.engine import Encoded, Engine
 
 SHARE = 1e-4
-FIRST = 1000
-"""Texts that the first part of a job has compared, whatever their hash."""
+FIRST, FIRST_BYTES = 1000, 512 << 10
+"""Texts that the first part of a job has compared, whatever their hash, and the bytes that they have at most, but for
+the first: of the reference some tenths of a second."""
 SHOWN = 8
 HASHES = 1 << 64
 
@@ -28,7 +29,7 @@ class Checked:
 
     Args:
         share: of the texts, drawn by hash.
-        first: the first texts that this object is given are compared too.
+        first: the first texts that this object is given are compared too, while they are short: `FIRST_BYTES`.
         seed: of the hash.
 
     Attributes:
@@ -40,7 +41,7 @@ class Checked:
     ) -> None:
         self.engine, self.reference, self.name = engine, reference, engine.name
         self.share, self.first, self.seed = share, first, seed
-        self.compared = self.seen = 0
+        self.compared = self.seen = self._seen_bytes = 0
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         """As the engine does.
@@ -56,12 +57,14 @@ class Checked:
         for text in self._sample(texts, offsets):
             self._compare(text, texts[offsets[text] : offsets[text + 1]], ids[bounds[text] : bounds[text + 1]])
         self.seen += len(offsets) - 1
+        self._seen_bytes += int(offsets[-1] - offsets[0])
         return ids, bounds
 
     def _sample(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Texts to compare, by number."""
         drawn = text_hashes(texts, offsets, self.seed) < np.uint64(min(int(self.share * HASHES), HASHES - 1))
-        drawn[: max(0, self.first - self.seen)] = True
+        begun = self._seen_bytes + offsets[:-1] - offsets[0] < FIRST_BYTES
+        drawn[: max(0, self.first - self.seen)] |= begun[: max(0, self.first - self.seen)]
         return np.flatnonzero(drawn)
 
     def _compare(self, text: int, content: NDArray[np.uint8], found: NDArray[np.uint32]) -> None:
