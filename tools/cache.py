@@ -12,6 +12,8 @@ what is in use.
   verify              compare everything with its checksums; what is damaged is forgotten, and fetched again when needed
   prune               remove by size, age or URI, and what killed processes left; never what is in use
 
+Without a cache directory, list, verify and prune look at the directory of index files (BINIDX_INDEX_DIR).
+
 warm goes on where it was stopped. With several nodes at one directory each fetches a part.
 
 exit status: 0 done, 1 something is damaged or found no room, 2 the call is wrong
@@ -39,6 +41,7 @@ if __name__ == "__main__":  # python tools/cache.py: see convert.py
 
 from binidx.errors import ConfigError
 from binidx.storage.cache_contents import Kept, cached_contents, prune, verify
+from binidx.storage.index_dir import directory_of_index
 from binidx.storage.settings import OURS, ReadSettings, parse_bytes
 from binidx.storage.warm import Warmed, wanted_bytes, warm
 
@@ -101,8 +104,12 @@ def age(text: str) -> float:
 
 
 def directory_of(arguments: argparse.Namespace) -> str:
-    """The cache directory that is meant."""
-    found = arguments.dir or ReadSettings.of(getattr(arguments, "storage_options", None)).cache_dir
+    """The cache directory that is meant; where none is given, that of index files, but not to warm."""
+    settings = ReadSettings.of(getattr(arguments, "storage_options", None))
+    found = arguments.dir or settings.cache_dir
+    if not found and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
+        print(f"binidx cache: {of_index[0]}: index files; no cache directory given", file=sys.stderr)
+        found = of_index[0]
     if not found:
         raise ConfigError("no cache directory given: needs --dir or BINIDX_CACHE_DIR")
     return os.path.abspath(found)

@@ -90,6 +90,17 @@ def test_a_cache_that_is_too_small_is_said_before_anything_is_fetched(prefix: st
     assert not list(tmp_path.glob("objects/*/*.block"))
 
 
+def test_index_files_are_listed_and_pruned_where_there_is_no_other_cache(
+    prefix: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path))
+    assert ended_well(forked(lambda: len(IndexedDataset(prefix))))
+    assert [each["uri"] for each in call_json(capsys, "list")["objects"]] == [f"{prefix}.idx"]
+    assert call_json(capsys, "verify")["num_damaged"] == 0
+    assert call_json(capsys, "prune", "--bytes", 0)["num_bytes"] > 0
+    assert sum(each["cached_bytes"] for each in call_json(capsys, "list")["objects"]) == 0
+
+
 def test_what_finds_no_room_is_said(prefix: str, tmp_path: Path, capsys) -> None:
     """Room for one of the two at a time, and the first is in use."""
     reader = IndexedDataset(prefix, storage_options=options(tmp_path)).bin_reader
@@ -136,6 +147,8 @@ def test_a_wrong_call_is_one_line_and_2(
 
 def test_without_a_directory_the_environment_names_it(prefix: str, tmp_path: Path, monkeypatch: Any, capsys) -> None:
     monkeypatch.delenv("BINIDX_CACHE_DIR", raising=False)
+    assert main(["cache", "warm", prefix]) == 2
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
     assert main(["cache", "list"]) == 2
     assert "no cache directory given: needs --dir or BINIDX_CACHE_DIR" in capsys.readouterr().err
     monkeypatch.setenv("BINIDX_CACHE_DIR", str(tmp_path))
