@@ -59,7 +59,7 @@ class CachedObject:
             _warn_once(directory, f"cache cannot be written to, what it has not is read without being kept: {error}")
 
     def after_fork(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._writing = threading.RLock(), threading.Lock()
         self.flights: Flights[int, memoryview] = Flights()
 
     # Reading
@@ -177,7 +177,9 @@ class CachedObject:
             block = self._block(maps, first, create=True)
             try:
                 if block is not None:
-                    return write_chunks(path, self.layout, block, first, data)
+                    # Of many that write to one file the kernel lets one, and the others burn their cores meanwhile.
+                    with self._writing:
+                        return write_chunks(path, self.layout, block, first, data)
             except FileNotFoundError:
                 # Somebody removed files of a cache in use; what is mapped lives on.
                 if attempt == 2:
