@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import SMALL, GPTDataset
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.gpt_index import SMALL
 from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.split import Split
 from binidx.errors import IndexBuildError

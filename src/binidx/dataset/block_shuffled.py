@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.split import Split
 from binidx.errors import ConfigError
 from binidx.index.block_shuffle import build_block_shuffle_index
 from binidx.index.building import Building
-from binidx.index.documents import fill
+from binidx.index.documents import Documents, fill
 from binidx.index.epochs import EpochPlan
 from binidx.index.sample import build_sample_index
 from binidx.native import RandomState
@@ -53,9 +54,10 @@ class BlockShuffledGPTDataset(GPTDataset):
     def _key_config_attributes() -> list[str]:
         return [*GPTDataset._key_config_attributes(), "block_samples", "blocks_mixed"]
 
-    def _fingerprint(self) -> dict[str, Any]:
-        blocks = {"block_samples": self.config.block_samples, "blocks_mixed": self.config.blocks_mixed}
-        return {**super()._fingerprint(), **blocks}
+    @classmethod
+    def fingerprint_of(cls, documents: Documents, split: Split, config: Any) -> dict[str, Any]:
+        blocks = {"block_samples": config.block_samples, "blocks_mixed": config.blocks_mixed}
+        return {**super().fingerprint_of(documents, split, config), **blocks}
 
     @property
     def order_identity(self) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.gpt import SMALL, GPTDataset, drops_last_partial
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.gpt_index import SMALL, drops_last_partial
 from binidx.dataset.split import Split, split_range
 from binidx.dataset.survey import Wanted, WantedBlend, WantedIndex, wanted_indices
 from binidx.errors import FormatError, IndexBuildError, StorageError
