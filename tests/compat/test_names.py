@@ -119,7 +119,7 @@ def functions() -> Iterator[tuple[str, Any, Any]]:
         if issubclass(theirs, enum.Enum):
             continue
         yield name, ours, theirs
-        for member in set(vars(theirs)) - set(getattr(theirs, "__dataclass_fields__", {})):
+        for member in sorted(set(vars(theirs)) - set(getattr(theirs, "__dataclass_fields__", {}))):
             if inspect.isfunction(getattr(theirs, member)) and member != "__init__" and hasattr(ours, member):
                 yield f"{name}.{member}", getattr(ours, member), getattr(theirs, member)
 
