@@ -1,4 +1,4 @@
-"""Ranks of a gloo group build datasets whose class counts on rank 0 being first; it knows nothing of binidx.
+"""Ranks of a gloo group build datasets whose class counts on rank 0 being first.
 
 python rank_zero_first.py PREFIX DIRECTORY
 """
@@ -10,10 +10,11 @@ import time
 
 import numpy
 import torch
-from megatron.core.datasets.blended_dataset import BlendedDataset
-from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from spawning import Tokenizer
+from users import Tokenizer
+
+from binidx.compat.megatron.blended_dataset import BlendedDataset
+from binidx.compat.megatron.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 RANK = int(os.environ["RANK"])
 

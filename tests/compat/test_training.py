@@ -59,7 +59,7 @@ def test_a_script_trains_from_s3_on_the_samples_it_had_from_a_disk(
     go_on = ["--consumed-train-samples", "8", "--train-iters", "2"]
     resumed = start([*DROP_IN, "--trust-cache", SCRIPT, *blend, *go_on, *options])
     assert batches(resumed.lines()) == batches(expected)[4:]
-    assert resumed.logs[0].count("taken as it is (trust_cache)") == 6  # each split's of two datasets and of the blend
+    assert resumed.logs[0].count("taken as it is (trust_cache)") == 9  # of three splits, two datasets and the blend
 
 
 def test_made_up_data_of_a_script_that_asks_for_it_are_megatrons() -> None:

@@ -120,6 +120,7 @@ class _Original:
     def __init__(self, name: str, path: Sequence[str] | None) -> None:
         self.name, self.path = name, path
         self.module: ModuleType | None = None
+        self._told: set[str] = set()
 
     def attribute(self, name: str) -> Any:
         missing = AttributeError(f"module {self.name!r}, which is {SERVED[self.name]}, has no attribute {name!r}")
@@ -129,7 +130,9 @@ class _Original:
             self.module = self._load()
         if not hasattr(self.module, name):
             raise missing
-        logger.warning("%s.%s: is not in binidx; Megatron's own is used", self.name, name)
+        if name not in self._told:
+            logger.warning("%s.%s: is not in binidx; Megatron's own is used", self.name, name)
+        self._told.add(name)
         return getattr(self.module, name)
 
     def _load(self) -> ModuleType | None:
@@ -137,7 +140,6 @@ class _Original:
         if spec is None or spec.loader is None:
             return None
         module = module_from_spec(spec)
-        # It pickles and warns under a name of its own, by which a spawned process finds it again: never.
         spec.loader.exec_module(module)
         return module
 
