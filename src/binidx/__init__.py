@@ -54,8 +54,11 @@ if TYPE_CHECKING:
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
     from binidx.loader.seeded import RandomSeedDataset as RandomSeedDataset
     from binidx.loader.torch import build_pretraining_data_loader as build_pretraining_data_loader
+    from binidx.prepare.preprocess.job import Job as Job
+    from binidx.prepare.preprocess.run import preprocess as preprocess
     from binidx.storage.backends import open_object as open_object
     from binidx.storage.report import report as report
+    from binidx.tokenize.describe import describe_tokenizer as describe_tokenizer
 
 HOMES = {
     "BERTMaskedWordPieceDataset": "dataset.bert",
@@ -76,6 +79,7 @@ HOMES = {
     "HybridCPMegatronPretrainingSampler": "loader.hybrid",
     "IndexedDataset": "format.indexed_dataset",
     "IndexedDatasetBuilder": "format.builder",
+    "Job": "prepare.preprocess.job",
     "LengthStage": "dataset.length_stages",
     "LengthStagedDataset": "dataset.length_stages",
     "MaskedWordPieceDataset": "dataset.masked",
@@ -103,7 +107,9 @@ HOMES = {
     "VarlenDataset": "dataset.varlen",
     "VarlenGPTDataset": "dataset.varlen_gpt",
     "build_pretraining_data_loader": "loader.torch",
+    "describe_tokenizer": "tokenize.describe",
     "open_object": "storage.backends",
+    "preprocess": "prepare.preprocess.run",
     "report": "storage.report",
 }
 
