@@ -153,6 +153,24 @@ def test_a_finished_job_is_left_alone_and_another_is_not_written_over(tmp_path: 
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs", eod=None)
 
 
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_parts_of_another_job_are_dropped_by_overwrite(where: str, tmp_path: Path, s3: Bucket) -> None:
+    inputs, base = corpus(tmp_path / "in"), s3.fresh() if where == "s3" else str(tmp_path)
+    bad = write_lines(tmp_path / "in" / "2.jsonl", ["{"])
+    with pytest.raises(FormatError, match="malformed"):
+        run(job_of([*inputs, bad], f"{base}/en"))
+    assert len(below(f"{base}/en-parts")) > 4
+    run(job_of([*inputs, bad], f"{base}/en", on_error="skip"), overwrite=True)
+    assert below(f"{base}/en-parts") == []
+
+
+def below(uri: str) -> list[str]:
+    """Names of all objects there."""
+    fs, path = fsspec.url_to_fs(uri)
+    fs.invalidate_cache()
+    return [name for name in fs.find(path) if name != path]  # SeaweedFS keeps a folder for a while
+
+
 def test_parts_of_another_job_are_named_by_what_differs(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in")
     bad = write_lines(tmp_path / "in" / "2.jsonl", ["{"])

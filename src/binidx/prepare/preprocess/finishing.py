@@ -37,6 +37,7 @@ from binidx.storage.backends import open_object
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.publish import create_object, delete_object, object_exists
 from binidx.storage.resumable import Watch
+from binidx.text.listing import local_files, stored_objects
 
 Records = Mapping[str, Record]
 """By the names of the parts."""
@@ -149,6 +150,16 @@ def remove_parts(places: Places, parts: Sequence[Part]) -> None:
     delete_object(places.job_uri, places.job.target_options)
     if (folder := filesystem.local_path(places.folder)) is not None:
         remove_folder(Path(folder))
+
+
+def remove_others(places: Places, parts: Sequence[Part]) -> None:
+    """What another job left where our parts will lie."""
+    ours = {uri.rpartition("/")[2] for uri in (places.job_uri, *itertools.chain(*map(places.objects, parts)))}
+    options, path = places.job.target_options, filesystem.local_path(places.folder)
+    found = stored_objects(f"{places.folder}/", options) if path is None else local_files(path) or []
+    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        theirs = [uri for uri in found if uri.rpartition("/")[2] not in ours]
+        list(threads.map(lambda uri: delete_object(uri, options), theirs))
 
 
 def remove_folder(folder: Path) -> None:

@@ -21,7 +21,7 @@ from binidx.format.convert_target import Target
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.drive import Workers, drive
 from binidx.prepare.preprocess.engines import Borrowed, available_cores, workers_of
-from binidx.prepare.preprocess.finishing import finish, remove_parts
+from binidx.prepare.preprocess.finishing import finish, remove_others, remove_parts
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.manifest import read_manifest
 from binidx.prepare.preprocess.places import MANIFEST, Places
@@ -196,6 +196,8 @@ def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
         return False
     with create_object(uri, job.target_options) as out:
         out.write(told)
+    if standing is not None:
+        remove_others(Places(job), parts)
     return True
 
 
