@@ -1,7 +1,7 @@
 """From a config to the first batch, where nothing lies on this machine and all in a bucket 30 ms away.
 
-A blend of 1,000 prefixes, their indices and the blend's cached in the same bucket, read by a process of its own with an
-empty index_dir; against Megatron Core in one with data and caches on this disk, in the page cache. Both read equal
+A blend of 1,000 prefixes, their indices, the blend's and the bundle of their `.idx` cached in the same bucket by a first
+start, read by a process of its own with an empty index_dir; against Megatron Core in one with data and caches on this disk, in the page cache. Both read equal
 tokens. Time is from the end of the imports to the first batch of 8 samples; medians of starts in turns. Then the bytes
 of 8 such processes that start together, as those of a node do, against those of one.
 
@@ -36,6 +36,7 @@ TOKENS_EACH = 500 if NUM_DOCUMENTS < 1000 else 8
 SEQUENCE_LENGTH = 1024
 ROUNDS = 3
 PROCESSES = 8
+INDEX_FILES = (".idx", ".npy", ".bundle")
 
 
 def rows(directory: Path) -> list[Row]:
@@ -72,7 +73,7 @@ def report(times: Mapping[str, list[dict[str, float]]], node: list[tuple[int, in
         f"{NUM_PREFIXES:,} prefixes of {NUM_DOCUMENTS:,} documents in S3, {DELAY_MS} ms away, cold start to first batch"
     )
     note = (
-        f"goal 1x; {median('binidx', 'requests') / NUM_PREFIXES:.2f} requests a prefix, "
+        f"goal 1x; {median('binidx', 'requests'):,.0f} requests, "
         f"{median('binidx', 'bytes') / 1e6:,.1f} MB; CPU {median('binidx', 'cpu'):.2f} s, "
         f"its {median('megatron', 'cpu'):.2f}"
     )
@@ -104,7 +105,7 @@ def bytes_of_node(proxy: Proxy, given: Mapping[str, Any], processes: int) -> tup
         for each in [begin(given, scratch) for _ in range(processes)]:
             wait(each)
     log = [each for each in proxy.log() if not each.path.endswith(".bin")]
-    index = sum(each.bytes for each in log if each.path.endswith((".idx", ".npy")))
+    index = sum(each.bytes for each in log if each.path.endswith(INDEX_FILES))
     return index, sum(each.bytes for each in log) - index
 
 
