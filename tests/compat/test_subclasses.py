@@ -180,10 +180,38 @@ def test_datasets_and_configs_pickle_with_what_megatrons_keep(prefix: str) -> No
     assert again.index[3] == opened.index[3] == THEIRS.indexed_dataset.IndexedDataset(prefix).index[3]
     dataset = build(OURS, OURS.gpt_dataset.GPTDataset, [20, 0, 0], config(OURS, blend=([prefix], None)))[0]
     assert_same_sample(pickle.loads(pickle.dumps(dataset))[7], dataset[7])
-    squares = OURS.users.Squares()
     assert isinstance(dataset, torch.utils.data.Dataset)
     assert isinstance(opened, torch.utils.data.Dataset)
-    assert squares.sequence_lengths.sum() > 0
+
+
+class Ladder:
+    """A low-level dataset of a user's."""
+
+    sequence_lengths = np.array([3, 9, 27], np.int32)
+    name = "ladder"
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, idx: int) -> Any:
+        return np.arange(self.sequence_lengths[idx]) + 2**40
+
+    def get(self, idx: int, offset: int = 0, length: int | None = None) -> Any:
+        return self[idx][offset : None if length is None else offset + length]
+
+
+def test_a_low_level_dataset_of_a_users_own_keeps_its_ways_and_pickles(tmp_path: Path) -> None:
+    asked, train = (
+        config(OURS, split="1,0,0", blend=(["unread"], None), path_to_cache=str(tmp_path)),
+        binidx.Split.train,
+    )
+    dataset = OURS.gpt_dataset.GPTDataset(Ladder(), "ladder", np.arange(3, dtype=np.int32), 6, train, asked)
+    assert dataset.dataset.name == "ladder"
+    assert (len(dataset.dataset), dataset.dataset[1][0]) == (3, 2**40)
+    again = pickle.loads(pickle.dumps(dataset))
+    for number in range(6):
+        assert_same_sample(again[number], dataset[number])
+    assert all(token >= 2**40 for token in dataset[5]["tokens"].tolist())
 
 
 @settings(max_examples=60, deadline=None)
