@@ -64,7 +64,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
     length = order.dataset.config.sequence_length
     accounts = []
     for number, source in enumerate(order.sources):
-        tokens = count_tokens(source.dataset.sequence_lengths, source.indices)
+        tokens = count_tokens(source.dataset.sequence_lengths[:], source.indices)
         tokens_read = int(read[number]) * length
         accounts.append(
             SourceAccount(
