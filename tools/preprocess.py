@@ -88,7 +88,8 @@ def _add_tokens(group: Any) -> None:
         help="tokenizer.json, its folder, .model, .tiktoken, vocab.txt",
     )
     group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's; what it needs is told by the file")
-    group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers")
+    group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
+    group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
     group.add_argument("--eod", metavar="TOKEN", help="which token that is, where the tokenizer does not say")
     group.add_argument(
@@ -123,6 +124,7 @@ MEGATRON_TYPES = (
     "GPTSentencePieceTokenizer",
     "Llama2Tokenizer",
     "TikTokenizer",
+    "GPT2BPETokenizer",
     "BertWordPieceCase",
     "BertWordPieceLowerCase",
 )
@@ -189,6 +191,7 @@ def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
         specials=arguments.specials,
         post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
         lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
+        merges=arguments.merge_file,
         storage_options=arguments.source_options,
     )
 

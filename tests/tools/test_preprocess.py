@@ -20,6 +20,7 @@ import pytest
 from binidx.tools import main
 from binidx.tools._preprocess_bar import PreprocessBar
 from preprocessing import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
+from tokenizers import Tokenizer
 
 from binidx.prepare.preprocess.progress import Progress
 
@@ -101,6 +102,15 @@ def test_a_call_of_megatrons_tool_means_the_same_here(tmp_path: Path) -> None:
     assert main(shlex.split(call)) == 0
     for key in ("text", "id"):
         assert files_of(tmp_path / f"en_{key}_document") == theirs(inputs, tmp_path / f"theirs_{key}", key)
+
+
+def test_gpt2_comes_as_a_vocabulary_and_merges(tmp_path: Path) -> None:
+    Tokenizer.from_file(tokenizer_path()).model.save(str(tmp_path))
+    call = ["preprocess", write_lines(tmp_path / "a.jsonl", [{"text": text} for text in texts(20)]), "--workers", "1"]
+    files = ["--vocab-file", f"{tmp_path}/vocab.json", "--merge-file", f"{tmp_path}/merges.txt"]
+    assert main([*call, "--to", f"{tmp_path}/two", "--tokenizer-type", "GPT2BPETokenizer", *files]) == 0
+    assert main([*call, "--to", f"{tmp_path}/one", "--tokenizer", tokenizer_path()]) == 0
+    assert files_of(f"{tmp_path}/two_text_document") == files_of(f"{tmp_path}/one_text_document")
 
 
 def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

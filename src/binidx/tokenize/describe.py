@@ -1,6 +1,7 @@
 """From a name to a TokenizerSpec: which kind it is, its size, its EOD, its special tokens.
 
 …/tokenizer.json, a folder of one   json
+…/vocab.json, with a merges.txt     json: GPT-2's two files
 ….model                             sentencepiece
 ….txt                               wordpiece: Megatron's BertWordPiece, an entry a line
 ….tiktoken, cl100k_base             tiktoken: a file of ranks, or an encoding that tiktoken has in its cache
@@ -16,9 +17,10 @@ from typing import Any
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.tokenize.caches import cached_encoding, cached_snapshot
 from binidx.tokenize.engine import missing
+from binidx.tokenize.gpt2_files import END
 from binidx.tokenize.patterns import ENCODINGS, PATTERNS
 from binidx.tokenize.ranks import NotRanks, parse_ranks
-from binidx.tokenize.spec import TokenizerSpec, digest_of, fetch
+from binidx.tokenize.spec import TokenizerSpec, digest_of, fetch, fetch_content
 from binidx.tokenize.tokenizer_json import parse_json, special_tokens, vocabulary, wrapping
 from binidx.tokenize.wordpiece import parse_vocabulary
 
@@ -34,6 +36,7 @@ def describe_tokenizer(
     post_processor: bool = True,
     pattern: str | None = None,
     lowercase: bool = False,
+    merges: str | None = None,
     storage_options: Options = None,
 ) -> TokenizerSpec:
     """The tokenizer under this name.
@@ -47,12 +50,15 @@ def describe_tokenizer(
             `--tokenizer-hf-no-include-special-tokens` is given.
         pattern: what splits text, for a file of ranks without a known name: `gpt2` or a regular expression.
         lowercase: as Megatron's BertWordPieceLowerCase; vocab.txt only.
+        merges: merges.txt of Megatron's GPT2BPETokenizer, whose vocab.json is `uri`; its EOD is `<|endoftext|>`.
 
     Raises:
         ConfigError: the tokenizer is not there, not to be told, or has no such EOD.
         FormatError: its content is not what its name says.
     """
-    if uri in ENCODINGS:
+    if merges:
+        spec, found = _json(uri, post_processor, storage_options, merges)
+    elif uri in ENCODINGS:
         spec, found = _ranks(cached_encoding(uri), uri, pattern, storage_options)
     elif uri.endswith(".model"):
         spec, found = _sentencepiece(uri, storage_options)
@@ -79,16 +85,17 @@ def find_eod(uri: str, entries: Mapping[str, int], eod: str | int) -> int:
 Described = tuple[TokenizerSpec, Mapping[str, int]]
 
 
-def _json(uri: str, post_processor: bool, storage_options: Options) -> Described:
-    if not uri.endswith(".json"):
+def _json(uri: str, post_processor: bool, storage_options: Options, merges: str = "") -> Described:
+    if not uri.endswith(".json") and not merges:
         uri = f"{(cached_snapshot(uri) or uri).rstrip('/')}/tokenizer.json"
-    content = fetch(uri, storage_options)
+    content = fetch_content(uri, merges, storage_options)
     parsed = parse_json(uri, content)
     entries = vocabulary(parsed)
     prefix, suffix = wrapping(uri, parsed.get("post_processor")) if post_processor else ((), ())
     spec = TokenizerSpec(
         uri, "json", digest_of(content), len(entries), special_tokens=special_tokens(parsed),
-        prefix=prefix, suffix=suffix, eod=entries.get(_eos_token(uri, storage_options) or ""),
+        prefix=prefix, suffix=suffix, merges=merges,
+        eod=entries.get(END if merges else _eos_token(uri, storage_options) or ""),
     )  # fmt: skip
     return spec, entries
 

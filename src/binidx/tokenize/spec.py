@@ -2,6 +2,7 @@
 
     kind            uri names                        its reference
     json            a tokenizer.json, or its folder  tokenizers
+                    a vocab.json, with a merges.txt
     wordpiece       a vocab.txt, one entry a line    tokenizers
     tiktoken        a file of ranks                  tiktoken
     sentencepiece   a .model                         sentencepiece
@@ -19,6 +20,7 @@ from typing import Any
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.storage.backends import open_object
 from binidx.storage.transfer import read_whole
+from binidx.tokenize.gpt2_files import gpt2_json
 
 POLICIES = ("parse", "text", "error")
 
@@ -38,6 +40,7 @@ class TokenizerSpec:
             its characters; `error`: as parse, for whoever then refuses texts that have one (`specials.find_specials`).
         pattern: regular expression that splits text; kind tiktoken only.
         lowercase: text is lowered and loses its accents first; kind wordpiece only.
+        merges: URI of the merges.txt, where `uri` is a vocab.json; the content is the tokenizer.json made of both.
     """
 
     uri: str
@@ -51,6 +54,7 @@ class TokenizerSpec:
     specials: str = "parse"
     pattern: str = ""
     lowercase: bool = False
+    merges: str = ""
 
     def __post_init__(self) -> None:
         if self.specials not in POLICIES:
@@ -74,11 +78,17 @@ def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
     Raises:
         ObjectChangedError: they are not the ones that were described.
     """
-    content = fetch(spec.uri, storage_options)
+    content = fetch_content(spec.uri, spec.merges, storage_options)
     found = digest_of(content)
     if found != spec.digest:
         raise ObjectChangedError(f"{spec.uri}: sha256 {found[:12]}, the job was planned with {spec.digest[:12]}")
     return content
+
+
+def fetch_content(uri: str, merges: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """What a tokenizer is made of: one object, or two as one."""
+    content = fetch(uri, storage_options)
+    return gpt2_json(uri, content, fetch(merges, storage_options)) if merges else content
 
 
 def fetch(uri: str, storage_options: Mapping[str, Any] | None = None) -> bytes:

@@ -115,7 +115,7 @@ class Job:
     def recipe(self) -> dict[str, Any]:
         """What, with its text, decides the bytes of a part and its counts."""
         values = self.to_json()
-        tokenizer = {name: value for name, value in values["tokenizer"].items() if name != "uri"}
+        tokenizer = {name: value for name, value in values["tokenizer"].items() if name not in ("uri", "merges")}
         left_out = ("inputs", "output", "part_bytes", "engine", "compared_share")
         return {name: value for name, value in values.items() if name not in left_out} | {
             "tokenizer": tokenizer,

@@ -137,7 +137,8 @@ def located(job: Job) -> Job:
     def whole(uri: str) -> str:
         return os.path.abspath(uri) if "://" not in uri else uri
 
-    tokenizer = replace(job.tokenizer, uri=whole(job.tokenizer.uri))
+    told = job.tokenizer
+    tokenizer = replace(told, uri=whole(told.uri), merges=told.merges and whole(told.merges))
     return replace(job, inputs=tuple(map(whole, job.inputs)), output=whole(job.output), tokenizer=tokenizer)
 
 
