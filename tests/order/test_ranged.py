@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from binidx.errors import ObjectChangedError
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.loader.run import Run
 from binidx.order import account
+from binidx.order.arrow import pa
 from binidx.order.run_order import RunOrder
 
 DAY_OLD = "binidx.index.origin.SETTLED_SECONDS"
@@ -220,9 +223,19 @@ def test_sources_that_a_step_does_not_touch_are_not_opened(s3: Bucket, tmp_path:
     whole = RunOrder.of(run)
     order = RunOrder.open(run)
     order.trace(range(50, 51))
-    opened = [source for source in order.sources if "dataset" in vars(source)]
+    opened = [source for source in order.sources if source.is_open]
     assert 1 <= len(opened) <= 4
     assert_same(order, whole)
+
+
+def test_threads_may_ask_at_the_same_time_and_orders_travel(s3: Bucket, large: Run) -> None:
+    needed = RunOrder.of(large).table(range(30, 60))
+    for _ in range(5):
+        order = RunOrder.open(large)
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda step, order=order: order.table(range(step, step + 1)), range(30, 60)))
+        assert pa.concat_tables(found).equals(needed)
+    assert pickle.loads(pickle.dumps(order)).table(range(30, 60)) == needed
 
 
 def test_a_trace_does_without_torch(large: Run, tmp_path: Path) -> None:

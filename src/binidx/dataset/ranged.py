@@ -10,6 +10,7 @@ without all its bytes (`index.ranged`), is opened as for training: loaded whole,
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
@@ -36,6 +37,7 @@ from binidx.storage.threads import Threads
 Numbers = NDArray[np.int64]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+CLOSED, OPENING, OPEN = range(3)
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
 logger = logging.getLogger(__name__)
@@ -109,22 +111,34 @@ class GPTDataset(whole_gpt.GPTDataset):
         index_split: Split,
         config: GPTDatasetConfig,
     ) -> None:
-        self.dataset_path, self.num_samples, self.index_split, self.config = (
-            dataset_path,
-            num_samples,
-            index_split,
-            config,
-        )
-        self._bookends = bookends
+        self.dataset_path, self.num_samples = dataset_path, num_samples
+        self.index_split, self.config = index_split, config
+        self._bookends, self._state, self._lock = bookends, CLOSED, threading.RLock()
         self.unique_identifiers = self._identifiers()
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.dataset_path, self._bookends, self.num_samples, self.index_split, self.config)
+
     def __getattr__(self, name: str) -> Any:
-        # Asked for what is not there yet: all of it comes at once.
-        if name.startswith("__") or "dataset" in vars(self):
-            raise AttributeError(f"{type(self).__name__} has no {name}")
-        if not self._open_ranged():
-            self._open_whole()
-        return getattr(self, name)
+        # Asked for what is not there yet: all of it comes at once, to whoever asks first.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        with self._lock:
+            if self._state != CLOSED:
+                return object.__getattribute__(self, name)
+            self._state = OPENING
+            try:
+                if not self._open_ranged():
+                    self._open_whole()
+                self._state = OPEN
+            finally:
+                self._state = OPEN if self._state == OPEN else CLOSED
+        return object.__getattribute__(self, name)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was asked something."""
+        return self._state == OPEN
 
     def _open_ranged(self) -> bool:
         prefix, options = str(self.dataset_path), self.config.storage_options
