@@ -24,12 +24,13 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/plan_run.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.loader.outlook import SMALL_ONE
 from binidx.loader.planned import Planned, planned
 from binidx.loader.run import Run
 
 from ._face import human_bytes, human_seconds, json_object, parser, run
 from ._sizes import add_sizes, sized
-from ._table import table
+from ._table import MOST_ROWS, table
 
 RANKS_OF_A_NODE = 8
 
@@ -96,9 +97,14 @@ def _head(found: Planned) -> list[tuple[str, str]]:
         ("train", f"{found.num_samples:,} samples of {given.config.sequence_length:,} tokens, {tokens} in all"),
         ("steps", f"{steps} of {sizes}; {found.nodes:,} node{'s' * (found.nodes > 1)}"),
     ]
-    if found.same_order_up_to is not None:
-        most = f"{found.same_order_up_to:,} samples of train; more of them come in another order from the first one on"
-        rows.append(("may grow", f"to {most}"))
+    most = found.same_order_up_to
+    if most is not None:
+        grows = (
+            f"to {most:,} samples of train; more of them come"
+            if most > (given.sizes[0] or 0)
+            else "no: more samples come"
+        )
+        rows.append(("may grow", f"{grows} in another order from the first one on"))
     return rows
 
 
@@ -121,7 +127,8 @@ def _sources(found: Planned) -> list[list[str]]:
 
 def _indices(found: Planned) -> list[list[str]]:
     rows = []
-    for row in found.index_rows():
+    every = found.index_rows()
+    for row in every if len(every) <= MOST_ROWS else [row for row in every if row["cache"] != SMALL_ONE]:
         memory = human_bytes(row["memory_bytes"]) if row["memory_bytes"] else ""
         epochs = "" if row["epochs"] is None else f"{row['epochs']:,}"
         name = f"{row['split']:<5}  {row['source']}"

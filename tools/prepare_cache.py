@@ -42,7 +42,7 @@ from binidx.storage.publish import object_exists
 
 from ._face import human_bytes, human_seconds, json_object, parser, run
 from ._sizes import add_sizes, sized
-from ._table import shortened, table
+from ._table import MOST_ROWS, shortened, table
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
 UNWRITTEN = "not written"
@@ -172,10 +172,11 @@ def row_of(dataset: Any, split: str, outcome: Outcome | None) -> Row:
 def describe(rows: Sequence[Row], width: int | None = None) -> str:
     """The rows for people: numbers, then where the files are, then sums."""
     head = ["index", "documents", "samples", "epochs", "size", "time", ""]
-    lines = [table(head, [_cells(row) for row in rows], width)]
-    for directory in dict.fromkeys(row.directory for row in rows if row.directory):
+    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row.how != NOT_KEPT]
+    lines = [table(head, [_cells(row) for row in shown], width)]
+    for directory in dict.fromkeys(row.directory for row in shown[:MOST_ROWS] if row.directory):
         lines.append(f"\n{directory}")
-        for row in rows:
+        for row in shown[:MOST_ROWS]:
             if row.directory == directory:
                 stem = row.files[0].partition("-")[0]
                 lines.append(f"  {stem}-*  {row.split} {shortened(row.source, 60)}")

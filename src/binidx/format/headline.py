@@ -47,6 +47,7 @@ class Headline:
         compressed, checked: how its tokens are stored.
         identities: of both objects, "idx" and "bin"; empty of a virtual one.
         num_parts: of a virtual one; 0: it is none.
+        idx: the reader of the `.idx`, opened.
     """
 
     prefix: str
@@ -62,6 +63,7 @@ class Headline:
     checked: bool = False
     identities: Mapping[str, Any] = field(default_factory=dict)
     num_parts: int = 0
+    idx: RangeReader | None = field(default=None, repr=False, compare=False)
 
     def tokens_before(self, sequences: Sequence[int], storage_options: Options = None) -> list[int]:
         """Tokens of all sequences before each of these; `num_sequences` is the end.
@@ -77,14 +79,13 @@ class Headline:
     def _read_bounds(self, inside: Sequence[int], options: Options) -> dict[int, int]:
         if not inside:
             return {}
-        if self.num_parts:
+        if self.idx is None:
             return _bounds_in_parts(self.prefix, inside, options)
-        reader = open_stored(get_idx_path(self.prefix), storage_options=options)
         first = HEADER.size + 4 * self.num_sequences
-        found = reader.read([(first + 8 * each, first + 8 * each + 8) for each in inside])
+        found = self.idx.read([(first + 8 * each, first + 8 * each + 8) for each in inside])
         bounds = {each: _int(view) // self.item_bytes for each, view in zip(inside, found, strict=True)}
         if [*bounds.values()] != sorted(bounds.values()) or not 0 <= bounds[inside[-1]] <= self.num_tokens:
-            raise FormatError(f"{reader.uri}: pointers {bounds} fall, or leave {self.num_tokens} tokens")
+            raise FormatError(f"{self.idx.uri}: pointers {bounds} fall, or leave {self.num_tokens} tokens")
         return bounds
 
 
@@ -131,6 +132,7 @@ def _read_pair(prefix: str, options: Options) -> Headline:
         segmented,
         isinstance(tokens, CheckedObject),
         {"idx": identity_of(idx), "bin": identity_of(tokens)},
+        idx=idx,
     )
 
 

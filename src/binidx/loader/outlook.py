@@ -7,7 +7,7 @@ caches     ─► manifests    there, missing, stale; no array is read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -149,7 +149,10 @@ def look_at(run: Run) -> Outlook:
     prefixes = [*dict.fromkeys(each.prefix for each in wanted.indices)]
     with listed(prefixes, run.config.storage_options):
         headlines = dict(zip(prefixes, _at_once(partial(_headline, run.config), prefixes), strict=True))
-    indices = _at_once(lambda each: look_at_index(each, headlines[each.prefix], run.config), wanted.indices)
+    bounds = dict(zip(prefixes, _at_once(partial(_bounds, wanted, run.config), headlines.values()), strict=True))
+    indices = _at_once(
+        lambda each: look_at_index(each, headlines[each.prefix], bounds[each.prefix], run.config), wanted.indices
+    )
     blends = _at_once(lambda each: _look_at_blend(each, indices, run.config), wanted.blends)
     return Outlook(run, headlines, indices, blends, _train_size(run, indices, blends))
 
@@ -170,10 +173,16 @@ def wanted_of(run: Run) -> Wanted:
     return Wanted([*first.values(), *others], [each for each in rest.blends if each.split is not Split.train])
 
 
-def look_at_index(wanted: WantedIndex, headline: Headline, config: GPTDatasetConfig) -> IndexOutlook:
-    """One index, by two pointers of the `.idx` and the manifest."""
+def look_at_index(
+    wanted: WantedIndex, headline: Headline, bounds: Mapping[int, int], config: GPTDatasetConfig
+) -> IndexOutlook:
+    """One index, by its manifest.
+
+    Args:
+        bounds: the tokens before its first sequence and before the one after its last.
+    """
     documents = split_range(wanted.bookends, headline.num_sequences)
-    begin, end = headline.tokens_before([documents.start, documents.stop], config.storage_options)
+    begin, end = bounds[documents.start], bounds[documents.stop]
     drop = drops_last_partial(wanted.split, config)
     extra, length = config.add_extra_token_to_sequence, config.sequence_length
     try:
@@ -235,6 +244,15 @@ def _headline(config: GPTDatasetConfig, prefix: str) -> Headline:
     return read_headline(prefix, config.storage_options)
 
 
+def _bounds(wanted: Wanted, config: GPTDatasetConfig, headline: Headline) -> dict[int, int]:
+    """Tokens before the ends of all splits of a prefix, in one read."""
+    splits = [
+        split_range(each.bookends, headline.num_sequences) for each in wanted.indices if each.prefix == headline.prefix
+    ]
+    ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
+    return dict(zip(ends, headline.tokens_before(ends, config.storage_options), strict=True))
+
+
 def _idx_of(headline: Headline) -> Fields:
     if headline.num_parts:
         return {}
@@ -260,7 +278,7 @@ def _train_size(run: Run, indices: Sequence[IndexOutlook], blends: Sequence[Blen
     return sum(each.num_samples for each in indices if each.wanted.split is Split.train)
 
 
-def _at_once(look: Any, things: Sequence[Any]) -> list[Any]:
+def _at_once(look: Any, things: Iterable[Any]) -> list[Any]:
     pending = [_submit(partial(look, each)) for each in things]
     return [each.result() for each in pending]
 
