@@ -2,9 +2,9 @@
 
 A blend of 1,000 prefixes; their indices, the blend's and the bundle of their `.idx` are cached in the same bucket by a
 start before. Read by a process of its own with an empty index_dir; against Megatron Core in one with data and caches on
-this disk, in the page cache. Both read equal tokens. Time is from the end of the imports to the first batch of 8 samples;
-medians of starts in turns. Then the bytes of 8 such processes that start together, as those of a node do, against those
-of one.
+this disk, in the page cache. Both read equal tokens. Time is from the end of the imports to the first batch of 8
+samples; medians of starts in turns. Then the bytes of 8 such processes that start together, as those of a node do,
+against those of one.
 
 The prefixes are as many documents as in `prefixes`, so their own indices are built, in 60 us, and only the blends' are
 cached. BINIDX_BENCH_DOCUMENTS=33000 has all of them cached: 0.7 GB of `.idx` and 0.3 GB of arrays come through a proxy
