@@ -52,9 +52,9 @@ def rows(directory: Path) -> list[Row]:
         with latency_proxy(endpoint, delay_ms=0) as proxy, reached_at(proxy.endpoint):
             ask()
             moved = proxy.counts()
-    cold, warm, again = (statistics.median(column) for column in zip(*found, strict=True))
+    cold, warm, again, cpu = (statistics.median(column) for column in zip(*found, strict=True))
     what = f"a step of {MICRO_BATCH * RANKS} samples of {NUM_DOCUMENTS / 1e6:,.0f} M documents in a bucket"
-    note = f"of two steps {moved.requests:,} requests, {moved.bytes / 1e6:.1f} MB"
+    note = f"of two steps {moved.requests:,} requests, {moved.bytes / 1e6:.1f} MB; CPU {cpu:.2f} s"
     one = statistics.median(each[0] for each in alone)
     return [
         Row(f"{what} traced, cold", cold, 1, "s", False, note, GOAL),
@@ -100,11 +100,11 @@ def prepare(root: Path) -> None:
     Run(there, [None, None, None], MICRO_BATCH, RANKS).save(str(root / "run.json"))
 
 
-def ask(rank: int | None = None) -> tuple[float, float, float]:
-    """Seconds: cold, again, and of a process that finds what this one left."""
+def ask(rank: int | None = None) -> tuple[float, float, float, float]:
+    """Seconds: cold, again, of a process that finds what this one left, and of CPU for the first."""
     with tempfile.TemporaryDirectory() as scratch:
         first, then = (_process(scratch, rank) for _ in range(2))
-    return first[0], first[1], then[0]
+    return first[0], first[1], then[0], first[2]
 
 
 def _process(scratch: str, rank: int | None) -> list[float]:
