@@ -112,13 +112,18 @@ def test_a_broken_record_is_an_empty_one(data: bytes) -> None:
 
 
 def test_the_change_of_order_is_told_in_words() -> None:
-    known = with_index([], "a", Order(1, False, 0, 10))
-    assert change_in_words(known, Order(1, False, 0, 10)) == ""
-    words = change_in_words(known, Order(3, True, 21, 27))
+    known = with_index([], "a-GPTDataset-train", Order(1, False, 0, 10))
+    assert change_in_words(known, Order(1, False, 0, 10), "b-GPTDataset-train") == ""
+    words = change_in_words(known, Order(3, True, 21, 27), "b-GPTDataset-train")
     assert (
         "this run reads 3 epochs, the last shuffled by itself; the index before it 1 epoch, up to 10 samples" in words
     )
     assert "holds for 21 to 27 samples" in words
+
+
+def test_another_split_of_the_same_data_is_no_run_that_grew() -> None:
+    known = with_index([], "a-GPTDataset-train", Order(3, True, 21, 27))
+    assert change_in_words(known, Order(1, False, 0, 10), "b-GPTDataset-valid") == ""
 
 
 # With datasets

@@ -91,9 +91,15 @@ def twins(known: Sequence[Known], order: Order, name: str) -> list[str]:
     return [each.name for each in known if each.order == order.fields and each.name != name]
 
 
-def change_in_words(known: Sequence[Known], order: Order) -> str:
-    """What it means for a run that only indices of other orders are there; empty where there are none."""
-    others = [each for each in known if each.order != order.fields]
+def change_in_words(known: Sequence[Known], order: Order, name: str) -> str:
+    """What it means for a run that only indices of other orders are there; empty where there are none.
+
+    Args:
+        name: of the index, `{hash}-{class}-{split}`. Splits may be of the same data, and one does not grow out of
+            another.
+    """
+    mine = name.partition("-")[2]
+    others = [each for each in known if each.order != order.fields and each.name.partition("-")[2] == mine]
     if not others:
         return ""
     last = others[-1]

@@ -56,7 +56,7 @@ def copy_twin(
         logger.info("%s: the arrays of %s, which reads %s too", files.uri("*.npy"), name, order)
         remember(files, fingerprint, origin, order)
         return True
-    if words := change_in_words(known, order):
+    if words := change_in_words(known, order, files.name):
         logger.warning("%s: %s", files.uri("*.npy"), words)
     return False
 

@@ -233,9 +233,10 @@ def changes_of_order(outlook: Outlook) -> list[str]:
             continue
         documents = split_range(each.wanted.bookends, outlook.headlines[each.wanted.prefix].num_sequences)
         fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, each.wanted.split, config)}
+        name = each.wanted.files(config).name
         record = each.wanted.files(config).named(key_of(fingerprint, content))
         with suppress(StorageError):
-            if words := change_in_words(parse_known(record.read_small(ORDERS) or b""), each.order):
+            if words := change_in_words(parse_known(record.read_small(ORDERS) or b""), each.order, name):
                 found.append(f"{each.wanted.prefix}, {each.wanted.split.name}: {words}")
     return found
 
