@@ -115,9 +115,28 @@ static int plain_samples(const fuzz_case *c, int64_t *ranges, int64_t *bounds, i
     return right;
 }
 
+/* What binidx_sample_ends says, of the spans themselves. */
+static void check_ends(const fuzz_case *c) {
+    int64_t count = c->gather.num_samples, rows[SAMPLES], bounds[SAMPLES + 1];
+    if (binidx_served_rows(&c->orders, c->served, count, rows) < count) return;
+    int64_t n = binidx_count_spans(&c->orders, rows, count, bounds);
+    if (n < 0) return;
+    int64_t *spans = bytes_of(24 * n);
+    int32_t *sequences = bytes_of(4 * n), *starts = bytes_of(4 * count), *stops = bytes_of(4 * count);
+    binidx_sample_ends(&c->orders, rows, count, bounds, sequences, starts, stops);
+    int right = binidx_sample_spans(&c->orders, rows, count, spans) == n;
+    for (int64_t s = 0; right && s < count; s++) {
+        const int64_t *last = spans + 3 * (bounds[s + 1] - 1);
+        same(starts[s] == (int32_t)spans[3 * bounds[s] + 1] && stops[s] == (int32_t)(last[1] + last[2]));
+        for (int64_t i = bounds[s]; i < bounds[s + 1]; i++) same(sequences[i] == spans[3 * i]);
+    }
+    free(spans), free(sequences), free(starts), free(stops);
+}
+
 static void check_case(fuzz_case *c, int level, int text) {
     int64_t ranges[2 * SAMPLES * DOCUMENTS], bounds[SAMPLES + 1], bytes;
     int right = plain_samples(c, ranges, bounds, &bytes);
+    check_ends(c);
     binidx_gather *g = &c->gather;
     binidx_mapping mapping = {.base = (int64_t)(uintptr_t)c->map, .size = c->bytes};
     int64_t *scratch = bytes_of(8 * (2 * g->num_samples + 1 + 5 * c->room));

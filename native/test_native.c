@@ -269,6 +269,12 @@ static void test_a_batch_by_hand(void) {
     CHECK(binidx_locate_spans(&o.sequences, spans, 2, ranges) == 2);
     CHECK(ranges[0] == 2 && ranges[1] == 6 && ranges[2] == 6 && ranges[3] == 10);
     CHECK(binidx_locate_spans(&o.sequences, spans, 3, ranges) == 2);
+    int64_t which[2], counted[3];
+    int32_t *sequences = heap(NULL, 12), *starts = heap(NULL, 8), *stops = heap(NULL, 8);
+    CHECK(binidx_served_rows(&o, served, 2, which) == 2 && binidx_count_spans(&o, which, 2, counted) == 3);
+    binidx_sample_ends(&o, which, 2, counted, sequences, starts, stops); /* 9 4 (5), then 7 8 (9) */
+    CHECK(sequences[0] == 0 && sequences[1] == 1 && sequences[2] == 0);
+    CHECK(starts[0] == 2 && stops[0] == 2 && starts[1] == 0 && stops[1] == 3);
     int64_t tokens[4], labels[4], positions[4], *scratch = heap(NULL, 8 * (5 + 5 * 3));
     int32_t bounds[6], longest[2], text[6];
     float loss_mask[4];
@@ -293,7 +299,7 @@ static void test_a_batch_by_hand(void) {
     served[0] = 2;
     CHECK(binidx_read_samples(&o, served, &mapping, &g, scratch, 3, BINIDX_PORTABLE) == BINIDX_BAD_DOCUMENT);
     free(map), free(lengths), free(rows), free(documents), free(pointers), free(spans), free(shuffled), free(ranges);
-    free(scratch);
+    free(scratch), free(sequences), free(starts), free(stops);
 }
 
 static void test_wrap_rows(void) {
