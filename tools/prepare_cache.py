@@ -196,7 +196,7 @@ def _sum(rows: Sequence[Row]) -> str:
     counts = {how: sum(row.how == how for row in rows) for how in dict.fromkeys(row.how for row in rows)}
     kept = sum(row.num_bytes for row in rows if row.directory)
     text = ", ".join(f"{count} {how}" for how, count in counts.items())
-    small = "; what is not kept is built at each start, sooner than it were fetched" if counts.get(NOT_KEPT) else ""
+    small = "; what is not kept is built at each start, sooner than fetched" if counts.get(NOT_KEPT) else ""
     return f"{len(rows)} indices: {text}; {human_bytes(kept)} kept{small}"
 
 
