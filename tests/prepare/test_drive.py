@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
 import time
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -96,24 +98,28 @@ class Breaking(Executor):
     """Breaks at its third task, and takes those in flight along."""
 
     def __init__(self) -> None:
-        self.pending: list[tuple[Future[Any], Any]] = []
-        self.broken, self.closed = False, False
+        self.pending: list[Future[Any]] = []
+        self.lock, self.given, self.closed = threading.Lock(), 0, False
 
     def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
-        if self.broken:
+        if self.given == 3:
             raise BrokenExecutor("broken")
         future: Future[Any] = Future()
-        self.pending.append((future, lambda: work(*arguments)))
-        if len(self.pending) == 3:
-            self.broken = True
-            threading.Timer(0.01, self.end).start()
-        elif len(self.pending) == 1:
-            future.set_result(work(*arguments))
+        self.given += 1
+        self.pending.append(future)
+        done = [future, work(*arguments)] if self.given < 3 else [future, None, BrokenExecutor("a worker was killed")]
+        threading.Timer(0.02, self.end, done).start()
         return future
 
-    def end(self) -> None:
-        for future, _ in self.pending[1:]:
-            future.set_exception(BrokenExecutor("a worker was killed"))
+    def end(self, future: Future[Any], result: Any, error: BrokenExecutor | None = None) -> None:
+        with self.lock:
+            if error is not None:
+                for each in self.pending:
+                    each.set_exception(error)
+                self.pending.clear()
+            elif future in self.pending:
+                self.pending.remove(future)
+                future.set_result(result)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self.closed = True
@@ -131,6 +137,20 @@ def test_a_broken_executor_is_replaced_and_what_was_in_flight_is_done_again() ->
     ]
     assert len(opened) == 3
     assert all(each.closed for each in opened[:2])
+
+
+def deadly(task: int) -> int:
+    if task == 7:
+        os._exit(9)
+    time.sleep(0.2)
+    return task
+
+
+def test_the_error_names_the_task_that_kills_its_pool_and_none_of_its_neighbours() -> None:
+    context = multiprocessing.get_context("fork")
+    pools = Workers(lambda: ProcessPoolExecutor(4, context), lambda executor: 4)
+    with pytest.raises(WorkerError, match=f"; 7 failed {ATTEMPTS} times"):
+        list(drive(deadly, range(8), pools))
 
 
 def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:

@@ -2,7 +2,8 @@
 
     waiting ──submit──► in flight, at most `window` ──► done
        ▲                    │
-       └─ after a pause ────┴─ failed in passing, or the worker died: `ATTEMPTS` times in all
+       ├─ after a pause ────┼─ failed in passing, or the worker died: `ATTEMPTS` times in all
+       └─ one at a time ────┘  the whole pool died, and nobody knows of which
 
 All that is asked of an engine is `concurrent.futures.Executor`. Tasks must be idempotent: one may run twice, also at
 the same time.
@@ -13,16 +14,17 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from binidx.errors import BinidxError, WorkerError
 from binidx.storage.retries import pause
 
 ATTEMPTS = 5
-"""Of one task, whatever it was that failed in passing. Workers die in company: one takes its whole pool along."""
+"""Of one task, whatever it was that failed in passing. A pool that died of one of many counts for none of them."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -54,6 +56,10 @@ class Failed:
     passing: bool
 
 
+class _Broken(Failed):
+    """The pool is gone, and with it all that was in flight: of one of them, mostly."""
+
+
 def drive(
     work: Callable[[Task], Result | Failed], tasks: Iterable[Task], workers: Workers
 ) -> Generator[tuple[Task, Result], None, None]:
@@ -66,7 +72,7 @@ def drive(
     queue, pending = _Queue(tasks), dict[Future[Result | Failed], _Try[Task]]()
     with _Pool(workers, pending) as pool:
         while True:
-            for each in queue.due(pool.window - len(pending)):
+            for each in queue.due(pool.window - len(pending), idle=not pending):
                 pending[pool.submit(work, each.task)] = each
             if not pending:
                 if queue.empty:
@@ -74,10 +80,12 @@ def drive(
                 time.sleep(queue.seconds or 0)
                 continue
             # A full window has no room for what is due: without a timeout, or this would be a loop without a pause.
-            seconds = queue.seconds if len(pending) < pool.window else None
+            seconds = queue.seconds if len(pending) < pool.window and not queue.suspects else None
             for future in wait(pending, timeout=seconds, return_when=FIRST_COMPLETED).done:
                 each, found = pending.pop(future), pool.outcome(future)
-                if isinstance(found, Failed):
+                if isinstance(found, _Broken) and not each.alone:
+                    queue.suspects.append(replace(each, alone=True))
+                elif isinstance(found, Failed):
                     queue.again(each, found)
                 else:
                     yield each.task, found
@@ -85,23 +93,32 @@ def drive(
 
 @dataclass(frozen=True)
 class _Try(Generic[Task]):
-    """A task and how often it has failed."""
+    """A task and how often it has failed; `alone`: it is to run without others, that its death be its own."""
 
     task: Task
     failures: int = 0
+    alone: bool = False
 
 
 class _Queue(Generic[Task]):
-    """Tasks to be done: those that failed when their pause is over, then the next."""
+    """Tasks to be done: those that failed when their pause is over, then the next.
+
+    Attributes:
+        suspects: were in flight when a pool died: they go before all others, one at a time.
+    """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks = (_Try(task) for task in tasks)
         self._paused: list[tuple[float, int, _Try[Task]]] = []
         self._numbers = itertools.count()
         self._all_given = False
+        self.suspects = deque[_Try[Task]]()
 
-    def due(self, count: int) -> Iterator[_Try[Task]]:
-        """Up to `count` of them."""
+    def due(self, count: int, *, idle: bool) -> Iterator[_Try[Task]]:
+        """Up to `count` of them. While there are suspects, one, and only when nothing else runs: `idle`."""
+        if self.suspects:
+            yield from [self.suspects.popleft()] if idle else []
+            return
         for _ in range(count):
             if self._paused and self._paused[0][0] <= time.monotonic():
                 yield heapq.heappop(self._paused)[2]
@@ -118,7 +135,7 @@ class _Queue(Generic[Task]):
 
     @property
     def empty(self) -> bool:
-        return self._all_given and not self._paused
+        return self._all_given and not self._paused and not self.suspects
 
     def again(self, each: _Try[Task], failed: Failed) -> None:
         """Put it back, or raise what it failed of."""
@@ -127,6 +144,10 @@ class _Queue(Generic[Task]):
             raise failed.error
         if failures == ATTEMPTS:
             raise type(failed.error)(f"{failed.error}; {each.task} failed {failures} times")
+        if isinstance(failed, _Broken):  # alone: nothing else waits
+            time.sleep(pause(failures))
+            self.suspects.appendleft(replace(each, failures=failures))
+            return
         heapq.heappush(
             self._paused, (time.monotonic() + pause(failures), next(self._numbers), _Try(each.task, failures))
         )
@@ -169,4 +190,5 @@ class _Pool:
             return future.result()
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            return Failed(WorkerError(f"a worker died ({text}); killed, or out of memory?"), passing=True)
+            kind = _Broken if isinstance(error, BrokenExecutor) else Failed
+            return kind(WorkerError(f"a worker died ({text}); killed, or out of memory?"), passing=True)
