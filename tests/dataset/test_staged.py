@@ -65,6 +65,32 @@ def test_a_source_goes_on_where_it_was_through_any_stages(prefixes: list[str]) -
             assert rows == every[: len(rows)]
 
 
+def served(staged: Any, numbers: range) -> list[Any]:
+    return [tokens(staged[number]) for number in numbers]
+
+
+def test_a_planned_stage_keeps_its_order_where_sources_are_in_later_rounds(prefixes: list[str]) -> None:
+    first = Stage((prefixes[:2], [1.0, 1.0]), 20)
+    blend = prefixes[:2], [0.95, 0.05]
+    begun = StagedBlendedDataset(binidx.GPTDataset, [first, Stage(blend, 900)], config())
+    assert len(begun.datasets) > 2
+    stages = [first, Stage(blend, 500, planned_samples=900), Stage((prefixes[:3], [1, 1, 1]), 90)]
+    changed = StagedBlendedDataset(binidx.GPTDataset, stages, config())
+    assert served(changed, range(520)) == served(begun, range(520))
+
+
+@pytest.mark.parametrize("weights", [None, [2.0]])
+def test_a_run_of_one_prefix_can_be_given_a_stage(prefixes: list[str], weights: list[float] | None) -> None:
+    blend = (prefixes[:1], weights)
+    per_split = {"split": None, "blend_per_split": [blend, None, None]}
+    settings = config(blend) if weights is None else config(None, **per_split)
+    epoch = len(binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [1, 0, 0], lambda: True, settings).build()[0])
+    [begun, *_] = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [epoch, 0, 0], lambda: True, settings).build()
+    stages = [Stage(blend, epoch // 2, planned_samples=epoch), Stage((prefixes, [1, 1, 1, 1]), 80)]
+    staged = StagedBlendedDataset(binidx.GPTDataset, stages, settings)
+    assert served(staged, range(epoch // 2)) == served(begun, range(epoch // 2))
+
+
 def test_a_stage_draws_its_own_weights(prefixes: list[str]) -> None:
     stages = [Stage((prefixes[:2], [3, 1]), 100), Stage((prefixes[:2], [1, 3]), 100)]
     staged = StagedBlendedDataset(binidx.GPTDataset, stages, config())
@@ -121,7 +147,7 @@ def test_a_fault_at_a_seam_is_found(prefixes: list[str], fault: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "needed"),
     [
-        (((["a"], None), 5), "found no weights"),
+        (((["a", "b"], None), 5), "found no weights"),
         (((["a"], [1.0]), 0), "found 0 samples"),
         (((["a"], [1.0]), 5, 4), "found 5 samples of 4 planned"),
         (((["a", "a"], [1.0, 1.0]), 5), "twice"),

@@ -41,7 +41,7 @@ class Stage:
     """One stretch of a staged blend.
 
     Args:
-        blend: prefixes and weights.
+        blend: prefixes and weights; of a single prefix they may be None, as in the run that was begun so.
         num_samples: samples that it serves before the next one begins.
         planned_samples: of the run that this stage was begun as, if that was longer: its order is then that run's. By
             default num_samples.
@@ -56,7 +56,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         check_blend("stage", self.blend)
-        if self.blend[1] is None:
+        if self.blend[1] is None and len(self.blend[0]) > 1:
             raise ConfigError(f"stage of {list(self.blend[0])}: found no weights, needs one per prefix")
         if len(set(self.blend[0])) < len(self.blend[0]):
             raise ConfigError(f"stage of {list(self.blend[0])}: a prefix stands there twice, needs each once")
@@ -71,14 +71,14 @@ class Stage:
 
     @property
     def shares(self) -> list[float]:
-        return normalize(list(self.blend[1] or ()))
+        return normalize(list(self.blend[1] or [1.0]))
 
     def draw(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """For each of its samples the prefix, and how many of that prefix came before it in this stage."""
+        """For each sample that was planned the prefix, and how many of that prefix came before it in this stage."""
         # Megatron's BlendedDataset normalises what its builder has normalised; both roundings decide ties.
         size = sum(ceil(self.planned * share) for share in self.shares)
         chosen, numbers = build_blend_index(normalize(self.shares), size)
-        return chosen[: self.num_samples], numbers[: self.num_samples]
+        return chosen[: self.planned], numbers[: self.planned]
 
 
 @dataclass(frozen=True)
@@ -197,20 +197,29 @@ class _Sources:
 
     def _rows(self, stage: Stage) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         chosen, numbers = stage.draw()
-        asked = sizes_per_dataset(
-            len(stage.shares), stage.shares, [], [stage.planned], self._config.mid_level_dataset_surplus
-        )
+        planned = np.bincount(chosen, minlength=len(stage.shares)).tolist()
+        chosen, numbers = chosen[: stage.num_samples], numbers[: stage.num_samples]
         ids, samples = np.empty_like(chosen), np.empty_like(numbers)
-        for place, (prefix, [num_samples]) in enumerate(zip(stage.blend[0], asked, strict=True)):
+        for place, (prefix, num_samples) in enumerate(zip(stage.blend[0], self._asked(stage), strict=True)):
             mine = np.flatnonzero(chosen == place)
-            served = self._served.get(prefix, 0) + numbers[mine]
-            self._served[prefix] = self._served.get(prefix, 0) + len(mine)
-            self._provide(prefix, self._served[prefix], num_samples)
+            before = self._served.get(prefix, 0)
+            # As the stage was planned: a round that is asked for less may have another order.
+            self._provide(prefix, before + planned[place], num_samples)
+            served = before + numbers[mine]
+            self._served[prefix] = before + len(mine)
             ends = np.cumsum(self._lengths(prefix))
             which = np.searchsorted(ends, served, side="right")
             ids[mine] = np.array(self._rounds[prefix], np.int16)[which]
             samples[mine] = served - np.concatenate([[0], ends])[which]
         return ids, samples
+
+    def _asked(self, stage: Stage) -> list[int | None]:
+        """Samples that the builder asks of each prefix for a run of this blend; of a prefix that is alone no more."""
+        if len(stage.shares) == 1 and (stage.blend[1] is None or self._config.blend_per_split):
+            return [stage.planned]
+        surplus = self._config.mid_level_dataset_surplus
+        asked = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
+        return [num_samples for [num_samples] in asked]
 
     def _provide(self, prefix: str, needed: int, num_samples: int | None) -> None:
         """Rounds of a source until it has so many samples; the first is as large as a run of this stage would ask."""
