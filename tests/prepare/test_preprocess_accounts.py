@@ -198,3 +198,31 @@ class Here:
         future: Future[Any] = Future()
         future.set_result(work(*arguments))
         return future
+
+
+def test_the_quarantine_of_an_older_job_does_not_stay(tmp_path: Path) -> None:
+    inputs = [write_lines(tmp_path / "in.jsonl", [*GOOD, BAD["null"]])]
+    run(job_of(inputs, tmp_path / "en", on_error="quarantine"))
+    for each in tmp_path.glob("en_text*"):
+        each.unlink()
+    run(job_of([write_lines(tmp_path / "good.jsonl", GOOD)], tmp_path / "en", on_error="quarantine"))
+    assert not (tmp_path / "en.quarantine.jsonl").exists()
+
+
+def test_a_part_whose_second_dataset_cannot_be_opened_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from binidx.prepare.preprocess import part_writer
+
+    class Failing(part_writer.DatasetWriter):
+        def __init__(self, places: Places, part: Any, key: str) -> None:
+            if key == "id":
+                raise OSError("no room")
+            super().__init__(places, part, key)
+
+    monkeypatch.setattr(part_writer, "DatasetWriter", Failing)
+    job = job_of(corpus(tmp_path / "in"), tmp_path / "en", keys=("text", "id"))
+    with pytest.raises(OSError, match="no room") as raised:
+        make_part(job, plan_parts(job, find_inputs(job.inputs))[0])
+    assert raised.traceback  # it holds the frames, and so what was open
+    assert not list((tmp_path / "en-parts").glob("*"))

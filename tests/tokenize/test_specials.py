@@ -10,7 +10,7 @@ from tokenizing import EOT, around, buffers, byte_level, save
 
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import choose
-from binidx.tokenize.specials import find_specials
+from binidx.tokenize.specials import find_specials, find_unknown
 
 TEXTS = ["none", f"{EOT}one", "", f"{EOT} <mask> three {EOT}", "<mask>"]
 
@@ -29,3 +29,10 @@ def test_what_is_unknown_is_ordinary(tmp_path: Path) -> None:
     spec = describe_tokenizer(save("wordpiece", tmp_path))
     ids, offsets = choose(spec).encode(*buffers(["漢 字", "a [SEP] b"]))
     assert find_specials(ids, offsets, spec).tolist() == [0, 1]
+
+
+def test_what_is_unknown_is_a_special_token_where_it_is_spelled_out(tmp_path: Path) -> None:
+    spec = describe_tokenizer(save("wordpiece", tmp_path))
+    texts, offsets = buffers(["漢 字", "a [UNK] b[UNK]", "", "[UN", "K]"])
+    assert find_unknown(texts, offsets, spec).tolist() == [0, 2, 0, 0, 0]
+    assert find_unknown(texts, offsets[1:], spec).tolist() == [2, 0, 0, 0]

@@ -21,7 +21,7 @@ from binidx.tokenize.gpt2_files import END
 from binidx.tokenize.patterns import ENCODINGS, PATTERNS
 from binidx.tokenize.ranks import NotRanks, parse_ranks
 from binidx.tokenize.spec import TokenizerSpec, digest_of, fetch, fetch_content
-from binidx.tokenize.tokenizer_json import parse_json, special_tokens, vocabulary, wrapping
+from binidx.tokenize.tokenizer_json import parse_json, special_tokens, unknown_token, vocabulary, wrapping
 from binidx.tokenize.wordpiece import parse_vocabulary
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -94,7 +94,7 @@ def _json(uri: str, post_processor: bool, storage_options: Options, merges: str 
     prefix, suffix = wrapping(uri, parsed.get("post_processor")) if post_processor else ((), ())
     spec = TokenizerSpec(
         uri, "json", digest_of(content), len(entries), special_tokens=special_tokens(parsed),
-        prefix=prefix, suffix=suffix, merges=merges,
+        prefix=prefix, suffix=suffix, merges=merges, unknown=unknown_token(parsed),
         eod=entries.get(END if merges else _eos_token(uri, storage_options) or ""),
     )  # fmt: skip
     return spec, entries

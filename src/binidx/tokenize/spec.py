@@ -34,6 +34,7 @@ class TokenizerSpec:
         vocab_size: entries, added tokens included: what decides the stored dtype, as Megatron's `vocab_size`.
         eod: the id that ends a document; None where none is known.
         special_tokens: content and id of each, without the one for what is unknown.
+        unknown: that one's content: ids do not tell who spelled it out from who wrote what is unknown.
         prefix: ids that the post-processor puts before each text, the empty one too.
         suffix: ids that it puts behind.
         specials: what becomes of a special token inside text. `parse`: its id, as in Megatron; `text`: the tokens of
@@ -55,6 +56,7 @@ class TokenizerSpec:
     pattern: str = ""
     lowercase: bool = False
     merges: str = ""
+    unknown: str = ""
 
     def __post_init__(self) -> None:
         if self.specials not in POLICIES:

@@ -27,3 +27,15 @@ def find_specials(ids: NDArray[np.uint32], offsets: NDArray[np.int64], spec: Tok
     np.add.at(counts, np.searchsorted(offsets, hits, side="right") - 1, 1)
     around = np.isin([*spec.prefix, *spec.suffix], numbers)
     return counts - np.count_nonzero(around)
+
+
+def find_unknown(texts: NDArray[np.uint8], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
+    """How often each text spells out the token for what is unknown: shape (num_texts,)."""
+    counts, wanted = np.zeros(len(offsets) - 1, np.int64), spec.unknown.encode()
+    data = texts.tobytes() if wanted else b""
+    at = data.find(wanted) if wanted else -1
+    while at >= 0:
+        text = int(np.searchsorted(offsets, at, side="right")) - 1
+        counts[text] += 0 <= text < len(counts) and at + len(wanted) <= offsets[text + 1]
+        at = data.find(wanted, at + 1)
+    return counts

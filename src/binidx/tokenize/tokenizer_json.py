@@ -69,6 +69,13 @@ def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     )
 
 
+def unknown_token(parsed: Mapping[str, Any]) -> str:
+    """The special token for what is unknown, as it is spelled out in a text; "" where there is none."""
+    told = dict(special_tokens(parsed))
+    tokens = (token["content"] for token in added_tokens(parsed) if token.get("special"))
+    return next((content for content in tokens if content not in told), "")
+
+
 def wrapping(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids that the post-processor puts before and behind every text.
 

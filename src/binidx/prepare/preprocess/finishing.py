@@ -57,7 +57,7 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
         merge_key(places, key, parts, records, overwrite, watch)
         if job.lineage:
             write_lineage(places, key, parts, records)
-    write_quarantine(places, parts, records, overwrite)
+    write_quarantine(places, parts, records)
     for key, prefix in job.datasets.items():
         with create_object(prefix + MANIFEST, job.target_options) as out:
             out.write(json.dumps(manifest_of(job, key, parts, records), indent=1).encode())
@@ -132,13 +132,13 @@ def write_lineage(places: Places, key: str, parts: Sequence[Part], records: Reco
     merge_lineage(rows, places.job.datasets[key] + LINEAGE, places.job.target_options)
 
 
-def write_quarantine(places: Places, parts: Sequence[Part], records: Records, overwrite: bool) -> None:
+def write_quarantine(places: Places, parts: Sequence[Part], records: Records) -> None:
     """Rows that were no documents, of all parts; no file where there are none."""
     bases = zip(parts, row_bases(parts, records), strict=True)
     told = [(places.part_quarantine_uri(part), rows) for part, rows in bases if records[part.name].quarantined]
     if told:
         merge_quarantine(told, places.quarantine_uri, places.job.target_options)
-    elif overwrite:
+    else:  # one of an older job may stand there
         delete_object(places.quarantine_uri, places.job.target_options)
 
 

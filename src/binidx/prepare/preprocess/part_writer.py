@@ -126,13 +126,14 @@ class PartWriter:
     """
 
     def __init__(self, places: Places, part: Part) -> None:
-        self._open = contextlib.ExitStack()
         uri, options = places.part_quarantine_uri(part), places.job.target_options
         self._problems = QuarantineWriter(uri, in_small_blocks(uri, options))
-        self._open.callback(self._problems.abandon)
         self._datasets: dict[str, DatasetWriter] = {}
-        for key in places.job.keys:
-            self._datasets[key] = self._open.enter_context(contextlib.closing(DatasetWriter(places, part, key)))
+        with contextlib.ExitStack() as opened:  # if one cannot be opened, those before it leave nothing
+            opened.callback(self._problems.abandon)
+            for key in places.job.keys:
+                self._datasets[key] = opened.enter_context(contextlib.closing(DatasetWriter(places, part, key)))
+            self._open = opened.pop_all()
 
     def __enter__(self) -> PartWriter:
         return self

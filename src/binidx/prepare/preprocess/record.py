@@ -28,7 +28,7 @@ class Counts:
         num_documents: stored.
         num_empty: those of them that have no token in any key, and so no sequence.
         dropped: reason -> rows: problems by their kind, filters, blank lines.
-        text_bytes: of the stored documents' texts, in UTF-8.
+        text_bytes: of the texts that were tokenised, in UTF-8: also of those dropped for their tokens.
         stored_bytes: read, as they lie in the store.
     """
 

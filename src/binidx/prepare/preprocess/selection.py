@@ -12,7 +12,7 @@ from binidx.prepare.preprocess.record import Counts
 from binidx.text.batch import Batch, Problem, Strings
 from binidx.text.slices import PARQUET, Slice
 from binidx.tokenize.spec import TokenizerSpec
-from binidx.tokenize.specials import find_specials
+from binidx.tokenize.specials import find_specials, find_unknown
 
 SPECIAL = "special token"
 MIN_TOKENS, MAX_TOKENS = "min tokens", "max tokens"
@@ -85,7 +85,13 @@ def without_specials(
     piece: Slice, found: Sequence[Tokenised], tokenizer: TokenizerSpec
 ) -> tuple[list[Problem], list[Tokenised]]:
     """Documents with a special token in their text as problems, and the others."""
-    each_has = [each.per_document(find_specials(each.ids, each.offsets, tokenizer)) for each in found]
+    each_has = [
+        each.per_document(
+            find_specials(each.ids, each.offsets, tokenizer)
+            + find_unknown(each.batch.texts, each.batch.offsets, tokenizer)
+        )
+        for each in found
+    ]
     counts: NDArray[np.int64] = np.sum(each_has, axis=0)
     first = found[0].batch
     problems = [
