@@ -88,7 +88,7 @@ def test_a_slice_is_fetched_by_many_requests_at_once_and_once(
         before = far.proxy.counts()
         assert len(read_all(plan, storage_options=options).texts) == len(TEXTS)
         moved = far.proxy.counts() - before
-    assert moved.most_at_once >= 6
+    assert moved.most_at_once >= stored.IN_FLIGHT - 1
     # Beside the column: its footer. Blocks end where row groups do.
     assert moved.bytes <= len(data) * 1.05 + (66_000 if suffix == "parquet" else 0)
     assert moved.requests <= len(data) / 20_000 + 7
@@ -116,7 +116,7 @@ def test_a_slice_moves_its_own_bytes_and_the_end_of_its_last_line(
         read_all(plan[1:2], storage_options=options)
         moved = far.proxy.counts() - before
     assert moved.bytes <= 100_000 + stored.LINE_BYTES + 2000
-    assert moved.requests == 2
+    assert moved.requests == 1  # the plan knows the object
 
 
 def test_inputs_are_found_by_one_question_each_and_many_at_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -20,23 +20,14 @@ import numpy as np
 from binidx.errors import FormatError
 from binidx.format.ranged import RangedArray, beneath_copy, open_in_ranges
 from binidx.index.files import MANIFEST, IndexFiles
-from binidx.index.manifest import ALGORITHM, Fields, Manifest, StoredArray, differences
+from binidx.index.manifest import ALGORITHM, Manifest, StoredArray, differences
 from binidx.index.npy import parse_header
 from binidx.storage import filesystem
-from binidx.storage.look_up import Found
+from binidx.storage.look_up import Found, found_of
 from binidx.storage.vectored import read_many
 
 HEADER_BYTES = 128
 """Of a `.npy`: what numpy.save takes for up to three dimensions."""
-
-
-def found_of(identity: Fields | None) -> Found | None:
-    """What opens an object of this identity without asking for it, and pins it; None: it does not tell one content."""
-    marks = {"ETag": "etag", "generation": "generation", "VersionId": "version"}
-    told = {name: identity[mark] for name, mark in marks.items() if mark in identity} if identity else {}
-    if not told or str(told.get("ETag", "")).startswith("W/"):
-        return None
-    return Found({"size": (identity or {})["size"], **told})
 
 
 def open_manifest(files: IndexFiles, names: Sequence[str]) -> tuple[Manifest, dict[str, RangedArray]] | None:

@@ -35,6 +35,15 @@ class Found:
     end: bytes = b""
 
 
+def found_of(identity: Mapping[str, Any] | None) -> Found | None:
+    """What opens an object of this identity without asking for it, and pins it; None: it does not tell one content."""
+    marks = {"ETag": "etag", "generation": "generation", "VersionId": "version"}
+    told = {name: identity[mark] for name, mark in marks.items() if mark in identity} if identity else {}
+    if not told or str(told.get("ETag", "")).startswith("W/"):
+        return None
+    return Found({"size": (identity or {})["size"], **told})
+
+
 def look_up(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_bytes: int = 0) -> Found | None:
     """What there is under this URI; None where the store tells of nothing.
 

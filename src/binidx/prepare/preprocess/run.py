@@ -16,10 +16,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from binidx.errors import BinidxError, ConfigError, ObjectExistsError
+from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
 from binidx.format.convert_target import Target
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.preprocess.drive import Workers, drive
+from binidx.prepare.preprocess.drive import ATTEMPTS, Workers, drive
 from binidx.prepare.preprocess.engines import Borrowed, available_cores, workers_of
 from binidx.prepare.preprocess.finishing import finish, remove_others, remove_parts
 from binidx.prepare.preprocess.job import Job
@@ -32,6 +32,7 @@ from binidx.prepare.preprocess.tokenising import Task, read_record, run_part
 from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.publish import create_object, put_if_absent, read_small
+from binidx.storage.retries import pause
 from binidx.text.inputs import find_inputs
 
 
@@ -169,12 +170,18 @@ def finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
 
 def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: Watcher) -> None:
     """Finish; if somebody else did meanwhile, his work is ours."""
-    try:
-        finish(job, parts, records, overwrite=overwrite, watch=watch)
-    except BinidxError:  # its parts may be gone, its dataset stand: what is told then depends on the store
-        if not finished(job, parts):
-            raise
-        remove_parts(Places(job), parts)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            finish(job, parts, records, overwrite=overwrite, watch=watch)
+            return
+        except BinidxError as error:  # its parts may be gone, its dataset stand: what is told then depends on the store
+            if finished(job, parts):
+                remove_parts(Places(job), parts)
+                return
+            # A twin of who made a part may put the same bytes there once more, while they are read.
+            if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:
+                raise
+            time.sleep(pause(attempt))
 
 
 def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from binidx.errors import BinidxError, FormatError, MismatchError, StorageError, WorkerError
@@ -69,14 +70,16 @@ def make_part(job: Job, part: Part) -> Record:
         MismatchError, StorageError: as `tokenize` and `text` say.
     """
     places = Places(job)
-    if (standing := read_record(places, part)) is not None:
-        return standing
     began, began_cpu = time.monotonic(), time.thread_time()
-    tokeniser = Tokeniser(job, part)
-    with PartWriter(places, part) as writer:
-        counts = [tokeniser.run(number, writer) for number in range(len(part.slices))]
-        if (standing := read_record(places, part)) is not None:  # a twin was faster
-            return standing
+    tokeniser, counts = Tokeniser(job, part), list[Counts]()
+    with ThreadPoolExecutor(1) as thread, PartWriter(places, part) as writer:
+        standing = thread.submit(read_record, places, part)  # while the first text is on its way
+        for number in range(len(part.slices)):
+            counts.append(tokeniser.run(number, writer, standing))
+            if (record := standing.result()) is not None:
+                return record
+        if (record := read_record(places, part)) is not None:  # a twin was faster
+            return record
         datasets = writer.publish()
         seconds = time.monotonic() - began, time.thread_time() - began_cpu
         record = Record(
@@ -108,8 +111,8 @@ class Tokeniser:
         # The first part has its first texts compared whatever their hash: a wrong engine is found in seconds.
         self.engine = Checked(engine, exact, share=job.compared_share, first=FIRST if part.number == 0 else 0)
 
-    def run(self, number: int, writer: PartWriter) -> Counts:
-        """All documents of one slice."""
+    def run(self, number: int, writer: PartWriter, standing: Future[Record | None]) -> Counts:
+        """All documents of one slice; none if there is a record that stands."""
         job, piece, counts = self._job, self._part.slices[number], Counts()
         for batches in read_slice(
             piece,
@@ -120,6 +123,8 @@ class Tokeniser:
             storage_options=job.source_options,
         ):
             stop_if_told()
+            if standing.result() is not None:
+                break
             self._take(number, batches, writer, counts)
         counts.check(str(self._part))
         return counts
