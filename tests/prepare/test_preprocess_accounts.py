@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
 
-from binidx.errors import FormatError
+from binidx.errors import FormatError, StorageError
 from binidx.prepare.preprocess.places import Places
 from binidx.prepare.preprocess.plan import plan_parts
 from binidx.prepare.preprocess.record import Counts, Record
@@ -19,6 +20,7 @@ from binidx.prepare.preprocess.run import preprocess
 from binidx.prepare.preprocess.tokenising import make_part, read_record
 from binidx.text.filters import Filters
 from binidx.text.inputs import find_inputs
+from binidx.tokenize.checked import FIRST_OF_WORKER
 from binidx.tokenize.describe import describe_tokenizer
 
 GOOD = [{"text": text} for text in texts(12, seed=5)]
@@ -226,3 +228,36 @@ def test_a_part_whose_second_dataset_cannot_be_opened_leaves_nothing(
         make_part(job, plan_parts(job, find_inputs(job.inputs))[0])
     assert raised.traceback  # it holds the frames, and so what was open
     assert not list((tmp_path / "en-parts").glob("*"))
+
+
+def test_a_job_that_a_bad_row_stopped_keeps_its_parts_under_another_policy(tmp_path: Path) -> None:
+    inputs = [write_lines(tmp_path / "in.jsonl", [*GOOD * 20, BAD["null"]])]
+    with pytest.raises(FormatError, match="null"):
+        run(job_of(inputs, tmp_path / "en", part_bytes=3000))
+    made = len(list((tmp_path / "en-parts").glob("?" * 32 + ".json")))
+    skipped = job_of(inputs, tmp_path / "en", part_bytes=3000, on_error="skip")
+    parts = plan_parts(skipped, find_inputs(inputs))
+    make_part(skipped, parts[-1])
+    report = run(replace(skipped, on_error="quarantine"))
+    assert report.parts_made == report.parts - made > 0 < made
+    assert len((tmp_path / "en.quarantine.jsonl").read_text().splitlines()) == 1
+    with pytest.raises(StorageError, match="--overwrite"):
+        run(skipped)
+
+
+def test_a_dataset_of_nothing_is_of_its_tokenizer_and_options(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"")
+    job = job_of([f"{tmp_path}/in.jsonl"], tmp_path / "en")
+    assert run(job).finished
+    assert run(job).parts_made == 0
+    with pytest.raises(StorageError, match="--overwrite"):
+        run(replace(job, append_eod=False))
+
+
+def test_each_worker_has_its_first_texts_compared(tmp_path: Path) -> None:
+    job = job_of(corpus(tmp_path / "in", count=2000, files=1), tmp_path / "en", engine="gigatoken", compared_share=0.0)
+    parts = plan_parts(job, find_inputs(job.inputs))[1:]
+    with ThreadPoolExecutor(1) as fresh:
+        compared = [record.compared for record in fresh.map(lambda part: make_part(job, part), parts)]
+    assert sum(compared) == FIRST_OF_WORKER
+    assert compared[-1] == 0

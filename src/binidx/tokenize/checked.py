@@ -20,6 +20,8 @@ SHARE = 1e-4
 FIRST, FIRST_BYTES = 1000, 512 << 10
 """Texts that the first part of a job has compared, whatever their hash, and the bytes that they have at most, but for
 the first: of the reference some tenths of a second."""
+FIRST_OF_WORKER = 200
+"""The same of each worker, which may have another version of a library."""
 SHOWN = 8
 HASHES = 1 << 64
 

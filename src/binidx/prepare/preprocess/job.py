@@ -113,10 +113,10 @@ class Job:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What, with its text, decides the bytes of a part and its counts."""
+        """What, with its text, decides the bytes of a part: of one with rows that are no documents `on_error`, too."""
         values = self.to_json()
         tokenizer = {name: value for name, value in values["tokenizer"].items() if name not in ("uri", "merges")}
-        left_out = ("inputs", "output", "part_bytes", "engine", "compared_share")
+        left_out = ("inputs", "output", "part_bytes", "engine", "compared_share", "on_error")
         return {name: value for name, value in values.items() if name not in left_out} | {
             "tokenizer": tokenizer,
             "algorithm": ALGORITHM,

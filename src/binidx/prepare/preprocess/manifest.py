@@ -72,7 +72,7 @@ def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str,
     return {
         "binidx_manifest": VERSION,
         "version": metadata.version("binidx"),
-        "plan": plan_digest(parts),
+        "plan": plan_digest(job, parts),
         "job": job.to_json(),
         "dataset": {
             "key": key,

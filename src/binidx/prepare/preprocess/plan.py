@@ -71,6 +71,6 @@ def packed(slices: Sequence[Slice], part_bytes: int) -> list[list[Slice]]:
     return groups
 
 
-def plan_digest(parts: Sequence[Part]) -> str:
-    """What identifies a job: all of its parts."""
-    return digest_of([each.name for each in parts])
+def plan_digest(job: Job, parts: Sequence[Part]) -> str:
+    """What identifies a job: all of its parts; and the recipe, as there may be none."""
+    return digest_of([digest_of(job.recipe), *(each.name for each in parts)])

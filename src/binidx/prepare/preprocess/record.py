@@ -15,8 +15,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from binidx.errors import FormatError
+from binidx.text.batch import KINDS
 
 VERSION = 1
+SPECIAL = "special token"
+"""A problem besides those that `text` has."""
+
+
+def problems_of(dropped: Mapping[str, int]) -> int:
+    """Of dropped rows those that are no documents."""
+    return sum(count for reason, count in dropped.items() if reason in KINDS or reason == SPECIAL)
 
 
 @dataclass
@@ -81,6 +89,7 @@ class Record:
         datasets: key -> what there is of it.
         quarantined: rows written to its quarantine.
         seconds: it took, and of them of a core.
+        on_error: what became of rows that are no documents.
     """
 
     name: str
@@ -91,6 +100,11 @@ class Record:
     quarantined: int
     seconds: float
     cpu_seconds: float
+    on_error: str = "raise"
+
+    def holds_for(self, on_error: str) -> bool:
+        """Whether a job with another policy would have made the same."""
+        return on_error == self.on_error or not problems_of(self.counts.dropped)
 
     @property
     def counts(self) -> Counts:

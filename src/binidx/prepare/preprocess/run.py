@@ -27,7 +27,7 @@ from binidx.prepare.preprocess.manifest import read_manifest
 from binidx.prepare.preprocess.places import MANIFEST, Places
 from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts
 from binidx.prepare.preprocess.progress import Unwatched, Watched, Watcher
-from binidx.prepare.preprocess.record import Record
+from binidx.prepare.preprocess.record import Record, problems_of
 from binidx.prepare.preprocess.tokenising import Task, read_record, run_part
 from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
@@ -162,10 +162,15 @@ def borrowed(executor: Executor, workers: int | None) -> Workers:
 def finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
     """key -> manifest, if this very job was finished; else nothing."""
     found = {key: read_manifest(prefix + MANIFEST, job.target_options) for key, prefix in job.datasets.items()}
-    plan = plan_digest(parts)
-    told = {key: manifest for key, manifest in found.items() if manifest is not None and manifest["plan"] == plan}
+    told = {key: manifest for key, manifest in found.items() if manifest is not None and is_of(manifest, job, parts)}
     there = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
     return told if there and len(told) == len(found) else {}
+
+
+def is_of(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
+    """Whether it is of this plan, and has no rows that `on_error` would have treated otherwise."""
+    same = manifest["job"].get("on_error") == job.on_error or not problems_of(manifest["counts"]["dropped"])
+    return same and bool(manifest["plan"] == plan_digest(job, parts))
 
 
 def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: Watcher) -> None:
@@ -211,7 +216,7 @@ def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
 
 def mark_of(job: Job, parts: Sequence[Part]) -> bytes:
     """What identifies a job, and says for people what it is."""
-    told = {"binidx_job": 1, "plan": plan_digest(parts), "inputs": list(job.inputs), "recipe": job.recipe}
+    told = {"binidx_job": 1, "plan": plan_digest(job, parts), "inputs": list(job.inputs), "recipe": job.recipe}
     return json.dumps(told).encode()
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.prepare.preprocess.record import Counts
+from binidx.prepare.preprocess.record import SPECIAL, Counts
 from binidx.text.batch import Batch, Problem, Strings
 from binidx.text.slices import PARQUET, Slice
 from binidx.tokenize.spec import TokenizerSpec
 from binidx.tokenize.specials import find_specials, find_unknown
 
-SPECIAL = "special token"
 MIN_TOKENS, MAX_TOKENS = "min tokens", "max tokens"
 """Reasons to drop a row, besides those of `text`."""
 

@@ -28,7 +28,7 @@ from binidx.storage.publish import create_object, read_small
 from binidx.storage.retries import passes
 from binidx.text.batch import Batch, Problem
 from binidx.text.read import read_slice
-from binidx.tokenize.checked import FIRST, Checked
+from binidx.tokenize.checked import FIRST, FIRST_OF_WORKER, Checked
 from binidx.tokenize.engine import Engine
 from binidx.tokenize.engines import choose, reference
 from binidx.tokenize.sentences import SentenceSplitter
@@ -83,18 +83,20 @@ def make_part(job: Job, part: Part) -> Record:
         datasets = writer.publish()
         seconds = time.monotonic() - began, time.thread_time() - began_cpu
         record = Record(
-            part.name, tokeniser.engine.name, tokeniser.engine.compared, counts, datasets, writer.quarantined, *seconds
-        )
+            part.name, tokeniser.engine.name, tokeniser.engine.compared, counts, datasets, writer.quarantined, *seconds,
+            job.on_error,
+        )  # fmt: skip
     with create_object(places.record_uri(part), job.target_options) as out:
         out.write(record.to_bytes())
     return record
 
 
 def read_record(places: Places, part: Part) -> Record | None:
-    """What became of it; None: it is not done."""
+    """What became of it; None: it is not done, or has rows that this job treats otherwise."""
     uri = places.record_uri(part)
     data = read_small(uri, places.job.target_options)
-    return None if data is None else Record.of_bytes(data, uri)
+    record = None if data is None else Record.of_bytes(data, uri)
+    return record if record is not None and record.holds_for(places.job.on_error) else None
 
 
 class Tokeniser:
@@ -108,8 +110,11 @@ class Tokeniser:
         self._job, self._part = job, part
         self._splitter = SentenceSplitter(job.language, job.keep_newlines) if job.split_sentences else None
         engine, exact = ready_engines(job)
-        # The first part has its first texts compared whatever their hash: a wrong engine is found in seconds.
-        self.engine = Checked(engine, exact, share=job.compared_share, first=FIRST if part.number == 0 else 0)
+        # The first texts of a job, and of each worker, are compared whatever their hash: a wrong engine, or another
+        # version of its library on one node, is found in seconds.
+        self._seen = _kept.seen
+        first = FIRST if part.number == 0 else max(0, FIRST_OF_WORKER - self._seen)
+        self.engine = Checked(engine, exact, share=job.compared_share, first=first)
 
     def run(self, number: int, writer: PartWriter, standing: Future[Record | None]) -> Counts:
         """All documents of one slice; none if there is a record that stands."""
@@ -127,6 +132,7 @@ class Tokeniser:
                 break
             self._take(number, batches, writer, counts)
         counts.check(str(self._part))
+        _kept.seen = self._seen + self.engine.seen
         return counts
 
     def _take(self, number: int, batches: tuple[Batch, ...], writer: PartWriter, counts: Counts) -> None:
@@ -187,6 +193,6 @@ def ready_engines(job: Job) -> tuple[Engine, Engine]:
     if getattr(_kept, "asked", None) != asked:
         engine = choose(*asked, storage_options=job.source_options)
         exact = reference(job.tokenizer, job.source_options)
-        _kept.asked, _kept.engines = asked, (engine, exact)
+        _kept.asked, _kept.engines, _kept.seen = asked, (engine, exact), 0
     found: tuple[Engine, Engine] = _kept.engines
     return found
