@@ -95,8 +95,8 @@ def in_small_blocks(uri: str, options: Options) -> Options:
 class WriteBehind:
     """Calls `write` in a thread, some pieces behind: a store is waited for while the next text is tokenised."""
 
-    MOST = 4
-    """Pieces on their way: half a MiB each, as one comes of each batch of text."""
+    MOST = 2
+    """Pieces on their way: half as large as a batch of text each."""
 
     def __init__(self, write: Callable[[Bytes], object]) -> None:
         self._write, self._thread = write, ThreadPoolExecutor(1)
