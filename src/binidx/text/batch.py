@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.text.redacted import redacted
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -42,7 +44,7 @@ class Problem:
     line: bytes = b""
 
     def __str__(self) -> str:
-        return f"{self.uri}: {self.where}: {self.kind}: {self.detail}"
+        return f"{redacted(self.uri)}: {self.where}: {self.kind}: {self.detail}"
 
 
 KINDS = {

@@ -18,6 +18,7 @@ from binidx.storage.filesystem import local_path, same_identity
 from binidx.storage.look_up import found_of
 from binidx.storage.ranges import RangeReader, cut
 from binidx.storage.resumable import in_flight
+from binidx.text.redacted import redacted
 from binidx.text.slices import Slice
 
 LOCAL_BYTES = 1 << 20
@@ -45,7 +46,8 @@ def check_same(piece: Slice, now: Mapping[str, Any]) -> None:
     """ObjectChangedError unless it is what was planned."""
     if not same_identity(piece.identity, now):
         was, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (piece.identity, now))
-        raise ObjectChangedError(f"{piece.uri}: changed since it was planned ({was}, now {found}); plan it again")
+        uri = redacted(piece.uri)
+        raise ObjectChangedError(f"{uri}: changed since it was planned ({was}, now {found}); plan it again")
 
 
 def check_read(piece: Slice) -> None:
@@ -73,7 +75,8 @@ def _as_planned(piece: Slice, options: Options) -> Generator[memoryview]:
     try:
         yield from _of_store(piece, options)
     except ObjectChangedError as error:
-        raise ObjectChangedError(f"{piece.uri}: changed since it was planned; plan it again ({error})") from error
+        uri = redacted(piece.uri)
+        raise ObjectChangedError(f"{uri}: changed since it was planned; plan it again ({error})") from error
 
 
 def _of_store(piece: Slice, options: Options) -> Generator[memoryview]:

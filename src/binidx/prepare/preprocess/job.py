@@ -17,6 +17,7 @@ from binidx.errors import ConfigError
 from binidx.format.idx import DType
 from binidx.storage.segments import CODECS
 from binidx.text.filters import Filters
+from binidx.text.redacted import redacted
 from binidx.tokenize.spec import TokenizerSpec
 
 ALGORITHM = 1
@@ -104,10 +105,12 @@ class Job:
         return {key: f"{self.output}_{key}_{level}" for key in self.keys}
 
     def to_json(self) -> dict[str, Any]:
-        """All but the options of the stores, in JSON values."""
+        """All but the options of the stores and the secrets in URIs, in JSON values."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OPTIONS}
-        filters = asdict(self.filters)
-        values |= {"tokenizer": self.tokenizer.to_json(), "filters": filters}
+        filters, tokenizer = asdict(self.filters), self.tokenizer.to_json()
+        tokenizer |= {name: redacted(tokenizer[name]) for name in ("uri", "merges")}
+        values |= {"inputs": [redacted(each) for each in self.inputs], "output": redacted(self.output)}
+        values |= {"tokenizer": tokenizer, "filters": filters}
         plain: dict[str, Any] = json.loads(json.dumps(values, default=list))
         return plain
 

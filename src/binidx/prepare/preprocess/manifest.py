@@ -18,6 +18,7 @@ from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.plan import Part, plan_digest
 from binidx.prepare.preprocess.record import Counts, Record
 from binidx.storage.publish import read_small
+from binidx.text.redacted import redacted
 
 VERSION = 1
 
@@ -38,7 +39,7 @@ def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[
         for piece, counts in zip(part.slices, records[part.name].slices, strict=True):
             before = found.get(piece.uri)
             together = counts if before is None else before.counts + counts
-            found[piece.uri] = SourceCounts(piece.uri, piece.identity, together)
+            found[piece.uri] = SourceCounts(redacted(piece.uri), piece.identity, together)
     return list(found.values())
 
 

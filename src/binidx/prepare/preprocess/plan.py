@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from binidx.prepare.preprocess.job import Job, digest_of
+from binidx.text.redacted import redacted
 from binidx.text.slices import Input, Slice, plan_slices
 
 FEW, FEW_BYTES = 16, (4 << 20, 64 << 20)
@@ -37,8 +38,8 @@ class Part:
 
     def __str__(self) -> str:
         first, last = self.slices[0], self.slices[-1]
-        more = f" to {last.uri}" if last.uri != first.uri else ""
-        return f"part {self.number} ({first.uri} from byte {first.stored}{more})"
+        more = f" to {redacted(last.uri)}" if last.uri != first.uri else ""
+        return f"part {self.number} ({redacted(first.uri)} from byte {first.stored}{more})"
 
 
 def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
@@ -47,7 +48,9 @@ def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
     slices = plan_slices(inputs, part_bytes)
     recipe = digest_of(job.recipe)
     return [
-        Part(number, digest_of([recipe, [each.to_json() for each in group]]), tuple(group))
+        Part(
+            number, digest_of([recipe, [{**each.to_json(), "uri": redacted(each.uri)} for each in group]]), tuple(group)
+        )
         for number, group in enumerate(packed(slices, part_bytes))
     ]
 

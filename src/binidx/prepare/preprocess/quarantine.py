@@ -19,6 +19,7 @@ from binidx.storage.publish import Writer, create_object
 from binidx.storage.ranges import cut
 from binidx.text.batch import Problem
 from binidx.text.lines import whole_lines
+from binidx.text.redacted import redacted
 
 BLOCK_BYTES = 1 << 20
 """Held before they are written; read at once."""
@@ -69,7 +70,7 @@ class _Abandoned(Exception):
 def format_problem(problem: Problem, slice_number: int) -> bytes:
     """A line of a part's quarantine: its line is counted from the first of that slice."""
     told = {
-        "file": problem.uri,
+        "file": redacted(problem.uri),
         "line": problem.row + 1,
         "byte": problem.byte,
         "reason": problem.kind,

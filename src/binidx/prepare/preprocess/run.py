@@ -216,7 +216,7 @@ def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
 
 def mark_of(job: Job, parts: Sequence[Part]) -> bytes:
     """What identifies a job, and says for people what it is."""
-    told = {"binidx_job": 1, "plan": plan_digest(job, parts), "inputs": list(job.inputs), "recipe": job.recipe}
+    told = {"binidx_job": 1, "plan": plan_digest(job, parts), "inputs": job.to_json()["inputs"], "recipe": job.recipe}
     return json.dumps(told).encode()
 
 
