@@ -59,9 +59,9 @@ def train_dataset(options: argparse.Namespace) -> Any:
     return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
 
 
-def train_loader(dataset: Any, consumed_samples: int = 0) -> Any:
-    """Micro-batches of this rank."""
-    return binidx.build_pretraining_data_loader(dataset, consumed_samples, MICRO_BATCH_SIZE, RANK, WORLD_SIZE)
+def train_loader(dataset: Any, rank: int = RANK, world_size: int = WORLD_SIZE) -> Any:
+    """Micro-batches of this rank. With tensor or pipeline parallelism: of its data-parallel rank."""
+    return binidx.build_pretraining_data_loader(dataset, 0, MICRO_BATCH_SIZE, rank, world_size)
 
 
 class TinyModel(torch.nn.Module):

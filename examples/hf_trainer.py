@@ -1,5 +1,6 @@
 """Hugging Face's Trainer: its step says how many samples were consumed, so there is nothing to save, and none to skip.
 
+`max_steps` says how long the run is: the length of the loader is Megatron's, samples and not batches.
 `ignore_data_skip`, or it would read every batch again that it has seen. It knows its step only after it has made the
 loader, so a callback tells the loader where to begin.
 """
@@ -10,12 +11,12 @@ from typing import Any
 
 import torch
 import transformers
-from common import MICRO_BATCH_SIZE, WORLD_SIZE, TinyModel, arguments, loss_of, tell, train_dataset, train_loader
+from common import MICRO_BATCH_SIZE, TinyModel, arguments, loss_of, tell, train_dataset, train_loader
 
 
 class Trainer(transformers.Trainer):
     def get_train_dataloader(self) -> Any:
-        return train_loader(self.train_dataset)
+        return train_loader(self.train_dataset, self.args.process_index, self.args.world_size)
 
     def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *_: Any, **__: Any) -> torch.Tensor:
         loss = loss_of(model, inputs)
@@ -24,8 +25,9 @@ class Trainer(transformers.Trainer):
 
 
 class GoOn(transformers.TrainerCallback):
-    def on_train_begin(self, _: Any, state: Any, __: Any, train_dataloader: Any = None, **___: Any) -> None:
-        train_dataloader.consumed_samples = state.global_step * MICRO_BATCH_SIZE * WORLD_SIZE
+    def on_train_begin(self, args: Any, state: Any, _: Any, train_dataloader: Any = None, **__: Any) -> None:
+        samples_of_step = MICRO_BATCH_SIZE * args.gradient_accumulation_steps * args.world_size
+        train_dataloader.consumed_samples = state.global_step * samples_of_step
 
 
 def main(argv: list[str] | None = None) -> None:

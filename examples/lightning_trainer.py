@@ -1,6 +1,7 @@
 """Lightning: give it the loader; it saves and loads the state with its own checkpoints.
 
-`use_distributed_sampler=False`, since the loader knows its rank itself.
+`use_distributed_sampler=False`, since the loader knows its rank, which is asked of the trainer: Lightning may start the
+ranks itself, and then `RANK` is not set.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Data(lightning.LightningDataModule):
         self.options = options
 
     def train_dataloader(self) -> Any:
-        return train_loader(train_dataset(self.options))
+        assert self.trainer is not None
+        return train_loader(train_dataset(self.options), self.trainer.global_rank, self.trainer.world_size)
 
 
 def main(argv: list[str] | None = None) -> None:

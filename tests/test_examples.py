@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,47 @@ def test_a_stopped_and_resumed_example_reads_and_learns_what_the_unbroken_one_do
     assert [line["step"] for line in lines] == [*range(6), *range(2), *range(2, 6)]
     assert [line["read"] for line in lines[:6]] == [digest(tokens) for tokens in expected]
     assert lines[6:] == lines[:6]
+
+
+RUN_ACCUMULATING = """
+import functools, transformers
+transformers.TrainingArguments = functools.partial(transformers.TrainingArguments, gradient_accumulation_steps=2)
+""" + RUN_THRICE.replace('"6"', '"3"').replace('"2"', '"1"')
+
+
+def test_a_trainer_that_accumulates_gradients_goes_on_at_its_next_sample(
+    corpus: str, expected: list[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", RUN_ACCUMULATING, "hf_trainer", corpus, str(tmp_path)]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    read = [json.loads(line)["read"] for line in done.stdout.splitlines() if line.startswith('{"step"')]
+    assert read == 2 * [digest(tokens) for tokens in expected]
+
+
+RUN_ON_TWO_RANKS = """
+import lightning, sys
+make = lightning.Trainer
+def trainer(**options):
+    return make(**options, devices=2, strategy="ddp")
+lightning.Trainer = trainer
+sys.path.insert(0, sys.argv[1])
+import lightning_trainer
+lightning_trainer.main(sys.argv[2:])
+"""
+
+
+def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(
+    corpus: str, expected: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "on_two_ranks.py"
+    script.write_text(RUN_ON_TWO_RANKS)
+    options = ["--vocab-size", "500", "--eod", "0", "--steps", "3", "--save", str(tmp_path / "saved")]
+    command = [sys.executable, str(script), str(EXAMPLES), corpus, *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    read = re.findall(r'"read": "(\w+)"', done.stdout)  # the lines of two processes run together
+    assert sorted(read) == sorted(digest(tokens) for tokens in expected)
 
 
 def test_the_readme_names_every_example() -> None:
