@@ -160,3 +160,20 @@ def test_a_tokenizer_that_draws_lots_or_has_an_unknown_post_processor_is_refused
             describe_tokenizer(uri)
     with pytest.raises(ConfigError, match="specials: found maybe, needs one of parse, text, error"):
         TokenizerSpec("x", "json", "", 1, specials="maybe")
+
+
+def test_a_folder_whose_config_changes_ids_is_refused(tmp_path: Path) -> None:
+    uri = save("gpt2", tmp_path)
+    same = {"add_prefix_space": False, "added_tokens_decoder": {"0": {"content": EOT}}}
+    for change, error in (
+        ({}, None),
+        ({"add_prefix_space": True}, "sets add_prefix_space to True"),
+        ({"added_tokens_decoder": {"9999": {"content": "<tool>"}}}, "adds the token '<tool>'"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**same, **change}))
+        assert describe_tokenizer(uri)
+        if error is None:
+            assert describe_tokenizer(str(tmp_path))
+            continue
+        with pytest.raises(ConfigError, match=f"{error}, .*save_pretrained"):
+            describe_tokenizer(str(tmp_path))

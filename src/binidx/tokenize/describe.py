@@ -86,11 +86,14 @@ Described = tuple[TokenizerSpec, Mapping[str, int]]
 
 
 def _json(uri: str, post_processor: bool, storage_options: Options, merges: str = "") -> Described:
-    if not uri.endswith(".json") and not merges:
+    folder = not uri.endswith(".json") and not merges
+    if folder:
         uri = f"{(cached_snapshot(uri) or uri).rstrip('/')}/tokenizer.json"
     content = fetch_content(uri, merges, storage_options)
     parsed = parse_json(uri, content)
     entries = vocabulary(parsed)
+    if folder:
+        refuse_changes(uri, parsed, _config(uri, storage_options))
     prefix, suffix = wrapping(uri, parsed.get("post_processor")) if post_processor else ((), ())
     spec = TokenizerSpec(
         uri, "json", digest_of(content), len(entries), special_tokens=special_tokens(parsed),
@@ -100,13 +103,36 @@ def _json(uri: str, post_processor: bool, storage_options: Options, merges: str 
     return spec, entries
 
 
+def refuse_changes(uri: str, parsed: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
+
+    Source: transformers, PreTrainedTokenizerFast.__init__.
+    """
+    entries, split = vocabulary(parsed), parsed.get("pre_tokenizer") or {}
+    added = [token["content"] for token in (config.get("added_tokens_decoder") or {}).values()]
+    found = [f"adds the token {content!r}" for content in added if content not in entries]
+    told = config.get("add_prefix_space")
+    if told is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", told) != told:
+        found.append(f"sets add_prefix_space to {told}")
+    if found:
+        raise ConfigError(
+            f"{uri}: the {CONFIG_FILE} beside it {', '.join(found[:3])}, needed the same in both; "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes one that has it"
+        )
+
+
+def _config(uri: str, storage_options: Options) -> dict[str, Any]:
+    """The tokenizer_config.json beside a tokenizer.json; empty where there is none."""
+    try:
+        found: dict[str, Any] = json.loads(fetch(f"{uri.rpartition('/')[0] or '.'}/{CONFIG_FILE}", storage_options))
+    except (ObjectNotFoundError, AccessError):  # who may not list is refused what is not there
+        return {}
+    return found
+
+
 def _eos_token(uri: str, storage_options: Options) -> str | None:
     """What the file beside a tokenizer.json calls its `eos_token`."""
-    try:
-        config = json.loads(fetch(f"{uri.rpartition('/')[0] or '.'}/{CONFIG_FILE}", storage_options))
-    except (ObjectNotFoundError, AccessError):  # who may not list is refused what is not there
-        return None
-    token = config.get("eos_token")
+    token = _config(uri, storage_options).get("eos_token")
     content: str | None = token["content"] if isinstance(token, dict) else token
     return content
 
