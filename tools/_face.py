@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoun
 
 
 def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupted") -> int:
-    """The exit status of a command: 0 done, 1 the data is bad, 2 the call is. Our errors print as one line."""
+    """The exit status of a command: 0 done, 1 the data is bad, 2 the call is. Errors and warnings print as one line."""
+    as_before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
     try:
         return body()
     except BinidxError as error:
@@ -39,6 +42,8 @@ def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupt
         # `| head` has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        warnings.formatwarning = as_before
 
 
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:

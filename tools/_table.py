@@ -10,18 +10,20 @@ GAP = 2
 MOST_ROWS = 40
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, most_rows: int = MOST_ROWS
+) -> str:
     """The first column to the left, the others to the right.
 
     Where they do not fit side by side the first stands in a line of its own, and where the others do not fit either
-    they follow in words. A name longer than the line loses its middle. Rows after MOST_ROWS are only counted.
+    they follow in words. A name longer than the line loses its middle. Rows after `most_rows` are only counted.
 
     Args:
         width: of the terminal; by default what it says, 80 where there is none.
     """
-    if len(rows) > MOST_ROWS:
-        more = f"... and {len(rows) - MOST_ROWS:,} more; --json has all"
-        return f"{table(head, rows[:MOST_ROWS], width)}\n{more}"
+    if len(rows) > most_rows:
+        more = f"... and {len(rows) - most_rows:,} more; --json has all"
+        return f"{table(head, rows[:most_rows], width, most_rows)}\n{more}"
     width = width or shutil.get_terminal_size().columns
     columns = [*zip(head, *rows, strict=True)]
     widths = [max(map(len, column)) for column in columns]

@@ -13,7 +13,6 @@ example:
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -27,6 +26,7 @@ from binidx.storage.publish import create_object
 
 from ._face import parser, run
 from ._orders import add_run, open_run
+from ._table import table as columns
 
 UNITS = ((10**9, "billion "), (10**6, "million "), (10**3, "thousand "), (1, ""))
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
@@ -63,19 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def table(accounts: Sequence[SourceAccount]) -> str:
     """The rows for people, and their sum."""
-    width = max([len("source"), *(len(each.source) for each in accounts)])
-    width = min(width, max(20, shutil.get_terminal_size().columns - 16 * len(COLUMNS)))
-    lines = [f"{'source':<{width}}" + "".join(f"{name:>16}" for name in COLUMNS)]
+    rows = []
     for each in accounts:
         values = (each.documents, each.tokens, each.samples_in_run, each.samples_read, each.tokens_read)
-        name = each.source if len(each.source) <= width else "…" + each.source[1 - width :]
-        lines.append(f"{name:<{width}}" + "".join(f"{value:>16,}" for value in values) + f"{each.epochs_read:>16.3f}")
-        if each.seen:
-            lines.append(
-                "  seen " + ", ".join(f"{times}x: {count:,}" for times, count in enumerate(each.seen) if count)
-            )
+        rows.append([each.source, *(f"{value:,}" for value in values), f"{each.epochs_read:.3f}"])
     total = [sum(getattr(each, name) for each in accounts) for name in ("samples_read", "tokens_read")]
-    lines.append(f"{'all':<{width}}" + " " * 48 + "".join(f"{value:>16,}" for value in total))
+    rows.append(["all", "", "", "", *(f"{value:,}" for value in total), ""])
+    lines = [columns(("source", *COLUMNS), rows, most_rows=len(rows))]
+    for each in accounts:
+        if each.seen:
+            seen = ", ".join(f"{times}x: {count:,}" for times, count in enumerate(each.seen) if count)
+            lines.append(f"{each.source} seen {seen}")
     return "\n".join(lines)
 
 

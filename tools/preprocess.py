@@ -20,7 +20,7 @@ with its --keep-sequential-samples.
 exit status: 0 the datasets stand, or the shard is done; 1 the data is bad; 2 the call is
 
 example:
-  binidx preprocess data/en.jsonl --to data/en --tokenizer data/tokenizer.json --append-eod --workers 2
+  binidx preprocess data/en.jsonl --to data/en --tokenizer data/tokenizer.json --append-eod --eod "<|endoftext|>"
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _add_text(group: Any) -> None:
 
 
 def _add_tokens(group: Any) -> None:
-    group.add_argument("--to", "--output-prefix", required=True, metavar="PREFIX", help="path or URI; see above")
+    group.add_argument("--to", "--output-prefix", required=True, metavar="PREFIX", help="path or URI; see below")
     group.add_argument(
         "--tokenizer",
         "--tokenizer-model",

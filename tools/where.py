@@ -80,7 +80,7 @@ def source_of(order: RunOrder, prefix: str | None) -> int:
     if prefix is None and len(names) == 1:
         return 0
     if prefix not in names:
-        raise ConfigError(f"source: found {prefix}, needs one of {', '.join(names)}")
+        raise ConfigError(f"--source: found {prefix}, needs one of {', '.join(names)}")
     return names.index(prefix)
 
 

@@ -116,7 +116,8 @@ def test_account_adds_up(run_file: Path, capsys: pytest.CaptureFixture[str], tmp
     ]
     assert main(arguments) == 0
     table = capsys.readouterr().out.splitlines()
-    names = [line.split()[0] for line in table if "seen" not in line]
+    assert all(len(line) <= 80 for line in table if "seen" not in line)
+    names = [line.split()[0] for line in table if "seen" not in line and not line.startswith(" ")]
     assert [name.rpartition("/")[2] for name in names] == ["source", "en", "code", "all"]
     found = parquet.read_table(f"{tmp_path}/a.parquet").to_pylist()
     assert sum(row["samples_read"] for row in found) == 120

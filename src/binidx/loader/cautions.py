@@ -55,7 +55,7 @@ def _few(lines: Iterator[str] | list[str]) -> Iterator[str]:
 
 
 def _empty(outlook: Outlook) -> Iterator[str]:
-    in_blend = {id(member) for blend in outlook.blends for member in blend.wanted.members}
+    in_blend = {id(member) for blend in outlook.blends if blend.wanted.size != 0 for member in blend.wanted.members}
     for each in outlook.indices:
         name = f"{each.wanted.prefix}, {each.wanted.split.name}"
         if each.problem:

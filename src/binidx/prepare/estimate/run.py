@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.errors import ConfigError
 from binidx.format.convert import Silent
 from binidx.format.idx import DType
 from binidx.prepare.cut import uniform
@@ -109,6 +110,8 @@ def estimate_tokens(
     Raises:
         ConfigError, ObjectNotFoundError, FormatError, ObjectChangedError, StorageError: as `preprocess`.
     """
+    if append_eod and tokenizer.eod is None:
+        raise ConfigError(f"{tokenizer.uri}: append_eod, and no EOD is known; name the token with eod (--eod)")
     began, watch = time.monotonic(), watch or Silent()
     found = find_inputs(list(inputs), storage_options=source_options)
     units, chosen_engine = Units(found), choose(tokenizer, engine, storage_options=source_options)

@@ -86,7 +86,7 @@ class Job:
         if self.part_bytes is not None and self.part_bytes < 1:
             raise ConfigError(f"part_bytes: {self.part_bytes}, needed 1 or more")
         if self.append_eod and self.tokenizer.eod is None:
-            raise ConfigError(f"{self.tokenizer.uri}: append_eod, and no EOD is known; name the token that ends a text")
+            raise ConfigError(f"{self.tokenizer.uri}: append_eod, and no EOD is known; name the token with eod (--eod)")
 
     @property
     def dtype(self) -> type[np.number[Any]]:
