@@ -58,6 +58,24 @@ def test_a_run_that_grows_keeps_its_order(tmp_path: Path) -> None:
         assert (short[number]["tokens"] == long[number]["tokens"]).all()
 
 
+def test_a_padded_last_sample_is_part_of_the_order(tmp_path: Path) -> None:
+    prefix = write_source(tmp_path / "a", random.Random(1), True)
+    short, long = (build(prefix, size=size, block_samples=3).order_identity for size in (20, 300))
+    assert short == long
+
+    def valid(size: int) -> Any:
+        made = BlockShuffledGPTDatasetConfig(
+            blend=([prefix], None), random_seed=3, sequence_length=8, split="0,1,0", tokenizer=Tokenizer(),
+            reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+            drop_last_partial_validation_sequence=False,
+        )  # fmt: skip
+        return binidx.BlendedMegatronDatasetBuilder(BlockShuffledGPTDataset, [0, size, 0], lambda: True, made).build()[
+            1
+        ]
+
+    assert valid(20).order_identity != valid(300).order_identity
+
+
 def test_another_block_is_another_order_with_a_cache_of_its_own(tmp_path: Path) -> None:
     prefix = write_source(tmp_path / "a", random.Random(1), True)
     cached = {"cache_small_indices": True, "path_to_cache": str(tmp_path / "cache")}

@@ -61,7 +61,9 @@ class BlockShuffledGPTDataset(GPTDataset):
 
     @property
     def order_identity(self) -> dict[str, Any]:
-        return {**self._fingerprint(), "data": self.dataset.identity}
+        # Where a partial sample is padded it comes last in all, so it moves when another epoch follows.
+        end = None if self._drop_last_partial() else self._plan.num_samples
+        return {**self._fingerprint(), "data": self.dataset.identity, "end": end}
 
     def _build_planned(self, building: Building, plan: EpochPlan, threads: int) -> None:
         size = len(self._documents)
