@@ -1,4 +1,4 @@
-"""What a person sees of a preprocess that runs: parts, documents, tokens, bytes a second, time left."""
+"""What a person sees of a preprocess that runs: parts, machines, documents, tokens, bytes a second, time left."""
 
 from __future__ import annotations
 
@@ -27,9 +27,18 @@ class PreprocessBar(Bar):
             )
         assert self._bar is not None
         before = self._shown.done_bytes if self._shown else progress.done_bytes
-        self._bar.set_description(f"part {progress.parts_done:,} of {progress.parts:,}", refresh=False)
-        told = f"{progress.num_documents:,} documents, {progress.num_tokens / 1e6:,.1f} M tokens"
+        self._bar.set_description(_parts(progress), refresh=False)
+        told = f"{progress.machines:,} machines, " if progress.machines > 1 else ""
+        told += f"{progress.num_documents:,} documents, {progress.num_tokens / 1e6:,.1f} M tokens"
         self._bar.set_postfix_str(told, refresh=False)
         self._bar.update(progress.done_bytes - before)
         self._bar.refresh()
         self._shown = progress
+
+
+def _parts(progress: Progress) -> str:
+    """Of a shard: its share, and all."""
+    told = f"part {progress.parts_done:,} of {progress.parts:,}"
+    if progress.parts >= progress.all_parts:
+        return told
+    return f"{told} of this shard, {progress.all_parts_done:,} of {progress.all_parts:,} in all"

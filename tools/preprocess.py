@@ -37,6 +37,7 @@ if __name__ == "__main__":  # python tools/preprocess.py: see convert.py
 from binidx.errors import ConfigError
 from binidx.prepare.preprocess.job import ON_ERROR, Job
 from binidx.prepare.preprocess.run import Report, Shard, preprocess
+from binidx.prepare.preprocess.status import status_of
 from binidx.text.filters import Filters, parse_keep
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import ENGINES
@@ -44,13 +45,14 @@ from binidx.tokenize.spec import POLICIES, TokenizerSpec
 
 from ._face import human_seconds, json_object, parser, run
 from ._preprocess_bar import PreprocessBar
+from ._preprocess_status import describe_machines, describe_status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = build_parser().parse_args(argv)
     hint = "interrupted; the same command goes on from here"
-    return run("preprocess", lambda: make(arguments), after_interrupt=hint)
+    return run("preprocess", lambda: (look if arguments.status else make)(arguments), after_interrupt=hint)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -111,6 +113,7 @@ def _add_work(group: Any) -> None:
     group.add_argument("--engine", default="local", help="local, ray, ray:ADDRESS or dask=ADDRESS (local)")
     group.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
     group.add_argument("--finish", action="store_const", const=Shard(None, 1), help="make no part; put them together")
+    group.add_argument("--status", action="store_true", help="make nothing; say how far this job is, here or elsewhere")
     group.add_argument("--part-bytes", type=int, metavar="BYTES", help="of text in a part (4 to 512 MiB)")
     group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
     group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
@@ -152,6 +155,13 @@ def make(arguments: argparse.Namespace) -> int:
         )
     print(json.dumps(done.to_json()) if arguments.json else describe(done))
     return 1 if arguments.finish and not done.finished else 0
+
+
+def look(arguments: argparse.Namespace) -> int:
+    """Say how far the job is, which runs somewhere, or has stopped."""
+    found = status_of(job_of(arguments))
+    print(json.dumps(found.to_json()) if arguments.json else describe_status(found))
+    return 0
 
 
 def job_of(arguments: argparse.Namespace) -> Job:
@@ -199,10 +209,11 @@ def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
 def describe(done: Report) -> str:
     """What was done, for people."""
     if not done.finished:
-        return (
+        missing = (
             f"{done.job.output}: {done.parts_made} parts made in {human_seconds(done.seconds)}; "
             f"{done.parts_missing} of {done.parts} are not there yet"
         )
+        return "\n".join([missing, *describe_machines(done.machines)])
     lines = []
     for key, prefix in done.job.datasets.items():
         told = done.manifests[key]["dataset"]
@@ -217,7 +228,8 @@ def describe(done: Report) -> str:
         for name, each in manifest["engines"].items()
     )
     kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""
-    return "\n".join([*lines, f"  {done.parts} parts{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}"])
+    lines.append(f"  {done.parts} parts{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}")
+    return "\n".join([*lines, *describe_machines(done.machines)])
 
 
 def table(manifest: dict[str, Any]) -> list[str]:

@@ -116,13 +116,13 @@ def test_gpt2_comes_as_a_vocabulary_and_merges(tmp_path: Path) -> None:
 def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main(["preprocess", "--help"])
-    example = capsys.readouterr().out.rstrip().splitlines()[-1].split()
+    example = shlex.split(capsys.readouterr().out.rstrip().splitlines()[-1])
     monkeypatch.undo()  # as a user: processes, and paths from where he stands
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     inputs = [write_lines(tmp_path / "data" / "en.jsonl", [{"text": text} for text in texts(50)])]
-    shutil.copy(tokenizer_path(), tmp_path / "data" / "tokenizer.json")
-    (tmp_path / "data" / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOD}))
+    named = Path(tokenizer_path()).read_text().replace(EOD, example[example.index("--eod") + 1])
+    (tmp_path / "data" / "tokenizer.json").write_text(named)
     found = subprocess.run([Path(sys.executable).parent / example[0], *example[1:]], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
     assert files_of(tmp_path / "data" / "en_text_document") == theirs(inputs, tmp_path / "theirs")
@@ -130,12 +130,13 @@ def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_on_a_terminal_the_bar_says_parts_documents_tokens_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs_ = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 190, 0, 0))
     with os.fdopen(theirs_, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         with PreprocessBar() as bar:
             bar.show(Progress(parts=4, total_bytes=4000))
             bar.show(Progress(4, 2, 0, 4000, 2000, 0, 1234, 5_600_000, 1.0))
+            bar.show(Progress(4, 3, 0, 4000, 3000, 0, 2345, 6_700_000, 2.0, 12, 9, 3))
     drawn = ""
     with contextlib.suppress(OSError):  # EIO is the end of a terminal
         while more := os.read(ours, 10_000).decode():
@@ -143,6 +144,8 @@ def test_on_a_terminal_the_bar_says_parts_documents_tokens_and_time(monkeypatch:
     os.close(ours)
     assert "part 2 of 4:  50%" in drawn
     assert "1,234 documents, 5.6 M tokens" in drawn
+    assert "part 3 of 4 of this shard, 9 of 12 in all:  75%" in drawn
+    assert "3 machines, 2,345 documents, 6.7 M tokens" in drawn
 
 
 def test_time_left_counts_only_what_this_run_has_made() -> None:

@@ -1,7 +1,8 @@
 """What a dataset was made of: `PREFIX.manifest.json`, the last object of a job to appear.
 
 {"binidx_manifest": 1, "version": ..., "plan": digest, "job": Job, "dataset": {...}, "counts": Counts,
- "sources": [{"uri": ..., "identity": ..., "counts": Counts}], "engines": {name: {"parts": n, "compared": n}}}
+ "sources": [{"uri": ..., "identity": ..., "counts": Counts}], "engines": {name: {"parts": n, "compared": n}},
+ "machines": {name: Machine}}
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from binidx.errors import FormatError
 from binidx.prepare.preprocess.job import Job
+from binidx.prepare.preprocess.machines import count_machines
 from binidx.prepare.preprocess.plan import Part, plan_digest
 from binidx.prepare.preprocess.record import Counts, Record
 from binidx.storage.publish import read_small
@@ -85,6 +87,7 @@ def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str,
         "counts": asdict(sum((each.counts for each in sources), Counts())),
         "sources": [asdict(each) for each in sources],
         "engines": count_engines(records),
+        "machines": {name: asdict(each) for name, each in count_machines(parts, records).items()},
         "cpu_seconds": sum(each.cpu_seconds for each in records.values()),
     }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from binidx.format.convert import Silent
+from binidx.prepare.preprocess.machines import sizes_of
 from binidx.prepare.preprocess.plan import Part
 from binidx.prepare.preprocess.record import Record
 from binidx.storage.resumable import Watch
@@ -18,9 +19,12 @@ class Progress:
     """Now.
 
     Attributes:
+        parts: that are wanted: all, or the share of a shard; the other counts are of them, but those of `all_`.
         parts_kept: that an earlier run had made, of `parts_done`.
         total_bytes: stored bytes of all text; `done_bytes` of the parts that are done, `kept_bytes` of them kept.
         seconds: since this run began to make parts.
+        all_parts_done: of `all_parts`; a shard knows of the others what was done when it began.
+        machines: that made any of them.
     """
 
     parts: int = 0
@@ -32,6 +36,9 @@ class Progress:
     num_documents: int = 0
     num_tokens: int = 0
     seconds: float = 0.0
+    all_parts: int = 0
+    all_parts_done: int = 0
+    machines: int = 0
 
     @property
     def bytes_per_second(self) -> float:
@@ -64,21 +71,31 @@ class Watched:
 
     Args:
         records: of the parts that were done before.
+        share: the parts that are wanted.
     """
 
-    def __init__(self, watch: Watcher, parts: Iterable[Part], records: Mapping[str, Record]) -> None:
+    def __init__(
+        self, watch: Watcher, parts: Iterable[Part], records: Mapping[str, Record], share: Iterable[Part]
+    ) -> None:
         self._watch, self._began = watch, time.monotonic()
-        self._parts = {part.name: part for part in parts}
-        kept = self._sum(records.values())
-        total = sum(part.num_bytes for part in self._parts.values())
+        self._sizes, self._hosts = sizes_of(share), {each.host for each in records.values()}
+        kept = self._sum([record for name, record in records.items() if name in self._sizes])
         self._now = replace(
-            kept, parts=len(self._parts), parts_kept=kept.parts_done, total_bytes=total, kept_bytes=kept.done_bytes
+            kept,
+            parts=len(self._sizes),
+            parts_kept=kept.parts_done,
+            total_bytes=sum(self._sizes.values()),
+            kept_bytes=kept.done_bytes,
+            all_parts=len(sizes_of(parts)),
+            all_parts_done=len(records),
+            machines=len(self._hosts - {""}),
         )
         watch.show(self._now)
 
     def add(self, record: Record) -> None:
         """A part more is done."""
         one, now = self._sum([record]), self._now
+        self._hosts.add(record.host)
         self._now = replace(
             now,
             parts_done=now.parts_done + 1,
@@ -86,13 +103,15 @@ class Watched:
             num_documents=now.num_documents + one.num_documents,
             num_tokens=now.num_tokens + one.num_tokens,
             seconds=time.monotonic() - self._began,
+            all_parts_done=now.all_parts_done + 1,
+            machines=len(self._hosts - {""}),
         )
         self._watch.show(self._now)
 
     def _sum(self, records: Collection[Record]) -> Progress:
         return Progress(
             parts_done=len(records),
-            done_bytes=sum(self._parts[each.name].num_bytes for each in records),
+            done_bytes=sum(self._sizes[each.name] for each in records),
             num_documents=sum(each.counts.num_documents for each in records),
-            num_tokens=sum(tokens.num_tokens for each in records for tokens in each.datasets.values()),
+            num_tokens=sum(each.num_tokens for each in records),
         )

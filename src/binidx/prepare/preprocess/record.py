@@ -1,7 +1,7 @@
 """What became of a part, as a small object in the store: the proof that it is done, and the only source of all counts.
 
     {"binidx_part": 1, "name": ..., "engine": ..., "compared": ..., "seconds": ...,
-     "slices": [Counts, ...], "datasets": {key: Tokens}, "quarantined": bytes}
+     "host": ..., "ended": ..., "slices": [Counts, ...], "datasets": {key: Tokens}, "quarantined": bytes}
 
 Counters that run along with the work lose what a killed worker had counted, and count twice what was done twice. A
 record is there once, whole, after all that it tells of.
@@ -90,6 +90,8 @@ class Record:
         quarantined: rows written to its quarantine.
         seconds: it took, and of them of a core.
         on_error: what became of rows that are no documents.
+        host: name of the machine; "" in records of before it was told.
+        ended: when it was done, seconds since 1970 by the clock of that machine; 0: not told.
     """
 
     name: str
@@ -101,6 +103,8 @@ class Record:
     seconds: float
     cpu_seconds: float
     on_error: str = "raise"
+    host: str = ""
+    ended: float = 0.0
 
     def holds_for(self, on_error: str) -> bool:
         """Whether a job with another policy would have made the same."""
@@ -110,6 +114,11 @@ class Record:
     def counts(self) -> Counts:
         """Of the whole part."""
         return sum(self.slices, Counts())
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all keys."""
+        return sum(each.num_tokens for each in self.datasets.values())
 
     def to_bytes(self) -> bytes:
         return json.dumps({"binidx_part": VERSION, **asdict(self)}).encode()

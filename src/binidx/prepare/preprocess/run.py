@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
@@ -23,6 +23,7 @@ from binidx.prepare.preprocess.drive import ATTEMPTS, Workers, drive
 from binidx.prepare.preprocess.engines import Borrowed, available_cores, workers_of
 from binidx.prepare.preprocess.finishing import finish, remove_others, remove_parts
 from binidx.prepare.preprocess.job import Job
+from binidx.prepare.preprocess.machines import Machine, count_machines
 from binidx.prepare.preprocess.manifest import read_manifest
 from binidx.prepare.preprocess.places import MANIFEST, Places
 from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts
@@ -43,6 +44,7 @@ class Report:
     Attributes:
         parts: of the job; `parts_made` by this call, `parts_missing` that a shard left to others.
         manifests: of each key's dataset, once all is done; empty before.
+        machines: name -> what it has done of the parts whose records were seen.
     """
 
     job: Job
@@ -51,6 +53,7 @@ class Report:
     parts_missing: int
     manifests: dict[str, dict[str, Any]]
     seconds: float
+    machines: dict[str, Machine]
 
     @property
     def finished(self) -> bool:
@@ -59,7 +62,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """All of it as one JSON object."""
         told = {name: getattr(self, name) for name in ("finished", "parts", "parts_made", "parts_missing", "seconds")}
-        return {**told, "datasets": self.job.datasets, "manifests": self.manifests}
+        machines = {name: asdict(each) for name, each in self.machines.items()}
+        return {**told, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
 
 
 @dataclass(frozen=True)
@@ -109,10 +113,10 @@ def preprocess(
     parts = plan_parts(job, find_inputs(job.inputs, storage_options=job.source_options))
     if manifests := finished(job, parts):
         remove_parts(Places(job), parts)
-        return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began)
+        return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
     records = read_records(job, parts) if take_place(job, parts, overwrite) else {}
-    kept, watched = len(records), Watched(watch, parts, records)
     wanted = parts if shard is None else shard.of(parts)
+    kept, watched = len(records), Watched(watch, parts, records, wanted or parts)
     tasks = [Task(job, part) for part in unique(wanted) if part.name not in records]
     if tasks:
         far = is_far(job, parts)
@@ -129,7 +133,9 @@ def preprocess(
     elif finished(job, parts):  # by another shard, while this one made what was made already
         remove_parts(Places(job), parts)
         missing = 0
-    return Report(job, len(parts), made, missing, {} if missing else finished(job, parts), time.monotonic() - began)
+    manifests = {} if missing else finished(job, parts)
+    machines = machines_of(manifests) or count_machines(parts, records)
+    return Report(job, len(parts), made, missing, manifests, time.monotonic() - began, machines)
 
 
 def located(job: Job) -> Job:
@@ -165,6 +171,12 @@ def finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
     told = {key: manifest for key, manifest in found.items() if manifest is not None and is_of(manifest, job, parts)}
     there = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
     return told if there and len(told) == len(found) else {}
+
+
+def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
+    """Name -> what it has done; nothing in manifests of before it was told."""
+    manifest = next(iter(manifests.values()), {})
+    return {name: Machine(**each) for name, each in manifest.get("machines", {}).items()}
 
 
 def is_of(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:

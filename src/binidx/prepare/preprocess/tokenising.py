@@ -8,6 +8,7 @@ grows with the part but the bounds of its documents, on disk.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import traceback
@@ -85,7 +86,7 @@ def make_part(job: Job, part: Part) -> Record:
         seconds = time.monotonic() - began, time.thread_time() - began_cpu
         record = Record(
             part.name, tokeniser.engine.name, tokeniser.engine.compared, counts, datasets, writer.quarantined, *seconds,
-            job.on_error,
+            job.on_error, socket.gethostname(), time.time(),
         )  # fmt: skip
     with create_object(places.record_uri(part), job.target_options) as out:
         out.write(record.to_bytes())
