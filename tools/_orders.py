@@ -55,6 +55,18 @@ def steps_of(order: RunOrder, text: str | None) -> range:
         raise ConfigError(f"steps: found {text}, needs A:B") from None
 
 
+def stop_step(order: RunOrder, before_step: int | None) -> int:
+    """The step before which is asked: one that the run reaches, by default its end."""
+    count = order.num_steps()
+    stop = count if before_step is None else before_step
+    if stop is None:
+        raise ConfigError("a cyclic run has no end, needs --before-step N")
+    if stop < 0 or (count is not None and stop > count):
+        steps = "steps without end" if count is None else f"{count} steps"
+        raise ConfigError(f"--before-step {stop}: the run has {steps}, counted from 0")
+    return stop
+
+
 def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None:
     """What makes text of tokens, out of a tokenizer.json."""
     if uri is None:

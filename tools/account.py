@@ -20,12 +20,12 @@ if __name__ == "__main__":  # python tools/account.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.dataset.staged import StagedBlendedDataset
-from binidx.errors import ConfigError, MissingDriverError
+from binidx.errors import MissingDriverError
 from binidx.order.accounts import SourceAccount, account
 from binidx.storage.publish import create_object
 
 from ._face import parser, run
-from ._orders import add_run, open_run
+from ._orders import add_run, open_run, stop_step
 from ._table import table as columns
 
 UNITS = ((10**9, "billion "), (10**6, "million "), (10**3, "thousand "), (1, ""))
@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         order = open_run(arguments)
-        stop = order.num_steps() if arguments.before_step is None else arguments.before_step
-        if stop is None:
-            raise ConfigError("account: a cyclic run has no end, needs --before-step N")
+        stop = stop_step(order, arguments.before_step)
         accounts = account(order, stop, repeats=arguments.repeats)
         if arguments.to:
             write_parquet(accounts, arguments.to, arguments.storage_options)

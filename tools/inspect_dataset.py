@@ -71,7 +71,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     """Print the report."""
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
     if bool(arguments.text) != bool(arguments.tokenizer):
-        raise ConfigError("inspect: --text and --tokenizer go together, found one of them")
+        raise ConfigError("--text and --tokenizer go together, found one of them")
     report = build_report(dataset, arguments.documents, arguments.tokens)
     if decode := decoder(arguments.tokenizer, arguments.storage_options):
         report["texts"] = first_texts(dataset, arguments.text, decode)

@@ -24,7 +24,7 @@ from binidx.order.run_order import RunOrder
 from binidx.prepare.origin_search import documents_at, documents_with_id
 
 from ._face import parser, run
-from ._orders import add_run, open_run, print_rows, rows_of
+from ._orders import add_run, open_run, print_rows, rows_of, stop_step
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         order = open_run(arguments)
-        stop = order.num_steps() if arguments.before_step is None else arguments.before_step
-        if stop is None:
-            raise ConfigError("where: a cyclic run has no end, needs --before-step N")
+        stop = stop_step(order, arguments.before_step)
         try:
             source = source_of(order, arguments.source)
             documents = [number for name in arguments.document for number in documents_of(order, source, name)]

@@ -125,6 +125,17 @@ def test_account_adds_up(run_file: Path, capsys: pytest.CaptureFixture[str], tmp
     assert Path(f"{tmp_path}/a.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("stop", ["-1", "16"])
+@pytest.mark.parametrize("command", [["account"], ["where", "--document", "7", "--source"]])
+def test_steps_that_the_run_does_not_have(
+    run_file: Path, capsys: pytest.CaptureFixture[str], command: list[str], stop: str
+) -> None:
+    source = binidx.Run.load(str(run_file)).config.blend[0][0]
+    name, *rest = command
+    assert main([name, str(run_file), "--before-step", stop, *rest, *([source] if rest else [])]) == 2
+    assert f"--before-step {stop}: the run has 15 steps, counted from 0" in capsys.readouterr().err
+
+
 def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["order", str(run_file), "--to", str(tmp_path), "--tokens"]) == 0
     assert "2 files, 2 written now, 120 rows" in capsys.readouterr().out
