@@ -66,7 +66,8 @@ def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> li
         if isinstance(stored.bin_reader, DiskCache):
             jobs.append((stored.bin_reader, [(start, stop) for start, stop in ranges.tolist()]))
         else:
-            print(f"binidx cache: {stored.path_prefix}: local, a list of parts, or without an ETag; left out", file=sys.stderr)
+            why = "local, a list of parts, or without an ETag"
+            print(f"binidx cache: {stored.path_prefix}: {why}; left out", file=sys.stderr)
     return jobs
 
 

@@ -20,7 +20,6 @@ exit status: 0 done, 1 something is damaged or found no room, 2 the call is wron
 
 example:
   binidx cache warm s3://corpus/en --dir /nvme/binidx
-  binidx cache warm --run run.json --steps 500 --dir /nvme/binidx
   binidx cache list --dir /nvme/binidx
 """
 

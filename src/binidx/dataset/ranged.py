@@ -29,9 +29,10 @@ from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.ranged_dataset import RangedDataset
 from binidx.index.gpt import ARRAYS
 from binidx.index.origin import ONE_EACH, origin_of
-from binidx.index.ranged import fits, found_of, open_manifest
+from binidx.index.ranged import fits, open_manifest
 from binidx.native import Orders
 from binidx.storage.filesystem import same_object
+from binidx.storage.look_up import found_of
 from binidx.storage.threads import Threads
 
 Numbers = NDArray[np.int64]

@@ -36,7 +36,7 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 except ImportError as error:  # pragma: no cover - the message is the point
-    raise MissingDriverError("lineage: needs pyarrow; pip install 'binidx[parquet]', or go without it: --no-lineage") from error
+    raise MissingDriverError("lineage: needs pyarrow; pip install 'binidx[parquet]', or go without it") from error
 
 Options = Mapping[str, Any] | None
 
