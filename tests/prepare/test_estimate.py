@@ -152,7 +152,7 @@ def test_other_formats_and_units_of_which_only_a_share_is_tokenised(
     for seed in range(20):
         found = estimate_tokens(inputs, SPEC, sample_bytes=exact.stored_bytes // 3, seed=seed)
         assert found.sampled_texts < exact.sampled_texts
-        # A row group's bytes are shared out by rows, which is 0.01 % off in the mean: more than these intervals are wide.
+        # A row group shares out its bytes by rows: 0.01 % off in the mean, more than these intervals are wide.
         held.append(
             found.tokens.low <= exact.tokens.total * (1 + 5e-4 * (form == "parquet"))
             and found.tokens.high >= exact.tokens.total * (1 - 5e-4 * (form == "parquet"))
