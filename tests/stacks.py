@@ -17,6 +17,7 @@ from binidx.storage.chunk_cache import ChunkCache, ChunkStore
 from binidx.storage.disk_cache import DiskCache
 from binidx.storage.filesystem import local_path
 from binidx.storage.fsspec_object import FsspecObject
+from binidx.storage.joined import Joined
 from binidx.storage.local_file import LocalFile
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import RangeReader
@@ -66,6 +67,9 @@ LAYERS = {
     "disk": Layer(lambda reader, lower, directory: DiskCache(reader, directory)),
     "small disk": Layer(
         lambda reader, lower, directory: DiskCache(reader, directory, 70_000, chunk_bytes=1000, block_bytes=8000)
+    ),
+    "joined": Layer(
+        lambda reader, lower, directory: Joined(reader.uri, [reader], [reader.size], getattr(reader, "identity", None))
     ),
     "sums": Layer(lambda reader, lower, directory: CheckedObject(reader, MemoryObject(summed(lower)))),
     "segments": Layer(lambda reader, lower, directory: SegmentedObject(reader), compressed),

@@ -82,7 +82,8 @@ def test_the_lock_of_a_killed_process_is_free_at_once(path: str, held: subproces
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(path: str) -> None:
-    work = "child = os.fork()\n    time.sleep(600 if child == 0 else 0)\n    print(child, flush=True)"
+    # The child tells: by then it is past what it does after a fork.
+    work = "child = os.fork()\n    child or print(os.getpid(), flush=True)\n    time.sleep(600)"
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER.format(work=work), path], stdout=subprocess.PIPE, text=True
     )
