@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.gpt_index import SMALL
-from binidx.dataset.megatron_dataset import MegatronDataset
-from binidx.dataset.split import Split
 from binidx.errors import IndexBuildError
-from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.best_fit import ARRAYS, build_best_fit_index
 from binidx.index.building import Arrays, Building
 from binidx.index.cache import IndexCache
@@ -39,17 +35,7 @@ class BestFitGPTDataset(GPTDataset):
     pieces: NDArray[np.int32]
     bounds: NDArray[np.int64]
 
-    def __init__(
-        self,
-        indexed_dataset: IndexedDataset,
-        dataset_path: str | None,
-        indexed_indices: NDArray[np.int32],
-        num_samples: int | None,
-        index_split: Split,
-        config: GPTDatasetConfig,
-    ) -> None:
-        MegatronDataset.__init__(self, indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
-        arrays = self._load_or_build()
+    def _keep_index(self, arrays: Arrays) -> None:
         self.pieces, self.bounds, self.shuffle_index = (arrays[name] for name in ARRAYS)
 
     def __len__(self) -> int:

@@ -26,6 +26,7 @@ from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import ConfigError
 from binidx.format.idx import DType
 from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.index.building import Arrays
 from binidx.index.gpt import ARRAYS
 from binidx.native import Orders
 from binidx.native.gather import Recipe
@@ -67,7 +68,9 @@ class GPTDataset(GPTIndexed):
         config: GPTDatasetConfig,
     ) -> None:
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
-        arrays = self._load_or_build()
+        self._keep_index(self._load_or_build())
+
+    def _keep_index(self, arrays: Arrays) -> None:
         self.document_index, self.sample_index, self.shuffle_index = (arrays[name] for name in ARRAYS)
 
     def __getstate__(self) -> dict[str, Any]:

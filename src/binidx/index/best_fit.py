@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
 from binidx.index.building import Building
-from binidx.index.documents import Documents
+from binidx.index.documents import Documents, fill
 from binidx.index.shuffle import shuffle_dtype
 from binidx.native import RandomState
 from binidx.native.best_fit import best_fit
@@ -64,7 +64,7 @@ def build_best_fit_index(
 
     Source: Ding et al. 2024, "Fewer Truncations Improve Language Modeling".
     """
-    numbers = np.asarray(documents, np.int32)
+    fill(numbers := np.empty(len(documents), np.int32), documents)
     cut = cut_documents(np.asarray(sequence_lengths)[numbers], sequence_length, extra)
     bounds, order = best_fit(np.ascontiguousarray(cut[:, 2]), sequence_length + extra)
     per_epoch = len(bounds) - 1
