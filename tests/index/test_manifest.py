@@ -174,9 +174,9 @@ def test_an_index_of_local_data_that_lay_still_is_believed_without_a_digest(
 ) -> None:
     prefix = write(tmp_path / "en")
     monkeypatch.setattr("binidx.index.origin.SETTLED_SECONDS", 0)
-    train(prefix, tmp_path / "cache")
+    built = train(prefix, tmp_path / "cache")
     monkeypatch.setattr(binidx.IndexedDataset, "identity", None)
-    train(prefix, tmp_path / "cache")
+    np.testing.assert_array_equal(train(prefix, tmp_path / "cache").shuffle_index, built.shuffle_index)
 
 
 def test_data_written_a_moment_ago_is_read(tmp_path: Path) -> None:

@@ -68,11 +68,6 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     def _key_config_attributes() -> list[str]:
         return [*MaskedWordPieceDataset._key_config_attributes(), "classification_head"]
 
-    @property
-    def token_lookup(self) -> list[int]:
-        """All ids of the vocabulary."""
-        return self.config.vocabulary.ids
-
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> dict[str, Any]:
         """The sample of these sentences."""
         with self.draws(idx) as (target, rng):

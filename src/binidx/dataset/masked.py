@@ -159,6 +159,11 @@ class MaskedWordPieceDataset(MegatronDataset):
             required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options
         )
 
+    @property
+    def token_lookup(self) -> list[int]:
+        """All ids of the vocabulary."""
+        return self.config.vocabulary.ids
+
     @staticmethod
     def _key_config_attributes() -> list[str]:
         return [*MegatronDataset._key_config_attributes(), *MASKING]

@@ -79,11 +79,6 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     def _key_config_attributes() -> list[str]:
         return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]
 
-    @property
-    def token_lookup(self) -> list[int]:
-        """All ids of the vocabulary."""
-        return self.config.vocabulary.ids
-
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> dict[str, Any]:
         """The sample of these sentences."""
         tokens = join(sequences)
