@@ -15,6 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from binidx.dataset.builder import WAITING_THREADS
 from binidx.format.headline import Headline
 from binidx.format.idx import get_bin_path
 from binidx.loader.forecast import (
@@ -30,22 +31,19 @@ from binidx.loader.forecast import (
     rounds_of_many,
     samples_read,
 )
-from binidx.loader.look_ahead import SAMPLES_IN_GROUP
+from binidx.loader.look_ahead import GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
 from binidx.loader.outlook import MISSING, STALE, THERE, UNPROVEN, IndexOutlook, Outlook, SourceOutlook
 from binidx.loader.window import FIRST_WINDOW
 from binidx.storage import filesystem
 from binidx.storage.backends import SEGMENTS, open_stored
 from binidx.storage.cache_layout import CHUNK_BYTES
+from binidx.storage.checksums import BLOCK_BYTES, SUM_BYTES
 from binidx.storage.chunk_cache import STORE
 from binidx.storage.fsspec_object import MAX_REQUEST, max_gap_of
 from binidx.storage.report import DOLLARS_PER_REQUEST, STORES
 from binidx.storage.settings import ReadSettings
 
-GROUPS = 4
-"""Of a window: `look_ahead`."""
-OPENED_AT_ONCE = 128
-MANY_IN_A_FOLDER = 8
-SUMS_COVER = 128 << 20
+SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
 """Bytes of a `.bin` whose checksums are one chunk."""
 PROBES = 5
 PROBE_BYTES, STREAM_BYTES, STREAMS = 4096, 1 << 20, 8
@@ -70,7 +68,7 @@ def is_remote(prefix: str) -> bool:
 
 def samples_at_once(micro_batch_size: int) -> int:
     """Samples of one vectored read of a process: a quarter of the first window ahead."""
-    return min(SAMPLES_IN_GROUP, micro_batch_size * FIRST_WINDOW // GROUPS)
+    return min(SAMPLES_IN_GROUP, micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
 
 
 def medium_of(headline: Headline, settings: ReadSettings) -> Medium:
@@ -177,7 +175,7 @@ def waits_of(outlook: Outlook, costs: Sequence[Costs]) -> list[Wait]:
     waits = []
     if remote:
         waits.append(Wait("connections", 2))
-        rounds = rounds_of_many(len(remote), 3, OPENED_AT_ONCE)
+        rounds = rounds_of_many(len(remote), 3, WAITING_THREADS)
         waits.append(Wait("opening", rounds, sum(each.idx_bytes for each in remote)))
     waits += _index_waits(outlook, bool(remote))
     if remote:
