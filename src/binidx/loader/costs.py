@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from binidx.dataset.builder import WAITING_THREADS
+from binidx.dataset.siblings import WAITING_THREADS
 from binidx.format.headline import Headline
 from binidx.format.idx import get_bin_path
 from binidx.loader.forecast import (
