@@ -64,6 +64,8 @@ def main() -> None:
         if os.getppid() != parent:
             sys.exit("whoever started this has died")
         time.sleep(0.005)
+    if group:
+        torch.distributed.barrier()  # under load they come up seconds apart
     began, found = time.monotonic(), {}
     try:
         train = build()[0]

@@ -5,6 +5,7 @@ the block, by its number, or "else":
 
     {"else": {"sleep": 1}, "3": {"fail": "no tokens"}}
 
+    late     seconds before it comes
     sleep    seconds
     wait     seconds in which the block asks whether another rank failed, as those do that wait for an index
     fail     a text: the block raises it
@@ -31,6 +32,7 @@ from binidx.index.turn import check_all
 
 
 def act(how: dict[str, Any]) -> None:
+    time.sleep(how.get("late", 0))
     with ranks.together():
         time.sleep(how.get("sleep", 0))
         if "kill" in how:

@@ -87,6 +87,20 @@ def test_an_error_is_known_to_those_that_were_done_already() -> None:
     assert max(each["seconds"] for each in found) < 2 + 5
 
 
+def test_a_rank_that_comes_after_another_one_failed_does_not_begin(tmp_path: Path) -> None:
+    how = {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": 3, "sleep": 60}}
+    found = outcome(3, how, {"STORE": f"{tmp_path}/store"})
+    assert [each["error"] for each in found] == ["PeerError", "ValueError", "PeerError"]
+    assert "no tokens here" in found[2]["text"]
+    assert found[2]["seconds"] < 3 + 5
+
+
+def test_a_rank_that_comes_when_the_store_has_gone_is_told_so() -> None:
+    found = outcome(3, {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": 8, "sleep": 60}})
+    assert found[2]["error"] == "PeerError"
+    assert "the store of the process group does not answer" in found[2]["text"]
+
+
 def test_all_go_on_together_when_all_are_done_as_often_as_they_come() -> None:
     found = outcome(4, {"else": {}, "1": {"sleep": 1}, "again": True})
     assert [each["error"] for each in found] == [None] * 4
@@ -167,7 +181,7 @@ def test_of_the_ranks_of_two_nodes_one_builds_and_each_node_fetches_it_once(pair
 
 
 def test_what_the_building_rank_raises_is_raised_by_all_that_wait_for_it(pair: str, tmp_path: Path) -> None:
-    found, builders = built(pair, f"{tmp_path}/cache", tmp_path, fail="no room for an index", slow=1)
+    found, builders = built(pair, f"{tmp_path}/cache", tmp_path, fail="no room for an index", slow=3)
     assert builders == 1
     assert sorted(each["error"] for each in found) == ["PeerError"] * 3 + ["ValueError"]
     for each in found:

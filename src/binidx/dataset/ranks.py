@@ -65,7 +65,7 @@ def together() -> Iterator[None]:
     if group is None:
         yield
         return
-    with Company(*group).joined() as company, checking(company.check):
+    with Company(*group).joined() as company, checking(company.check, company.ask):
         yield
 
 
@@ -89,11 +89,10 @@ class Company:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[Company]:
-        """Be one of them for the block; at its end wait for the others, or tell them what this one raised."""
-        self.store.add("entered", 1)
-        self._beat()
-        self._thread.start()
+        """Be one of them for the block, unless one has failed already; at its end wait for the others, or tell them
+        what this one raised."""
         try:
+            self._enter()
             yield self
             self._agree()
         except BaseException as error:
@@ -103,9 +102,15 @@ class Company:
             self._leave()
 
     def check(self) -> None:
-        """Raise PeerError if another rank failed."""
+        """Raise PeerError if another rank failed, as far as the thread knows."""
         if self.failure is not None:
             raise PeerError(self.failure)
+
+    def ask(self) -> None:
+        """Raise PeerError if another rank has failed by now; a request."""
+        with asking_the_store():
+            self.look()
+        self.check()
 
     def look(self) -> None:
         """See whether it is over, and how."""
@@ -117,24 +122,26 @@ class Company:
             self._over = True
             self.store.add("told", 1)
 
+    def _enter(self) -> None:
+        with asking_the_store():
+            self.store.add("entered", 1)
+            self._beat()
+        self.ask()
+        self._thread.start()
+
     def _agree(self) -> None:
-        try:
+        with asking_the_store():
             if self.store.add("done", 1) == self.size:
                 self._end(OK)
             self._wait()
             if self._over and self.rank == 0:
                 self._wait_for_told()
-        except PeerError:
-            raise
-        except Exception as error:
-            raise PeerError(f"{STORE_GONE}: {error}") from error
 
     def _wait(self) -> None:
         """Until it is over, or those that are here are done and the rest does not come."""
         began = time.monotonic()
         while True:
-            self.look()
-            self.check()
+            self.ask()
             waited = time.monotonic() - began
             if self._over or (waited > LATE_SECONDS and self._over_without_the_late()):
                 return
@@ -172,7 +179,8 @@ class Company:
 
     def _leave(self) -> None:
         self._left.set()
-        self._thread.join(LOOK_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(LOOK_SECONDS)
         with contextlib.suppress(Exception):
             self.store.set(f"beat/{self.rank}", LEFT)
 
@@ -219,3 +227,14 @@ class Company:
             beat = self.store.get(key).decode() if self.store.check([key]) else LEFT
             if beat != LEFT:
                 yield beat
+
+
+@contextlib.contextmanager
+def asking_the_store() -> Iterator[None]:
+    """What the store of the group raises in the block, as what it means to a rank."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except Exception as error:
+        raise PeerError(f"{STORE_GONE}: {error}") from error

@@ -52,18 +52,22 @@ Check = Callable[[], None]
 Built = tuple[Arrays, bool]
 """What was built, and whether others can have it."""
 
-_checks: ContextVar[tuple[Check, ...]] = ContextVar("checks", default=())
+_checks: ContextVar[tuple[tuple[Check, Check], ...]] = ContextVar("checks", default=())
 _waiting: list[object] = []
 _said: set[str] = set()
 
 
 @contextlib.contextmanager
-def checking(check: Check) -> Iterator[None]:
+def checking(check: Check, ask: Check | None = None) -> Iterator[None]:
     """`check` is called by all that wait, of what is begun in the block, also after it; what it raises ends their wait.
 
     In this thread, and in those that were given a copy of its context.
+
+    Args:
+        check: cheap; it may know late.
+        ask: knows what is so now; called before work is begun that another one may have failed at. Default: `check`.
     """
-    token = _checks.set((*_checks.get(), check))
+    token = _checks.set((*_checks.get(), (check, ask or check)))
     try:
         yield
     finally:
@@ -71,8 +75,13 @@ def checking(check: Check) -> Iterator[None]:
 
 
 def check_all() -> None:
-    for check in _checks.get():
+    for check, _ in _checks.get():
         check()
+
+
+def ask_all() -> None:
+    for _, ask in _checks.get():
+        ask()
 
 
 def called_away() -> bool:
@@ -136,6 +145,7 @@ class InTurn:
     def _first(self, turn: Turn) -> Arrays | None:
         """None: each is to build for himself, the others of this node as well."""
         try:
+            ask_all()  # who was first before us may have left since another rank failed
             found = self._by_claim(turn)
         except Exception as error:
             if not called_away():  # the others of this node may be of another run
@@ -186,6 +196,7 @@ class InTurn:
                 return None
             elif word.holder not in passed and has_ended(word, watch, node):
                 passed.add(word.holder)
+                ask_all()
                 got = claim.take_over(word, node)
                 watch.begin_again()
             if got is not None:
