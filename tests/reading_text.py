@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,15 @@ def read_all(slices: Iterable[Slice], keys: Sequence[str] = ("text",), **options
 def read_file(path: Path | str, keys: Sequence[str] = ("text",), part_bytes: int = 1 << 40, **options: Any) -> Read:
     where = {name: options[name] for name in ("storage_options",) if name in options}
     return read_all(plan_slices(find_inputs(str(path), **where), part_bytes), keys, **options)
+
+
+def cut_at(path: Path, bounds: list[int]) -> list[Slice]:
+    """Slices of a plain file between these bytes."""
+    (found,) = find_inputs(str(path))
+    return [
+        Slice(found.uri, "jsonl", found.identity, first, last, first, last - first, None if first else 0)
+        for first, last in pairwise(bounds)
+    ]
 
 
 def by_json(data: bytes, keys: Sequence[str] = ("text",)) -> tuple[list[list[Document]], list[str], int]:

@@ -22,6 +22,7 @@ from binidx.prepare.preprocess.record import Counts, Record, Tokens
 from binidx.prepare.preprocess.run import Shard, read_records
 from binidx.prepare.preprocess.status import status_of, under_way
 from binidx.storage.publish import create_object
+from binidx.text.extent import Extent
 from binidx.text.inputs import find_inputs
 
 HERE = socket.gethostname()
@@ -54,7 +55,9 @@ def moved_to(host: str, job: Any) -> dict[str, Record]:
 
 def record(name: str, ended: float, seconds: float, host: str = "a") -> Record:
     counts = [Counts(num_rows=3, num_documents=3)]
-    return Record(name, "hf", 0, counts, {"text": Tokens(3, 7, "")}, 0, seconds, seconds, "raise", host, ended)
+    return Record(
+        name, "hf", 0, counts, [Extent()], {"text": Tokens(3, 7, "")}, 0, seconds, seconds, "raise", host, ended
+    )
 
 
 def test_each_machine_is_told_with_its_own_parts_documents_and_tokens(tmp_path: Path) -> None:

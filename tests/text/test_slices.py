@@ -6,14 +6,13 @@ import json
 import pickle
 import random
 import struct
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reading_text import read_all, read_file
+from reading_text import cut_at, read_all, read_file
 
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.text.inputs import find_inputs
@@ -22,15 +21,6 @@ from binidx.text.slices import Block, Input, Slice, plan_slices
 
 LINES = [b'{"text": "a"}', b"", b'{"text": ["b", ""]}\r', b"bad", b'{"text": ""}', b" ", '{"text": "\\né"}'.encode()]
 DATA = b"\n".join(LINES)
-
-
-def cut_at(path: Path, bounds: list[int]) -> list[Slice]:
-    """Slices of a plain file between these bytes."""
-    (found,) = find_inputs(str(path))
-    return [
-        Slice(found.uri, "jsonl", found.identity, first, last, first, last - first, None if first else 0)
-        for first, last in pairwise(bounds)
-    ]
 
 
 @pytest.mark.parametrize("data", [DATA, DATA + b"\n", b"\n\n" + DATA, b"\xef\xbb\xbf" + DATA])
@@ -89,6 +79,7 @@ def test_a_plan_is_the_inputs_in_their_order_cut_by_size() -> None:
         ("a.jsonl.gz", 0, None, 0, 1000, 0),
         ("c.jsonl.zst", 0, 200, 0, 60, 0),
         ("c.jsonl.zst", 200, None, 60, 30, None),
+        ("d.jsonl", 0, 0, 0, 0, 0),
     ]
     assert [each.num_bytes for each in plan_slices([plain], 10)] == [10, 10, 5]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from binidx.native.jsonl import JsonLines
 from binidx.text.batch import Batch, Problem, Strings
+from binidx.text.extent import Extent
 from binidx.text.json_line import BLANK, NotADocument, parse_line
 from binidx.text.lines import Lines
 from binidx.text.slices import Slice
@@ -20,15 +21,17 @@ class LineReader:
     """Batches out of lines.
 
     Args:
-            keys: of the texts.
+        keys: of the texts.
         fields: further members to be read.
         max_line_bytes: for the detail of a problem.
+        extent: is told of all lines that were read.
     """
 
     piece: Slice
     keys: Sequence[str]
     fields: Sequence[str]
     max_line_bytes: int
+    extent: Extent = field(default_factory=Extent)
 
     def batches(self, chunks: Iterable[Lines]) -> Iterator[tuple[list[Batch], list[Strings]]]:
         """The batches of all keys, and the fields beside them, of each chunk of lines."""
@@ -52,6 +55,7 @@ class LineReader:
                 if error.kind != BLANK:
                     problems.append(self._problem(error, row + reader.row, lines.place + reader.place, line))
                 reader.skip()
+        self.extent.add(lines.place, reader.place)
         rows, places = reader.rows + row, reader.places + lines.place
         dropped = Counter({BLANK: blank}) if blank else Counter[str]()
         batches = [
@@ -64,6 +68,7 @@ class LineReader:
         """No document, and the one problem."""
         error = NotADocument("too long", f"{lines.too_long} bytes, the limit is {self.max_line_bytes}")
         batches, fields = self._read(Lines(memoryview(b""), lines.place), row)
+        self.extent.add(lines.place, lines.too_long)
         problems = [self._problem(error, row, lines.place, b"")]
         return [each.with_counts(problems=problems, num_rows=1) for each in batches], fields
 

@@ -32,6 +32,8 @@ def own_bytes(pieces: Iterable[Bytes], first: int, last: int | None) -> Iterator
     Args:
         pieces: plain bytes from `first` on; no more of them are taken than are needed.
     """
+    if last == 0:
+        return
     place, begun = first, first == 0
     for data in pieces:
         start = 0

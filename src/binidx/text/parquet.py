@@ -16,6 +16,7 @@ from binidx.storage.filesystem import local_path
 from binidx.storage.ranges import RangeReader
 from binidx.text.batch import Batch, Problem, Strings
 from binidx.text.columns import ColumnsFile
+from binidx.text.extent import Extent
 from binidx.text.filters import only, only_strings
 from binidx.text.slices import Block, Slice
 from binidx.text.stored import Options, check_read, check_same
@@ -51,7 +52,7 @@ def parquet_blocks(reader: RangeReader) -> tuple[Block, ...]:
 
 
 def read_parquet(
-    piece: Slice, keys: Sequence[str], fields: Sequence[str], batch_bytes: int, options: Options
+    piece: Slice, keys: Sequence[str], fields: Sequence[str], batch_bytes: int, options: Options, extent: Extent
 ) -> Iterator[tuple[list[Batch], list[Strings]]]:
     """The batches of all keys, and the fields beside them.
 
@@ -62,6 +63,7 @@ def read_parquet(
     check_same(piece, reader.identity)  # type: ignore[attr-defined]
     groups = range(piece.first, piece.last or 0)
     about = _opened(piece.uri, Source(reader)).metadata
+    extent.end = about.num_rows
     with closing(_source(reader, about, groups, [*keys, *fields])) as source:
         file = _opened(piece.uri, source, about)
         _check_columns(piece.uri, file.schema_arrow, keys, fields)
@@ -71,6 +73,7 @@ def read_parquet(
             row_in_group = 0
             for table in _tables(piece.uri, file, number, [*keys, *fields], batch_bytes):
                 batches, strings = _batches(piece, table, keys, fields, row, row_in_group)
+                extent.add((piece.first_row or 0) + row, table.num_rows)
                 row, row_in_group = row + table.num_rows, row_in_group + table.num_rows
                 share = _share(group, row_in_group - table.num_rows, row_in_group)
                 yield [each.with_counts(num_bytes=share) for each in batches], strings

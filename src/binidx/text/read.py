@@ -6,6 +6,7 @@ for text, title in read_slice(piece, ["text", "title"]):     one Batch for each 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from binidx.errors import ConfigError
 from binidx.text.batch import Batch, Strings
 from binidx.text.decompress import gunzipped, unzstd
+from binidx.text.extent import Extent
 from binidx.text.filters import Filters, only, only_strings
 from binidx.text.jsonl import LineReader
 from binidx.text.lines import own_bytes, whole_lines
@@ -34,6 +36,7 @@ def read_slice(
     batch_bytes: int = BATCH_BYTES,
     max_line_bytes: int = MAX_LINE_BYTES,
     storage_options: Options = None,
+    extent: Extent | None = None,
 ) -> Iterator[tuple[Batch, ...]]:
     """The documents of a slice in order, and the rows that are none.
 
@@ -43,6 +46,7 @@ def read_slice(
         filters: which documents are wanted.
         batch_bytes: plain bytes of a batch, about; a longer line has one of its own.
         max_line_bytes: what a line and its newline may have.
+        extent: is told what was read.
 
     Returns:
         A batch for each key, in their order.
@@ -53,7 +57,7 @@ def read_slice(
         FormatError: it cannot be decompressed, or is no parquet file with these columns.
         StorageError: it cannot be read.
     """
-    wanted = filters or Filters()
+    wanted, extent = filters or Filters(), Extent() if extent is None else extent
     fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *wanted.fields]))
     _check_names(keys, fields)
     if min(batch_bytes, max_line_bytes) < 1:
@@ -61,9 +65,9 @@ def read_slice(
     if piece.format == PARQUET:
         from binidx.text.parquet import read_parquet
 
-        found = read_parquet(piece, keys, fields, batch_bytes, storage_options)
+        found = read_parquet(piece, keys, fields, batch_bytes, storage_options, extent)
     else:
-        found = _read_lines(piece, keys, fields, batch_bytes, max_line_bytes, storage_options)
+        found = _read_lines(piece, keys, fields, batch_bytes, max_line_bytes, storage_options, extent)
     for batches, columns in found:
         yield _filtered(batches, dict(zip(fields, columns, strict=True)), id_key, wanted)
 
@@ -76,31 +80,47 @@ def _check_names(keys: Sequence[str], fields: Sequence[str]) -> None:
 
 
 def _read_lines(
-    piece: Slice, keys: Sequence[str], fields: Sequence[str], batch_bytes: int, max_line_bytes: int, options: Options
+    piece: Slice,
+    keys: Sequence[str],
+    fields: Sequence[str],
+    batch_bytes: int,
+    max_line_bytes: int,
+    options: Options,
+    extent: Extent,
 ) -> Iterator[tuple[list[Batch], list[Strings]]]:
-    reader = LineReader(piece, keys, fields, max_line_bytes)
+    reader = LineReader(piece, keys, fields, max_line_bytes, extent)
     with closing(stored_pieces(piece, options)) as stored:
         counted = Counted(stored, piece.num_bytes)
-        own = own_bytes(PLAIN[piece.format](counted, piece), piece.first, piece.last)
+        plain = Counted(PLAIN[piece.format](counted, piece), sys.maxsize)
+        own = own_bytes(plain, piece.first, piece.last)
         for batches, columns in reader.batches(whole_lines(own, batch_bytes, max_line_bytes)):
             taken = counted.taken()
             yield [each.with_counts(num_bytes=taken) for each in batches], columns
+    if plain.ended and piece.stored + counted.given == piece.identity["size"]:
+        extent.end = piece.first + plain.given
     check_read(piece)
 
 
 class Counted:
-    """Pieces, and how many bytes of them were given since it was asked last; `most` in all."""
+    """Pieces, and how many bytes of them were given since it was asked last; `most` in all.
+
+    Attributes:
+        given: bytes that were given in all.
+        ended: there are no more.
+    """
 
     def __init__(self, pieces: Iterable[bytes | memoryview], most: int) -> None:
-        self._pieces, self._most, self._given, self._told = pieces, most, 0, 0
+        self._pieces, self._most, self._told = pieces, most, 0
+        self.given, self.ended = 0, False
 
     def __iter__(self) -> Iterator[bytes | memoryview]:
         for piece in self._pieces:
-            self._given += len(piece)
+            self.given += len(piece)
             yield piece
+        self.ended = True
 
     def taken(self) -> int:
-        now = min(self._given, self._most)
+        now = min(self.given, self._most)
         count, self._told = now - self._told, now
         return count
 

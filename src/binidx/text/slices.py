@@ -89,6 +89,8 @@ class Slice:
 def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
     """Slices of about so many stored bytes each, in the order of the inputs: every row is in exactly one of them.
 
+    An empty input has a slice, too, so that it is accounted for.
+
     Args:
         part_bytes: of stored bytes, at least 1; a block is never cut, and an input never shares a slice with another.
     """
@@ -99,13 +101,13 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
 
 def _slices_of(each: Input, part_bytes: int) -> list[Slice]:
     if each.format == JSONL:
-        bounds = [*range(0, each.size, part_bytes), each.size]
+        bounds = [*range(0, each.size or 1, part_bytes), each.size]
         return [
             Slice(each.uri, each.format, each.identity, first, last, first, last - first, None if first else 0)
             for first, last in pairwise(bounds)
         ]
     if not each.blocks:
-        return [Slice(each.uri, each.format, each.identity, 0, None, 0, each.size, 0)] if each.size else []
+        return [Slice(each.uri, each.format, each.identity, 0, None, 0, each.size, 0)]
     groups = _grouped(each.blocks, part_bytes)
     return [_of_blocks(each, first, last) for first, last in groups]
 

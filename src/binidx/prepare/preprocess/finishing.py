@@ -1,6 +1,6 @@
 """All parts -> the datasets: the store moves the tokens, then the manifests appear, then the parts go.
 
-    1  every record is there, and its sums are right
+    1  every record is there, its sums are right, and together they have read every input once, to its end
     2  of each key: the .idx of the parts is rewritten, the .bin put together by the store, published, the .idx last
     3  lineage, quarantine, manifests
     4  the parts go, job.json last
@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from binidx.errors import FormatError, ObjectExistsError
 from binidx.format.bin_object import beside
 from binidx.format.bin_writer import delete_all
-from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
 from binidx.prepare.finished import Finished
@@ -37,6 +36,7 @@ from binidx.storage.backends import open_object
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.publish import create_object, delete_object, object_exists
 from binidx.storage.resumable import Watch
+from binidx.text.extent import Read, check_extents
 from binidx.text.listing import local_files, stored_objects
 
 Records = Mapping[str, Record]
@@ -53,6 +53,7 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
     places = Places(job)
     for part in parts:
         records[part.name].counts.check(str(part))
+    check_extents(extents_of(parts, records))
     for key in job.keys:
         merge_key(places, key, parts, records, overwrite, watch)
         if job.lineage:
@@ -64,14 +65,17 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
     remove_parts(places, parts)
 
 
+def extents_of(parts: Sequence[Part], records: Records) -> Iterator[Read]:
+    """Each slice with what was read for it, in the order of the inputs."""
+    for part in parts:
+        yield from zip(part.slices, records[part.name].extents, strict=True)
+
+
 def merge_key(places: Places, key: str, parts: Sequence[Part], records: Records, overwrite: bool, watch: Watch) -> None:
     """The dataset of one key."""
     job = places.job
     target = Target(job.datasets[key], job.codec, job.target_options)
     opened = open_all([places.prefix(part, key) for part in parts], job.target_options)
-    if not opened:
-        write_empty(job, target)
-        return
     with merged_index(opened, watch) as columns:
         check_counts(key, parts, records, opened)
         make_way = way_for(target, columns, overwrite)
@@ -113,12 +117,6 @@ def way_for(target: Target, columns: IndexColumns, overwrite: bool) -> Callable[
     if not overwrite and object_exists(target.idx_uri, target.options) and not same_bytes(target, columns):
         raise ObjectExistsError(f"{target.prefix}: holds another dataset, needed a free name; --overwrite replaces it")
     return lambda: delete_all([*old, *beside(target.bin_uri)], target.options)
-
-
-def write_empty(job: Job, target: Target) -> None:
-    """A dataset of no documents: there was no text."""
-    with IndexedDatasetBuilder(target.bin_uri, job.dtype, storage_options=target.options) as builder:
-        builder.finalize(target.idx_uri)
 
 
 def write_lineage(places: Places, key: str, parts: Sequence[Part], records: Records) -> None:

@@ -1,8 +1,8 @@
 """What a dataset was made of: `PREFIX.manifest.json`, the last object of a job to appear.
 
 {"binidx_manifest": 1, "version": ..., "plan": digest, "job": Job, "dataset": {...}, "counts": Counts,
- "sources": [{"uri": ..., "identity": ..., "counts": Counts}], "engines": {name: {"parts": n, "compared": n}},
- "machines": {name: Machine}}
+ "sources": [{"uri": ..., "identity": ..., "counts": Counts, "covered": n}],
+ "engines": {name: {"parts": n, "compared": n}}, "machines": {name: Machine}}
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -27,21 +27,27 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """What became of the rows of one input."""
+    """What became of the rows of one input.
+
+    Attributes:
+        covered: plain bytes that were read, of parquet rows: all that it has.
+    """
 
     uri: str
     identity: Mapping[str, Any]
     counts: Counts
+    covered: int
 
 
 def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[SourceCounts]:
     """Of each input, in their order; one that is named twice counts twice."""
     found: dict[str, SourceCounts] = {}
     for part in parts:
-        for piece, counts in zip(part.slices, records[part.name].slices, strict=True):
-            before = found.get(piece.uri)
-            together = counts if before is None else before.counts + counts
-            found[piece.uri] = SourceCounts(redacted(piece.uri), piece.identity, together)
+        record = records[part.name]
+        for piece, counts, extent in zip(part.slices, record.slices, record.extents, strict=True):
+            before = found.get(piece.uri) or SourceCounts(redacted(piece.uri), piece.identity, Counts(), 0)
+            together, covered = before.counts + counts, before.covered + extent.count
+            found[piece.uri] = replace(before, counts=together, covered=covered)
     return list(found.values())
 
 

@@ -1,7 +1,8 @@
 """What became of a part, as a small object in the store: the proof that it is done, and the only source of all counts.
 
-    {"binidx_part": 1, "name": ..., "engine": ..., "compared": ..., "seconds": ...,
-     "host": ..., "ended": ..., "slices": [Counts, ...], "datasets": {key: Tokens}, "quarantined": bytes}
+    {"binidx_part": 2, "name": ..., "engine": ..., "compared": ..., "seconds": ...,
+     "host": ..., "ended": ..., "slices": [Counts, ...], "extents": [Extent, ...], "datasets": {key: Tokens},
+     "quarantined": rows}
 
 Counters that run along with the work lose what a killed worker had counted, and count twice what was done twice. A
 record is there once, whole, after all that it tells of.
@@ -16,8 +17,9 @@ from dataclasses import asdict, dataclass, field
 
 from binidx.errors import FormatError
 from binidx.text.batch import KINDS
+from binidx.text.extent import Extent
 
-VERSION = 1
+VERSION = 2
 SPECIAL = "special token"
 """A problem besides those that `text` has."""
 
@@ -86,6 +88,7 @@ class Record:
         engine: that tokenised it.
         compared: texts that the reference tokenised too, to the same ids.
         slices: counts of each slice, in their order.
+        extents: what each of them has read of its input.
         datasets: key -> what there is of it.
         quarantined: rows written to its quarantine.
         seconds: it took, and of them of a core.
@@ -98,6 +101,7 @@ class Record:
     engine: str
     compared: int
     slices: list[Counts]
+    extents: list[Extent]
     datasets: dict[str, Tokens]
     quarantined: int
     seconds: float
@@ -132,17 +136,18 @@ class Record:
         """
         try:
             values = json.loads(data)
-            version = values.pop("binidx_part")
+            if (version := values.pop("binidx_part")) != VERSION:
+                raise FormatError(
+                    f"{uri}: a record of version {version}, needed {VERSION}; finish with the binidx that began"
+                )
             values["slices"] = [Counts(**each) for each in values["slices"]]
+            values["extents"] = [Extent(**each) for each in values["extents"]]
             values["datasets"] = {key: Tokens(**each) for key, each in values["datasets"].items()}
-            found = cls(**values)
+            return cls(**values)
+        except FormatError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{uri}: is no record of a part ({error}); delete it and run again") from error
-        if version != VERSION:
-            raise FormatError(
-                f"{uri}: a record of version {version}, needed {VERSION}; finish with the binidx that began"
-            )
-        return found
 
 
 def _sum(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:

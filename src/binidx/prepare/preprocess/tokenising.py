@@ -28,6 +28,7 @@ from binidx.prepare.preprocess.stopping import stop_if_told
 from binidx.storage.publish import create_object, read_small
 from binidx.storage.retries import passes
 from binidx.text.batch import Batch, Problem
+from binidx.text.extent import Extent
 from binidx.text.read import read_slice
 from binidx.text.redacted import redacted
 from binidx.tokenize.checked import FIRST, FIRST_OF_WORKER, Checked
@@ -73,11 +74,11 @@ def make_part(job: Job, part: Part) -> Record:
     """
     places = Places(job)
     began, began_cpu = time.monotonic(), time.thread_time()
-    tokeniser, counts = Tokeniser(job, part), list[Counts]()
+    tokeniser, counts, extents = Tokeniser(job, part), list[Counts](), [Extent() for _ in part.slices]
     with ThreadPoolExecutor(1) as thread, PartWriter(places, part) as writer:
         standing = thread.submit(read_record, places, part)  # while the first text is on its way
         for number in range(len(part.slices)):
-            counts.append(tokeniser.run(number, writer, standing))
+            counts.append(tokeniser.run(number, writer, standing, extents[number]))
             if (record := standing.result()) is not None:
                 return record
         if (record := read_record(places, part)) is not None:  # a twin was faster
@@ -85,8 +86,8 @@ def make_part(job: Job, part: Part) -> Record:
         datasets = writer.publish()
         seconds = time.monotonic() - began, time.thread_time() - began_cpu
         record = Record(
-            part.name, tokeniser.engine.name, tokeniser.engine.compared, counts, datasets, writer.quarantined, *seconds,
-            job.on_error, socket.gethostname(), time.time(),
+            part.name, tokeniser.engine.name, tokeniser.engine.compared, counts, extents, datasets, writer.quarantined,
+            *seconds, job.on_error, socket.gethostname(), time.time(),
         )  # fmt: skip
     with create_object(places.record_uri(part), job.target_options) as out:
         out.write(record.to_bytes())
@@ -118,8 +119,8 @@ class Tokeniser:
         first = FIRST if part.number == 0 else max(0, FIRST_OF_WORKER - self._seen)
         self.engine = Checked(engine, exact, share=job.compared_share, first=first)
 
-    def run(self, number: int, writer: PartWriter, standing: Future[Record | None]) -> Counts:
-        """All documents of one slice; none if there is a record that stands."""
+    def run(self, number: int, writer: PartWriter, standing: Future[Record | None], extent: Extent) -> Counts:
+        """All documents of one slice, and what was read for it; none if there is a record that stands."""
         job, piece, counts = self._job, self._part.slices[number], Counts()
         for batches in read_slice(
             piece,
@@ -128,6 +129,7 @@ class Tokeniser:
             filters=job.filters,
             batch_bytes=BATCH_BYTES.get(self.engine.name, LEAST_BATCH_BYTES),
             storage_options=job.source_options,
+            extent=extent,
         ):
             stop_if_told()
             if standing.result() is not None:
