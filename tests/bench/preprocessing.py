@@ -7,10 +7,11 @@
     null           the same with a tokenizer that costs nothing: what the one writing process can take
     files          Megatron's tools/preprocess_data_fast.py: gigatoken.encode_files into one awkward array; it is
                    flattened, and EOD put in by np.insert, for a million documents at a time; megatron-core's builder
+    files-alone    the same with gigatoken kept to one thread, where it takes less CPU; by itself it takes all cores
 
-The last three are re-enactments: megatron-core's package has the builder and not the tools, nor yet the builder's
-add_documents. They call the same libraries the same way, without transformers' wrapper, which is in their favour;
-`files` on one thread, where it takes the least CPU. All leave the same bytes.
+The last four are re-enactments: megatron-core's package has the builder and not the tools, nor yet the builder's
+add_documents. They call the same libraries the same way, without transformers' wrapper, which is in their favour. All
+leave the same bytes.
 
 A first text, JSONL's .first.jsonl, goes the same way before, with the same tokenizer object: what is imported, loaded
 and compared once in a process is no part of the figures, nor is a cache of words that is quite empty. Prints the CPU
@@ -93,11 +94,11 @@ def by_pool(encoder: Encoder, source: str, prefix: str) -> None:
     target.finalize(f"{prefix}.idx")
 
 
-def by_files(encode_files: Any, source: str, prefix: str) -> None:
+def by_files(encode_files: Any, parallel: bool, source: str, prefix: str) -> None:
     import awkward
     import gigatoken
 
-    found = encode_files(gigatoken.JsonlFileSource([source]), parallel=False)
+    found = encode_files(gigatoken.JsonlFileSource([source]), parallel=parallel)
     target = builder(prefix)
     for first in range(0, len(found), CHUNK_DOCUMENTS):
         chunk = found[first : first + CHUNK_DOCUMENTS]
@@ -129,11 +130,11 @@ def maker(way: str, tokenizer: str) -> Callable[[str, str], None]:
         return lambda source, prefix: by_ours(way.removeprefix("ours-"), executor, source, tokenizer, prefix)
     if way == "driver":
         return lambda source, prefix: by_ours("gigatoken", None, source, tokenizer, prefix)
-    if way == "files":
+    if way in ("files", "files-alone"):
         import gigatoken
 
         encode_files = gigatoken.Tokenizer(tokenizer).encode_files
-        return lambda source, prefix: by_files(encode_files, source, prefix)
+        return lambda source, prefix: by_files(encode_files, way == "files", source, prefix)
     encoder = (NullEncoder if way == "null" else Encoder)(tokenizer)
     return lambda source, prefix: by_pool(encoder, source, prefix)
 
