@@ -19,12 +19,17 @@
         └── ShortReadError      EOFError          fewer bytes than were asked
 
 Messages read `subject: found, needed; the way out`. Each class is also the builtin it stands beside, so code that
-catches `ValueError` or `OSError` goes on working.
+catches `ValueError` or `OSError` goes on working. No message holds a password or a signature: see `redacted`.
 """
+
+from binidx.redacted import redacted_text
 
 
 class BinidxError(Exception):
     """The root: `except BinidxError` catches what we raise and nothing else."""
+
+    def __init__(self, *told: object) -> None:
+        super().__init__(*(redacted_text(each) if isinstance(each, str) else each for each in told))
 
 
 class ConfigError(BinidxError, ValueError):

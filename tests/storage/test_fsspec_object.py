@@ -111,7 +111,7 @@ def test_an_answer_without_an_end_is_not_read_to_it(lying: FsspecObject, web: Se
 
 def test_forbidden_names_the_uri_and_the_way_out(lying: FsspecObject, web: Server) -> None:
     web.behaviour = "forbidden"
-    with pytest.raises(AccessError, match=rf"^{lying.uri}: access denied .*; check the credentials, AWS_ACCESS_KEY_ID"):
+    with pytest.raises(AccessError, match=rf"^{lying.uri}: access denied .*; check the credentials, "):
         lying.read([(100, 200)])
     with pytest.raises(AccessError, match=rf"^{lying.uri}: access denied"):
         FsspecObject(lying.uri, lying.storage_options)

@@ -20,6 +20,9 @@ from binidx.errors import (
     StorageError,
     UnreachableError,
 )
+from binidx.storage.cause import cause_of, names_of
+from binidx.storage.cause import status_of as status_of
+from binidx.storage.cause import text as text
 from binidx.storage.driver_options import CONCURRENCY, CONCURRENCY_WITHOUT_DRIVER, users_config, with_defaults
 from binidx.storage.settings import ReadSettings, drivers_own
 
@@ -50,6 +53,12 @@ def links(uri: str) -> list[str]:
 def protocols(uri: str) -> list[str]:
     """`simplecache::s3://b/k` -> ["simplecache", "s3"]; a plain path has none."""
     return [link.partition("://")[0] for link in links(uri)] if "://" in uri else []
+
+
+def split_query(uri: str) -> tuple[str, str]:
+    """What names the object in a URL of HTTP, and its query with the question mark; other URIs have none."""
+    path, mark, query = uri.partition("?") if uri.startswith(("http://", "https://")) else (uri, "", "")
+    return path, mark + query
 
 
 def local_path(uri: str) -> str | None:
@@ -92,7 +101,7 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: in
     except ValueError as error:
         raise ConfigError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from error
     except Exception as error:
-        raise translated(uri, error) from error
+        raise translated(uri, error) from cause_of(error)
     _kept.setdefault(id(fs), fs)
     if reading and protocols(uri)[0] in ("s3", "s3a"):
         fs.retries = 1  # s3fs' own, around botocore's; this instance is ours alone, for its options are
@@ -222,7 +231,7 @@ def storage_errors(uri: str) -> Iterator[None]:
     except BinidxError:
         raise
     except Exception as error:
-        raise translated(uri, error) from error
+        raise translated(uri, error) from cause_of(error)
 
 
 def translated(uri: str, error: Exception) -> BinidxError:
@@ -238,7 +247,7 @@ def translated(uri: str, error: Exception) -> BinidxError:
     forbidden = status_of(error) in (401, 403) or str(error).startswith("Forbidden: ")  # the latter is gcsfs'
     if isinstance(error, PermissionError) or forbidden:
         return AccessError(f"{uri}: access denied ({text(error)}); check the credentials, {credentials_of(uri)}")
-    names = {each.__name__ for each in type(error).__mro__}
+    names = names_of(error)
     if names & NO_CREDENTIALS:
         return AccessError(f"{uri}: no credentials found; set {credentials_of(uri)}")
     if names & BAD_CREDENTIALS:
@@ -269,33 +278,14 @@ def missing_driver(uri: str, error: ImportError) -> MissingDriverError:
 def credentials_of(uri: str) -> str:
     if "gs" in protocols(uri) or "gcs" in protocols(uri):
         return "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket"
+    if protocols(uri)[:1] in (["http"], ["https"]):
+        return "those in the URL: a signature runs out"
     return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public"
 
 
-def reason_of(error: FileNotFoundError) -> Exception | None:
+def reason_of(error: BaseException) -> Exception | None:
     """What went wrong if the object may well be there: fsspec's http says FileNotFoundError whatever happened."""
     cause = error.__cause__
-    unreachable = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+    unreachable = cause is not None and "OSError" in (names := names_of(cause)) and "FileNotFoundError" not in names
     refused = getattr(cause, "status", 404) not in (404, 410)
     return cause if isinstance(cause, Exception) and (unreachable or refused) else None
-
-
-def status_of(error: BaseException | None) -> int | None:
-    """The HTTP status behind a driver's exception: botocore's, gcsfs's and aiohttp's ways of carrying it."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if isinstance(response, dict) and "ResponseMetadata" in response:
-            return int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
-        # aiohttp says 400 of an answer that it cannot read, cut off for one: no server did.
-        unread = type(error).__module__ == "aiohttp.http_exceptions"
-        for name in () if unread else ("status", "code"):
-            value = getattr(error, name, None)
-            if str(value).isdigit():
-                return int(str(value))
-        error = error.__cause__
-    return None
-
-
-def text(error: BaseException) -> str:
-    """The exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

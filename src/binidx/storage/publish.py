@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
+from binidx.storage.cause import cause_of
 from binidx.storage.inquiry import object_info
 from binidx.storage.ranges import Bytes
 from binidx.storage.settings import ReadSettings
@@ -251,5 +252,5 @@ def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
         # Only AWS's wording makes s3fs say FileExistsError; other servers' 412 comes as OSError EINVAL.
         if isinstance(error, FileExistsError) or filesystem.status_of(error) in (409, 412):
             return False
-        raise filesystem.translated(uri, error) from error
+        raise filesystem.translated(uri, error) from cause_of(error)
     return True

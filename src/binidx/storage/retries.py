@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError
 from binidx.storage import filesystem
+from binidx.storage.cause import cause_of, names_of
 from binidx.storage.ranges import Range
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
@@ -46,7 +47,8 @@ def patience(error: Exception, *, opening: bool = False) -> int:
 
 def passes(error: BaseException) -> bool:
     """Whether the same request may succeed in a moment."""
-    if isinstance(error, FileNotFoundError):
+    names = names_of(error)
+    if "FileNotFoundError" in names:
         hidden = filesystem.reason_of(error)
         return hidden is not None and passes(hidden)
     status = filesystem.status_of(error)
@@ -54,7 +56,6 @@ def passes(error: BaseException) -> bool:
         return status in PASSING
     if isinstance(error, BinidxError):
         return error.__cause__ is not None and passes(error.__cause__)
-    names = {each.__name__ for each in type(error).__mro__}
     return bool(names & LOST) and not names & LOST_FOR_GOOD
 
 
@@ -96,7 +97,7 @@ def given_up(uri: str, history: History, where: str) -> Exception:
     if len(history.failures) > 1:
         error = type(error)(f"{error}; {where} {history}")
     if error is not failure:
-        error.__cause__ = failure if not isinstance(failure, BinidxError) else failure.__cause__
+        error.__cause__ = cause_of(failure) if not isinstance(failure, BinidxError) else failure.__cause__
     return error
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.text.redacted import redacted
+from binidx.redacted import redacted
 
 
 @dataclass(frozen=True)

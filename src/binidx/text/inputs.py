@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.storage.backends import open_stored
-from binidx.storage.filesystem import local_path
+from binidx.storage.filesystem import local_path, split_query
 from binidx.storage.ranges import RangeReader
 from binidx.storage.resumable import in_flight
 from binidx.text.listing import is_pattern, local_files, stored_objects
@@ -81,7 +81,7 @@ def format_of(uri: str) -> str:
 
 
 def _told(uri: str) -> str | None:
-    name = uri.partition("?")[0] if uri.startswith(("http://", "https://")) else uri
+    name, _ = split_query(uri)
     return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
 
 

@@ -13,12 +13,12 @@ from contextlib import closing
 from typing import Any
 
 from binidx.errors import ObjectChangedError
+from binidx.redacted import redacted
 from binidx.storage.backends import open_stored
 from binidx.storage.filesystem import local_path, same_identity
 from binidx.storage.look_up import found_of
 from binidx.storage.ranges import RangeReader, cut
 from binidx.storage.resumable import in_flight
-from binidx.text.redacted import redacted
 from binidx.text.slices import Slice
 
 LOCAL_BYTES = 1 << 20

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
+from binidx.storage.filesystem import split_query
 from binidx.tokenize.caches import cached_encoding, cached_snapshot
 from binidx.tokenize.engine import missing
 from binidx.tokenize.gpt2_files import END
@@ -56,16 +57,17 @@ def describe_tokenizer(
         ConfigError: the tokenizer is not there, not to be told, or has no such EOD.
         FormatError: its content is not what its name says.
     """
+    name, _ = split_query(uri)
     if merges:
         spec, found = _json(uri, post_processor, storage_options, merges)
     elif uri in ENCODINGS:
         spec, found = _ranks(cached_encoding(uri), uri, pattern, storage_options)
-    elif uri.endswith(".model"):
+    elif name.endswith(".model"):
         spec, found = _sentencepiece(uri, storage_options)
-    elif uri.endswith(".txt"):
+    elif name.endswith(".txt"):
         spec, found = _wordpiece(uri, lowercase, storage_options)
-    elif uri.endswith(".tiktoken"):
-        spec, found = _ranks(uri, uri.rpartition("/")[2].removesuffix(".tiktoken"), pattern, storage_options)
+    elif name.endswith(".tiktoken"):
+        spec, found = _ranks(uri, name.rpartition("/")[2].removesuffix(".tiktoken"), pattern, storage_options)
     else:
         spec, found = _json(uri, post_processor, storage_options)
     return replace(spec, specials=specials, eod=spec.eod if eod is None else find_eod(uri, found, eod))
@@ -86,9 +88,10 @@ Described = tuple[TokenizerSpec, Mapping[str, int]]
 
 
 def _json(uri: str, post_processor: bool, storage_options: Options, merges: str = "") -> Described:
-    folder = not uri.endswith(".json") and not merges
+    folder = not split_query(uri)[0].endswith(".json") and not merges
     if folder:
-        uri = f"{(cached_snapshot(uri) or uri).rstrip('/')}/tokenizer.json"
+        place, query = split_query(cached_snapshot(uri) or uri)
+        uri = f"{place.rstrip('/')}/tokenizer.json{query}"
     content = fetch_content(uri, merges, storage_options)
     parsed = parse_json(uri, content)
     entries = vocabulary(parsed)
@@ -123,9 +126,12 @@ def refuse_changes(uri: str, parsed: Mapping[str, Any], config: Mapping[str, Any
 
 def _config(uri: str, storage_options: Options) -> dict[str, Any]:
     """The tokenizer_config.json beside a tokenizer.json; empty where there is none."""
+    name, query = split_query(uri)
     try:
-        found: dict[str, Any] = json.loads(fetch(f"{uri.rpartition('/')[0] or '.'}/{CONFIG_FILE}", storage_options))
-    except (ObjectNotFoundError, AccessError):  # who may not list is refused what is not there
+        found: dict[str, Any] = json.loads(
+            fetch(f"{name.rpartition('/')[0] or '.'}/{CONFIG_FILE}{query}", storage_options)
+        )
+    except (ObjectNotFoundError, AccessError):  # who may not list, or signed one URL, is refused what is not there
         return {}
     return found
 

@@ -15,9 +15,9 @@ import xxhash
 
 from binidx.errors import ConfigError
 from binidx.format.idx import DType
+from binidx.redacted import redacted
 from binidx.storage.segments import CODECS
 from binidx.text.filters import Filters
-from binidx.text.redacted import redacted
 from binidx.tokenize.spec import TokenizerSpec
 
 ALGORITHM = 1

@@ -19,8 +19,8 @@ from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.machines import count_machines
 from binidx.prepare.preprocess.plan import Part, plan_digest
 from binidx.prepare.preprocess.record import Counts, Record
+from binidx.redacted import redacted
 from binidx.storage.publish import read_small
-from binidx.text.redacted import redacted
 
 VERSION = 1
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from binidx.prepare.preprocess.job import Job, digest_of
-from binidx.text.redacted import redacted
+from binidx.redacted import redacted
 from binidx.text.slices import Input, Slice, plan_slices
 
 FEW, FEW_BYTES = 16, (4 << 20, 64 << 20)

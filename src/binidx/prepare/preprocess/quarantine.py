@@ -14,12 +14,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from binidx.redacted import redacted
 from binidx.storage.backends import open_object
 from binidx.storage.publish import Writer, create_object
 from binidx.storage.ranges import cut
 from binidx.text.batch import Problem
 from binidx.text.lines import whole_lines
-from binidx.text.redacted import redacted
 
 BLOCK_BYTES = 1 << 20
 """Held before they are written; read at once."""

@@ -14,6 +14,7 @@ from binidx.prepare.preprocess.places import Places
 from binidx.prepare.preprocess.plan import Part, plan_parts
 from binidx.prepare.preprocess.record import Record
 from binidx.prepare.preprocess.run import difference, finished, located, machines_of, mark_of, read_records, unique
+from binidx.redacted import redacted
 from binidx.storage.publish import read_small
 from binidx.text.inputs import find_inputs
 
@@ -78,7 +79,7 @@ def under_way(job: Job, parts: Sequence[Part], records: Mapping[str, Record], no
     sizes = sizes_of(parts)
     last = max((each.ended for each in records.values()), default=0.0)
     return Status(
-        output=job.output,
+        output=redacted(job.output),
         finished=False,
         parts=len(sizes),
         parts_done=len(records),
@@ -92,7 +93,7 @@ def under_way(job: Job, parts: Sequence[Part], records: Mapping[str, Record], no
 
 def _finished(job: Job, parts: Sequence[Part], manifests: Mapping[str, dict[str, Any]]) -> Status:
     count, total = len(unique(parts)), sum(sizes_of(parts).values())
-    return Status(job.output, True, count, count, total, total, None, None, machines_of(manifests))
+    return Status(redacted(job.output), True, count, count, total, total, None, None, machines_of(manifests))
 
 
 def _check_ours(job: Job, parts: Sequence[Part]) -> None:

@@ -25,12 +25,12 @@ from binidx.prepare.preprocess.plan import Part
 from binidx.prepare.preprocess.record import Counts, Record
 from binidx.prepare.preprocess.selection import Tokenised, total_lengths, within, without_specials
 from binidx.prepare.preprocess.stopping import stop_if_told
+from binidx.redacted import redacted
 from binidx.storage.publish import create_object, read_small
 from binidx.storage.retries import passes
 from binidx.text.batch import Batch, Problem
 from binidx.text.extent import Extent
 from binidx.text.read import read_slice
-from binidx.text.redacted import redacted
 from binidx.tokenize.checked import FIRST, FIRST_OF_WORKER, Checked
 from binidx.tokenize.engine import Engine
 from binidx.tokenize.engines import choose, reference

@@ -1,0 +1,109 @@
+"""What is written down of a URI holds no password and no signature."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from binidx.errors import (
+    AccessError,
+    BinidxError,
+    BlendError,
+    FormatError,
+    MissingDriverError,
+    ShortReadError,
+)
+from binidx.redacted import redacted, redacted_text
+from binidx.storage.cause import cause_of
+from binidx.storage.filesystem import status_of, storage_errors
+from binidx.storage.retries import passes
+from binidx.text.batch import Problem
+
+SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
+
+
+@pytest.mark.parametrize(
+    ("uri", "needed"),
+    [
+        ("corpus/what?sig=1.jsonl", "corpus/what?sig=1.jsonl"),
+        ("s3://corpus/en?sig=1.jsonl", "s3://corpus/en?sig=1.jsonl"),
+        ("https://me:5ec4e7@host:80/en.jsonl", "https://host:80/en.jsonl"),
+        ("https://host/a@b.jsonl", "https://host/a@b.jsonl"),
+        (SIGNED, "https://b.example/en.jsonl"),
+        ("https://h/e.jsonl?part=2&sv=2024&sig=5ec4e7&download=1", "https://h/e.jsonl?part=2&download=1"),
+        ("https://h/e.jsonl?Expires=1&Signature=5ec4e7&Key-Pair-Id=K", "https://h/e.jsonl"),
+    ],
+)
+def test_passwords_and_signatures_are_left_out(uri: str, needed: str) -> None:
+    assert redacted(uri) == needed
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        (f"{SIGNED}: 41 bytes, needed 52", "https://b.example/en.jsonl: 41 bytes, needed 52"),
+        (f"url='{SIGNED}'), 403", "url='https://b.example/en.jsonl'), 403"),
+        (
+            f"{SIGNED}&part=2: no such (see {SIGNED}).",
+            "https://b.example/en.jsonl?part=2: no such (see https://b.example/en.jsonl).",
+        ),
+        ("https://me:5ec4e7@h/my file.jsonl?sig=5ec4e7, really?", "https://h/my file.jsonl, really?"),
+        ("https://h/a?part=1&password=5ec?4e7&b=2", "https://h/a?part=1&b=2"),
+        ("what?sig=1: no URL, and s3://b/k?sig=1 is a key", "what?sig=1: no URL, and s3://b/k?sig=1 is a key"),
+        ("", ""),
+    ],
+)
+def test_every_error_of_ours_leaves_them_out_of_its_words(text: str, needed: str) -> None:
+    assert redacted_text(text) == needed == redacted_text(needed)
+    for kind in (BinidxError, FormatError, AccessError, MissingDriverError, BlendError, ShortReadError):
+        error = kind(text)
+        assert str(error) == str(pickle.loads(pickle.dumps(error))) == needed
+        assert error.args == (needed,)
+
+
+def test_a_cause_that_tells_one_is_replaced_and_says_as_much_of_what_failed() -> None:
+    def driver(url: str, reason: Exception) -> Exception:
+        try:
+            raise FileNotFoundError(url) from reason
+        except FileNotFoundError as error:
+            with pytest.raises(BinidxError) as raised, storage_errors(url):
+                raise error
+        return raised.value
+
+    reset, refused = ConnectionResetError(f"GET {SIGNED}"), OSError(f"403 of {SIGNED}")
+    refused.status = 403  # type: ignore[attr-defined]
+    for reason, retried, status in ((reset, True, None), (refused, False, 403)):
+        found = driver(SIGNED, reason)
+        assert "5ec4e7" not in "".join(traceback.format_exception(found))
+        assert passes(found) == retried
+        assert status_of(found) == status
+    plain = ValueError("of no URL")
+    assert cause_of(plain) is plain
+
+
+def test_a_problem_is_told_without_them() -> None:
+    problem = Problem("null", SIGNED, 0, 0, "line 1", "'text' is null")
+    assert str(problem) == "https://b.example/en.jsonl: line 1: null: 'text' is null"
+
+
+def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> None:
+    from preprocessing import job_of
+
+    from binidx.prepare.preprocess.plan import plan_parts
+    from binidx.prepare.preprocess.quarantine import format_problem
+    from binidx.prepare.preprocess.run import mark_of
+    from binidx.text.slices import JSONL, Input
+
+    def marked(uri: str) -> Any:
+        job = job_of([uri], tmp_path / "en")
+        parts = plan_parts(job, [Input(uri, JSONL, {"size": 9000, "ETag": "e"})])
+        return mark_of(job, parts), [str(each) for each in parts], json.dumps(job.to_json())
+
+    assert marked(SIGNED) == marked(SIGNED.replace("5ec4e7", "other"))
+    assert "5ec4e7" not in str(marked(SIGNED))
+    assert b"5ec4e7" not in format_problem(Problem("null", SIGNED, 0, 0, "", ""), 0)
