@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from servers.latency_proxy import latency_proxy
 
 from binidx.errors import IndexBuildError
 from binidx.index import building as module
@@ -83,11 +86,46 @@ def test_without_a_place_all_is_memory() -> None:
 @pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])
 def test_for_a_store_it_is_built_here_and_sent(s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SENT_FROM_MEMORY", in_memory)
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
     uri = s3.fresh()
     built, loaded = cached(uri), cached(uri)
     assert ("(deleted)" in file_under(built)) == (in_memory < ARRAY.nbytes)
     np.testing.assert_array_equal(built, ARRAY)
     np.testing.assert_array_equal(loaded, ARRAY)
+
+
+@pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])
+def test_what_was_sent_is_kept_for_the_node_which_fetches_nothing(
+    s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SENT_FROM_MEMORY", in_memory)
+    with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
+        uri = s3.fresh()
+        built, loaded = cached(uri), cached(uri)
+        assert not [each for each in proxy.log() if each.method == "GET" and each.path.endswith(".npy")]
+    assert file_under(built) == file_under(loaded)
+    assert file_under(built).startswith(os.environ["BINIDX_INDEX_DIR"])
+    np.testing.assert_array_equal(built, ARRAY)
+    np.testing.assert_array_equal(loaded, ARRAY)
+
+
+def test_a_kept_copy_that_was_spoilt_is_fetched_from_the_store(s3: Any) -> None:
+    uri = s3.fresh()
+    path = Path(file_under(cached(uri)))
+    gc.collect()
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    code = LOADED.format(tests=str(Path(__file__).parent.parent), uri=uri)
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LOADED = """
+import sys
+sys.path.insert(0, {tests!r})
+from index.test_building import ARRAY, cached
+assert (cached({uri!r}) == ARRAY).all()
+"""
 
 
 def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

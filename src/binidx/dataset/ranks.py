@@ -43,7 +43,10 @@ LATE_SECONDS = 10.0
 TOLD_SECONDS = 5.0
 """So long one stays for the others to be told, since the store may live in its process."""
 STORE_TRIES = 3
-FIRST_PAUSE = 0.002
+FIRST_PAUSE, PAUSE_PART = 0.002, 32
+"""Between two questions whether it is over; it grows with the time waited, to a 32nd of it."""
+ASKED_A_SECOND = 20_000
+"""By all ranks together, of a store that is one thread of one process."""
 OK, LEFT = "ok", "left"
 STORE_GONE = "the store of the process group does not answer; the process that has it is dead, or has left"
 
@@ -145,7 +148,7 @@ class Company:
             waited = time.monotonic() - began
             if self._over or (waited > LATE_SECONDS and self._over_without_the_late()):
                 return
-            time.sleep(min(max(waited / 8, FIRST_PAUSE), LOOK_SECONDS))
+            time.sleep(pause_after(waited, self.size))
 
     def _wait_for_told(self) -> None:
         began = time.monotonic()
@@ -227,6 +230,11 @@ class Company:
             beat = self.store.get(key).decode() if self.store.check([key]) else LEFT
             if beat != LEFT:
                 yield beat
+
+
+def pause_after(waited_seconds: float, size: int) -> float:
+    """Until the next question whether it is over, of a rank that has waited so long, one of so many."""
+    return min(max(waited_seconds / PAUSE_PART, size / ASKED_A_SECOND, FIRST_PAUSE), LOOK_SECONDS)
 
 
 @contextlib.contextmanager

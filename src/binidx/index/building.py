@@ -4,7 +4,7 @@
     a local disk    filled in order, or small   the mapped file, page cache         renamed
       enough to be  shuffled in place
     a local disk    shuffled in place, larger   anonymous memory                    written in order and given back
-    remote          any                         a nameless file, in the index_dir   sent
+    remote          any                         a nameless file, in the index_dir   sent, and kept for the node
     any             of 256 KiB at most          anonymous memory                    written
     nowhere         any                         anonymous memory                    kept
 
@@ -35,7 +35,7 @@ from binidx.storage import filesystem
 from binidx.storage.index_dir import directory_of_index
 from binidx.storage.local_file import READ_AT_ONCE
 from binidx.storage.publish import Writer, create_file, create_object
-from binidx.storage.send import send_object
+from binidx.storage.send import keep_sent, send_object
 from binidx.storage.settings import ReadSettings
 
 SHUFFLED_IN_FILE = 1 << 30
@@ -119,7 +119,11 @@ class Building:
         """Send the bytes if they are not in place; returns their checksum, and the identity that the store gave."""
         path = filesystem.local_path(uri)
         if path is None:
-            return xxhash.xxh3_64_hexdigest(buffer), send_object(uri, buffer, self.storage_options)
+            identity = send_object(uri, buffer, self.storage_options)
+            if kept := keep_sent(uri, buffer, identity, self.storage_options):
+                # The copy that all processes of the node map; what it was built in goes.
+                self._keep(name, parse_npy(kept))
+            return xxhash.xxh3_64_hexdigest(buffer), identity
         if not in_memory:
             return xxhash.xxh3_64_hexdigest(buffer), None
         if len(buffer) <= READ_AT_ONCE:

@@ -44,3 +44,15 @@ def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool 
     except UncacheableError as error:
         logger.info("%s", error)
         return reader
+
+
+def keep_whole(reader: DiskCache, data: memoryview) -> memoryview | None:
+    """Keep the whole content, which is at hand: nobody here has to fetch it.
+
+    Returns:
+        The bytes as they are kept; None where they cannot be.
+    """
+    cached, chunks = reader.cached, range(-(-reader.size // reader.content.chunk_bytes))
+    if cached.writable and cached.lacking(chunks) and cached.room.reserve(len(data)) and not cached.keep(0, data):
+        cached.room.give_back(len(data))
+    return cached.views([(0, len(data))])[0][0]

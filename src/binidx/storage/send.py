@@ -12,6 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from binidx.storage import filesystem
+from binidx.storage.backends import open_object
+from binidx.storage.disk_cache import DiskCache
+from binidx.storage.kept import keep_whole
+from binidx.storage.look_up import found_of
 from binidx.storage.parts import MAX_PARTS, PARTS, S3Parts
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import cut
@@ -38,6 +42,22 @@ def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] |
         return None
     tag = _put(uri, data, storage_options) if len(data) <= ONE_PUT else _send_parts(uri, data, storage_options)
     return {"size": len(data), "etag": tag} if tag else None
+
+
+def keep_sent(
+    uri: str, data: memoryview, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
+) -> memoryview | None:
+    """Put what was just sent where the processes of this node look before they ask the store: `kept`.
+
+    Args:
+        identity: that `send_object` gave.
+
+    Returns:
+        The bytes as they are kept; None where the store did not say what they are, or there is no place for them.
+    """
+    found = found_of(identity)
+    reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
+    return keep_whole(reader, data) if isinstance(reader, DiskCache) else None
 
 
 def _put(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None) -> str:
