@@ -24,6 +24,7 @@ from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tok
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.plan import packed, part_bytes_of, plan_parts
+from binidx.text.filters import Filters
 from binidx.text.inputs import find_inputs
 from binidx.tokenize.describe import describe_tokenizer
 
@@ -178,10 +179,24 @@ def test_parts_of_another_job_are_named_by_what_differs(tmp_path: Path) -> None:
         run(job_of([*inputs, bad], tmp_path / "en"))
     with pytest.raises(ObjectExistsError, match="parts of another job, which differs in append_eod; --overwrite"):
         run(job_of([*inputs, bad], tmp_path / "en", append_eod=False))
-    with pytest.raises(ObjectExistsError, match="of other inputs, or inputs that changed"):
+    with pytest.raises(ObjectExistsError, match=r"of other inputs: .*0\.jsonl, .*1\.jsonl, .*2\.jsonl; --overwrite"):
         run(job_of(inputs, tmp_path / "en"))
+    with pytest.raises(ObjectExistsError, match="of inputs that changed since, or of another --part-bytes"):
+        run(job_of([*inputs, bad], tmp_path / "en", part_bytes=6000))
+    other = describe_tokenizer(tokenizer_path(), eod="<pad>")
+    with pytest.raises(ObjectExistsError, match="which differs in tokenizer eod, filters min_characters; --overwrite"):
+        run(job_of([*inputs, bad], tmp_path / "en", tokenizer=other, filters=Filters(2)))
     run(job_of(inputs, tmp_path / "en"), overwrite=True)
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def test_a_job_that_failed_before_it_made_a_part_is_in_nobodys_way(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in")
+    with pytest.raises(FormatError, match="missing key: 'body' is not among"):
+        run(job_of(inputs, tmp_path / "en", keys=("body",)))
+    run(job_of(inputs, tmp_path / "en"))
+    assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+    assert not (tmp_path / "en-parts").exists()
 
 
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_an_input_that_changes_meanwhile_is_another_job(tmp_path: Path) -> None:
     job = job_of(inputs, tmp_path / "en")
     preprocess(job, shard=Shard(0, 2), executor=ThreadPoolExecutor(1))
     Path(inputs[0]).write_bytes(Path(inputs[0]).read_bytes()[:-1] + b" \n")
-    with pytest.raises(StorageError, match="parts of another job, of other inputs, or inputs that changed"):
+    with pytest.raises(StorageError, match="parts of another job, of inputs that changed since"):
         run(job)
 
 

@@ -152,12 +152,20 @@ def remove_parts(places: Places, parts: Sequence[Part]) -> None:
 
 def remove_others(places: Places, parts: Sequence[Part]) -> None:
     """What another job left where our parts will lie."""
-    ours = {uri.rpartition("/")[2] for uri in (places.job_uri, *itertools.chain(*map(places.objects, parts)))}
-    options, path = places.job.target_options, filesystem.local_path(places.folder)
-    found = stored_objects(f"{places.folder}/", options) if path is None else local_files(path) or []
+    ours = {name_of(uri) for uri in (places.job_uri, *itertools.chain(*map(places.objects, parts)))}
+    theirs = [uri for uri in objects_in(places) if name_of(uri) not in ours]
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
-        theirs = [uri for uri in found if uri.rpartition("/")[2] not in ours]
-        list(threads.map(lambda uri: delete_object(uri, options), theirs))
+        list(threads.map(lambda uri: delete_object(uri, places.job.target_options), theirs))
+
+
+def objects_in(places: Places) -> list[str]:
+    """All that lies in the folder of the parts, where there is one."""
+    path = filesystem.local_path(places.folder)
+    return stored_objects(f"{places.folder}/", places.job.target_options) if path is None else local_files(path) or []
+
+
+def name_of(uri: str) -> str:
+    return uri.rpartition("/")[2]
 
 
 def remove_folder(folder: Path) -> None:

@@ -8,7 +8,6 @@ Slurm arrays and indexed Jobs; whoever finds all records there finishes.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,17 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
-from binidx.format.convert_target import Target
+from binidx.errors import BinidxError, ConfigError, ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.drive import ATTEMPTS, Workers, drive
 from binidx.prepare.preprocess.engines import Borrowed, available_cores, workers_of
-from binidx.prepare.preprocess.finishing import finish, remove_others, remove_parts
+from binidx.prepare.preprocess.finishing import finish, remove_parts
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.machines import Machine, count_machines
 from binidx.prepare.preprocess.manifest import read_manifest
+from binidx.prepare.preprocess.mark import difference as difference
+from binidx.prepare.preprocess.mark import mark_of as mark_of
+from binidx.prepare.preprocess.mark import take_place
 from binidx.prepare.preprocess.places import MANIFEST, Places
 from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts
 from binidx.prepare.preprocess.progress import Unwatched, Watched, Watcher
@@ -32,7 +33,6 @@ from binidx.prepare.preprocess.record import Record, problems_of
 from binidx.prepare.preprocess.tokenising import Task, read_record, run_part
 from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
-from binidx.storage.publish import create_object, put_if_absent, read_small
 from binidx.storage.retries import pause
 from binidx.text.inputs import find_inputs
 
@@ -199,47 +199,6 @@ def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], ove
             if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:
                 raise
             time.sleep(pause(attempt))
-
-
-def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
-    """Say whose parts are about to lie there; whether there may be some already.
-
-    Raises:
-        ObjectExistsError: a dataset stands there, or parts of another job do.
-    """
-    uri, told = Places(job).job_uri, mark_of(job, parts)
-    standing = read_small(uri, job.target_options)
-    if standing == told:
-        return True
-    if not overwrite:
-        if standing is not None:
-            raise ObjectExistsError(f"{uri}: parts of another job, {difference(standing, told)}; --overwrite drops it")
-        for prefix in job.datasets.values():
-            Target(prefix, job.codec, job.target_options).check_free(None, ours=False)
-        if not put_if_absent(uri, told, job.target_options):
-            raise ObjectExistsError(f"{uri}: another job began here in this moment; run it again")
-        return False
-    with create_object(uri, job.target_options) as out:
-        out.write(told)
-    if standing is not None:
-        remove_others(Places(job), parts)
-    return True
-
-
-def mark_of(job: Job, parts: Sequence[Part]) -> bytes:
-    """What identifies a job, and says for people what it is."""
-    told = {"binidx_job": 1, "plan": plan_digest(job, parts), "inputs": job.to_json()["inputs"], "recipe": job.recipe}
-    return json.dumps(told).encode()
-
-
-def difference(standing: bytes, ours: bytes) -> str:
-    """In which option two jobs differ, in words."""
-    try:
-        theirs, mine = json.loads(standing)["recipe"], json.loads(ours)["recipe"]
-        names = [name for name in mine if theirs.get(name) != mine[name]]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return "of a form that is not known"
-    return f"which differs in {', '.join(names)}" if names else "of other inputs, or inputs that changed since"
 
 
 def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
