@@ -58,6 +58,17 @@ def test_a_run_that_grows_keeps_its_order(tmp_path: Path) -> None:
         assert (short[number]["tokens"] == long[number]["tokens"]).all()
 
 
+def test_a_run_that_grows_is_told_of_no_other_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prefix = write_source(tmp_path / "a", random.Random(1), True)
+    cached = {"cache_small_indices": True, "path_to_cache": str(tmp_path / "cache")}
+    for size, told in ((20, 0), (300, 0)):
+        build(prefix, size=size, **cached)
+        assert caplog.text.count("this run reads") == told
+    for size, told in ((20, 0), (300, 1)):  # Megatron's order is another one
+        build(prefix, binidx.GPTDataset, size, **cached)
+        assert caplog.text.count("this run reads") == told
+
+
 def test_a_padded_last_sample_is_part_of_the_order(tmp_path: Path) -> None:
     prefix = write_source(tmp_path / "a", random.Random(1), True)
     short, long = (build(prefix, size=size, block_samples=3).order_identity for size in (20, 300))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from binidx.index.block_shuffle import build_block_shuffle_index
 from binidx.index.building import Building
 from binidx.index.documents import Documents, fill
 from binidx.index.epochs import EpochPlan
+from binidx.index.growth import Order
 from binidx.index.sample import build_sample_index
 from binidx.native import RandomState
 
@@ -64,6 +65,9 @@ class BlockShuffledGPTDataset(GPTDataset):
         # Where a partial sample is padded it comes last in all, so it moves when another epoch follows.
         end = None if self._drop_last_partial() else self._plan.num_samples
         return {**self._fingerprint(), "data": self.dataset.identity, "end": end}
+
+    def _order(self) -> Order:
+        return replace(super()._order(), grows=self._drop_last_partial())
 
     def _build_planned(self, building: Building, plan: EpochPlan, threads: int) -> None:
         size = len(self._documents)

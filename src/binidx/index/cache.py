@@ -33,6 +33,10 @@ from binidx.index.turn import Built, load_else_build
 logger = logging.getLogger(__name__)
 
 
+class StaleError(Exception):
+    """An index of something else."""
+
+
 @dataclass(frozen=True)
 class IndexCache:
     """The arrays of one index.
@@ -69,6 +73,7 @@ class IndexCache:
             PeerError: another process of the run was to build it, and failed.
         """
         wanted, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
+        said: set[str] = set()
 
         def make() -> Built:
             nonlocal how
@@ -80,7 +85,7 @@ class IndexCache:
 
         arrays = load_else_build(
             self.files.uri(MANIFEST),
-            load=lambda: self.load(wanted, names),
+            load=lambda: self.load(wanted, names, said),
             build=make,
             storage_options=self.storage_options,
         )
@@ -91,24 +96,30 @@ class IndexCache:
     def files(self) -> IndexFiles:
         return IndexFiles(self.directory, self.name, self.storage_options)
 
-    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
-        """The arrays; None, and why in the log, where there is no manifest, another one, or not what it speaks of."""
+    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str], said: set[str] | None = None) -> Arrays | None:
+        """The arrays; None, and why in the log, where there is no manifest, another one, or not what it speaks of.
+
+        Args:
+            said: what the log has been told, by who looks more than once.
+        """
         uri = self.files.uri(MANIFEST)
         try:
             manifest, arrays = taken(self.files) or (self.files.read_manifest(), None)
             if manifest is not None:
                 return self._load(manifest, fingerprint, names, arrays)
+        except StaleError as error:
+            _warn(f"{uri}: stale, rebuilding: {error}", said)
+            return None
         except (FormatError, StorageError, KeyError) as error:
-            logger.warning("%s: unusable, rebuilding: %s", uri, error)
+            _warn(f"{uri}: unusable, rebuilding: {error}", said)
             return None
         return load_foreign(self.files, names, self.trusted) if self.trusted else None
 
     def _load(
         self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str], arrays: Arrays | None
-    ) -> Arrays | None:
+    ) -> Arrays:
         if wrong := mismatches(manifest, fingerprint, self.origin):
-            logger.warning("%s: stale, rebuilding: %s", self.files.uri(MANIFEST), "; ".join(wrong))
-            return None
+            raise StaleError("; ".join(wrong))
         arrays = arrays or self.files.read_arrays({name: manifest.arrays[name] for name in names})
         tokens = self.origin.data().get("bin")
         if tokens != manifest.data.get("bin"):
@@ -154,3 +165,10 @@ class IndexCache:
         if order:
             remember(self.files, fingerprint, self.origin, order)
         sweep_litter(self.files)
+
+
+def _warn(text: str, said: set[str] | None) -> None:
+    if said is None or text not in said:
+        logger.warning("%s", text)
+    if said is not None:
+        said.add(text)

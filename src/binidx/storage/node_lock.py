@@ -3,7 +3,8 @@
     first     has the file to itself; what it leaves in it is for those that waited meanwhile
     the rest  wait until it let go or died, and are told what it left
 
-Nothing but work depends on it: where files cannot be locked everybody is first.
+Nothing but work depends on it: where files cannot be locked everybody is first. Whoever is first removes, once a
+process, the locks beside his that nobody took for a day and nobody holds.
 
 `flock`, since it tells the threads of a process apart, unlike the record locks of `chunk_locks`. A forked child shares
 its parent's lock, and would keep it for a dead one: it closes its descriptors at once.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import stat
 import time
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE_PART = 0.005, 0.2, 32
 """Between two looks at the lock. It grows with the time waited, to a 32nd of it: nobody waits 4 % longer than needed,
 and in an hour each that waits takes 0.1 s of a core."""
+LEFT_SECONDS, SUFFIX = 86_400.0, ".lock"
 BUSY = (errno.EAGAIN, errno.EACCES)
 
 _descriptors: set[int] = set()
@@ -60,20 +63,52 @@ def node_turn(path: str | None, check: Callable[[], None] = lambda: None) -> Ite
         path: of the lock, made if it is not there; None: there is no directory for it.
         check: called while we wait; what it raises ends that.
     """
-    descriptor = _opened(path)
-    if descriptor is None:
+    descriptor, locked = _tried(path)
+    if path is None or descriptor is None:
         yield Turn(True)
         return
     try:
-        locked = _lock(descriptor, fcntl.LOCK_EX)
         if locked is False:
             yield Turn(False, left=_wait(descriptor, check))
         elif locked is None:
             yield Turn(True)
         else:
+            os.utime(descriptor)
+            _sweep(os.path.dirname(path), os.getpid())
             yield Turn(True, _node_of(descriptor), descriptor=descriptor)
     finally:
         _close(descriptor)
+
+
+def _tried(path: str | None) -> tuple[int | None, bool | None]:
+    """The open file, and whether we have its lock: see `_lock`."""
+    while (descriptor := _opened(path)) is not None:
+        locked = _lock(descriptor, fcntl.LOCK_EX)
+        if not locked or os.fstat(descriptor).st_nlink:
+            return descriptor, locked
+        _close(descriptor)  # swept just now: the next one makes another
+    return None, None
+
+
+@functools.lru_cache(maxsize=64)
+def _sweep(directory: str, pid: int) -> None:
+    """Remove what was left long ago; once a directory and process."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        oldest = time.time() - LEFT_SECONDS
+        for entry in entries:
+            if entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_mtime < oldest:
+                _remove(entry.path)
+
+
+def _remove(path: str) -> None:
+    """Unless it is held. Who waits for it has it open, and is told by that what was left."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if _lock(descriptor, fcntl.LOCK_EX):
+                os.unlink(path)
+        finally:
+            os.close(descriptor)
 
 
 def _opened(path: str | None) -> int | None:
