@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ class ReadingOrder:
             IndexError: a step that is not served whole.
         """
         self._check_steps(steps)
-        parts = [self._rows(first, count, size, rank) for first, count, size in self._runs(steps)]
+        parts = [self._rows(part, size, rank) for part, size in self._runs(steps)]
         return Readings(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _no_rows()
 
     def served_at(self, samples: Numbers, stop: int) -> Readings:
@@ -96,24 +96,24 @@ class ReadingOrder:
         positions = self._positions_of(np.unique(samples), stop if self.end is None else min(stop, self.end))
         return self._described(np.sort(positions[positions >= self._consumed]))
 
-    def _runs(self, steps: range) -> Iterator[tuple[int, int, int]]:
-        """(first step, steps, batch size) of stretches of one size."""
-        ends = map(self.schedule.samples_before, range(steps.start, steps.stop + 1))
-        sizes = zip((stop - start for start, stop in pairwise(ends)), steps, strict=True)
-        for size, group in groupby(sizes, key=lambda each: each[0]):
-            found = [step for _, step in group]
-            yield found[0], len(found), size
+    def _runs(self, steps: range) -> Iterator[tuple[range, int]]:
+        """Stretches of steps of one size, and the size."""
+        stages = self.schedule.stages
+        for stage, after in zip_longest(stages, stages[1:]):
+            stop = steps.stop if after is None else min(after.first_step, steps.stop)
+            if part := range(max(stage.first_step, steps.start), stop):
+                yield part, stage.batch_size
 
-    def _rows(self, first: int, count: int, size: int, rank: int | None) -> Readings:
+    def _rows(self, steps: range, size: int, rank: int | None) -> Readings:
         ranks = np.arange(self.schedule.data_parallel_size) if rank is None else np.array([rank])
-        per_rank = size // self.schedule.data_parallel_size
-        step, rank_of, slot = (
-            grid.reshape(-1)
-            for grid in np.meshgrid(np.arange(first, first + count), ranks, np.arange(per_rank), indexing="ij")
-        )
-        batch, place = np.divmod(slot, self.schedule.micro_batch_size)
-        position = self.schedule.samples_before(first) + (step - first) * size
-        position += batch * self.schedule.block + rank_of * self.schedule.micro_batch_size + place
+        slots = np.arange(size // self.schedule.data_parallel_size)
+        batch, place = np.divmod(slots, self.schedule.micro_batch_size)
+        in_step = ranks[:, None] * self.schedule.micro_batch_size + batch * self.schedule.block + place
+        first = self.schedule.samples_before(steps.start) + np.arange(len(steps)) * size
+        position = (first[:, None, None] + in_step).reshape(-1)
+        step = np.repeat(np.arange(steps.start, steps.stop), in_step.size)
+        rank_of = np.tile(np.repeat(ranks, len(slots)), len(steps))
+        slot = np.tile(slots, len(ranks) * len(steps))
         return Readings(step, rank_of, slot, position, self.samples_at(position))
 
     def samples_at(self, position: Numbers) -> Numbers:

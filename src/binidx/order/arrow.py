@@ -14,7 +14,7 @@ input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,8 @@ try:
 except ImportError as error:  # pragma: no cover - the message is the point
     raise MissingDriverError("order tables: need pyarrow; pip install 'binidx[parquet]'") from error
 
-DOCS = pa.list_(pa.field("element", pa.int32(), nullable=False))
-SPANS = pa.list_(pa.struct([("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]))
 SOURCE = pa.dictionary(pa.int16(), pa.string())
+SPAN = [("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]
 
 
 WHO_AND_WHAT = [
@@ -58,11 +57,9 @@ def to_table(
     if isinstance(contents, Contents):
         columns["spans"] = _spans(contents.spans)
     if isinstance(contents, Documents):
-        columns["docs"] = pa.ListArray.from_arrays(
-            pa.array(contents.bounds, pa.int32()), pa.array(contents.document, pa.int32()), type=DOCS
-        )
+        columns["docs"] = _lists(contents.bounds, pa.array(contents.document, pa.int32()))
         columns |= {name: pa.array(getattr(contents, name), pa.int32()) for name in ("start", "stop")}
-    return pa.table(columns | _input_ids(tokens))
+    return _table(columns | _input_ids(tokens))
 
 
 def packed_table(
@@ -71,7 +68,18 @@ def packed_table(
     """The same for rows (set, file, block, pass) of packed files."""
     columns = _who_and_what(readings, blocks[:, 0], names, blocks[:, 3])
     columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
-    return pa.table(columns | _input_ids(tokens))
+    return _table(columns | _input_ids(tokens))
+
+
+def _table(columns: Mapping[str, Any]) -> pa.Table:
+    """Nothing is ever missing, and parquet need not say so for each value."""
+    fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
+    return pa.table(list(columns.values()), schema=pa.schema(fields))
+
+
+def _lists(bounds: NDArray[np.int64], values: Any) -> Any:
+    kind = pa.list_(pa.field("element", values.type, nullable=False))
+    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values, type=kind)
 
 
 def _who_and_what(
@@ -92,16 +100,14 @@ def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
         return {}
     bounds = np.concatenate([[0], np.cumsum([len(each) for each in tokens], dtype=np.int64)])
     text = np.concatenate(tokens) if len(tokens) else np.empty(0, np.uint16)
-    return {"input_ids": pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(text, _token_type(text)))}
+    return {"input_ids": _lists(bounds, pa.array(text, _token_type(text)))}
 
 
 def _spans(spans: Spans) -> Any:
-    kinds = [field.type for field in SPANS.value_type]
     values = (spans.document, spans.start, spans.length, spans.target)
-    fields = [pa.array(value, kind) for value, kind in zip(values, kinds, strict=True)]
-    return pa.ListArray.from_arrays(
-        pa.array(spans.bounds, pa.int32()), pa.StructArray.from_arrays(fields, fields=list(SPANS.value_type))
-    )
+    arrays = [pa.array(value, kind) for value, (_, kind) in zip(values, SPAN, strict=True)]
+    fields = [pa.field(name, kind, nullable=False) for name, kind in SPAN]
+    return _lists(spans.bounds, pa.StructArray.from_arrays(arrays, fields=fields))
 
 
 def _token_type(text: NDArray[Any]) -> Any:
