@@ -94,9 +94,9 @@ def test_a_problem_is_told_without_them() -> None:
 def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> None:
     from preprocessing import job_of
 
+    from binidx.prepare.preprocess.mark import mark_of
     from binidx.prepare.preprocess.plan import plan_parts
     from binidx.prepare.preprocess.quarantine import format_problem
-    from binidx.prepare.preprocess.run import mark_of
     from binidx.text.slices import JSONL, Input
 
     def marked(uri: str) -> Any:

@@ -27,6 +27,7 @@ if __name__ == "__main__":  # python tools/estimate.py: see convert.py
 from binidx.prepare.estimate.run import SAMPLE_BYTES, Estimated, estimate_tokens
 from binidx.prepare.estimate.sampling import Estimate
 from binidx.text.filters import Filters, parse_keep
+from binidx.text.slices import FORMATS
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import ENGINES
 
@@ -44,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("estimate", __doc__)
     options.add_argument("inputs", nargs="+", metavar="INPUT", help="path, URI, glob or folder")
+    options.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
     options.add_argument("--tokenizer", required=True, metavar="URI", help="as in binidx preprocess")
     options.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)")
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
@@ -73,6 +75,7 @@ def estimate(arguments: argparse.Namespace) -> int:
             keys=arguments.json_keys,
             append_eod=arguments.append_eod,
             filters=Filters(arguments.min_characters, arguments.max_characters, parse_keep(arguments.keep)),
+            format=arguments.format,
             engine=arguments.tokenizer_engine,
             sample_bytes=arguments.sample,
             seed=arguments.seed,

@@ -39,6 +39,7 @@ from binidx.prepare.preprocess.job import ON_ERROR, Job
 from binidx.prepare.preprocess.run import Report, Shard, preprocess
 from binidx.prepare.preprocess.status import status_of
 from binidx.text.filters import Filters, parse_keep
+from binidx.text.slices import FORMATS
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import ENGINES
 from binidx.tokenize.spec import POLICIES, TokenizerSpec
@@ -67,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_text(group: Any) -> None:
     group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
     group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
+    group.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
     group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)")
     group.add_argument("--split-sentences", action="store_true", help="each sentence is a sequence; needs nltk")
     group.add_argument("--lang", default="english", help="of the sentences (english)")
@@ -185,6 +187,7 @@ def job_of(arguments: argparse.Namespace) -> Job:
         part_bytes=arguments.part_bytes,
         engine=arguments.tokenizer_engine,
         compared_share=arguments.compare,
+        format=arguments.format,
         source_options=arguments.source_options,
         target_options=arguments.target_options,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tok
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.plan import packed, part_bytes_of, plan_parts
+from binidx.prepare.preprocess.run import Shard, preprocess
 from binidx.text.filters import Filters
 from binidx.text.inputs import find_inputs
 from binidx.tokenize.describe import describe_tokenizer
@@ -181,7 +183,7 @@ def test_parts_of_another_job_are_named_by_what_differs(tmp_path: Path) -> None:
         run(job_of([*inputs, bad], tmp_path / "en", append_eod=False))
     with pytest.raises(ObjectExistsError, match=r"of other inputs: .*0\.jsonl, .*1\.jsonl, .*2\.jsonl; --overwrite"):
         run(job_of(inputs, tmp_path / "en"))
-    with pytest.raises(ObjectExistsError, match="of inputs that changed since, or of another --part-bytes"):
+    with pytest.raises(ObjectExistsError, match="of inputs that changed since, or of another --part-bytes or --format"):
         run(job_of([*inputs, bad], tmp_path / "en", part_bytes=6000))
     other = describe_tokenizer(tokenizer_path(), eod="<pad>")
     with pytest.raises(ObjectExistsError, match="which differs in tokenizer eod, filters min_characters; --overwrite"):
@@ -197,6 +199,29 @@ def test_a_job_that_failed_before_it_made_a_part_is_in_nobodys_way(tmp_path: Pat
     run(job_of(inputs, tmp_path / "en"))
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
     assert not (tmp_path / "en-parts").exists()
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+def test_a_job_may_write_into_the_folder_that_it_reads(where: str, tmp_path: Path, s3: Bucket) -> None:
+    inputs = corpus(tmp_path / "in")
+    bad = write_lines(tmp_path / "in" / "2.jsonl", ["{"])
+    folder = str(tmp_path / "in") if where == "disk" else s3.fresh()
+    if where == "s3":
+        fsspec.filesystem("s3").put([*inputs, bad], f"{folder}/")
+    job = job_of([f"{folder}/"], f"{folder}/en", on_error="quarantine")
+    preprocess(job, shard=Shard(0, 2), executor=ThreadPoolExecutor(1))
+    report = run(job)
+    assert report.parts_made < report.parts
+    assert files_of(f"{folder}/en_text_document") == theirs(inputs, tmp_path / "theirs")
+    again = run(replace(job, inputs=(f"{folder}/*.jsonl",)))
+    assert (again.parts_made, len(again.manifests["text"]["sources"])) == (0, 3)
+
+
+def test_a_name_that_tells_no_format_is_read_as_the_one_that_is_said(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", files=1)
+    Path(inputs[0]).rename(tmp_path / "part-00000")
+    run(job_of([str(tmp_path / "part-00000")], tmp_path / "en", format="jsonl"))
+    assert files_of(tmp_path / "en_text_document") == theirs([str(tmp_path / "part-00000")], tmp_path / "theirs")
 
 
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

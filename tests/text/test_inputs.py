@@ -73,6 +73,13 @@ def test_a_folder_without_inputs_is_an_error(shelf: Shelf) -> None:
         names(shelf, "notes.d/")
 
 
+def test_what_stands_beside_a_dataset_is_no_input_of_its_folder(shelf: Shelf) -> None:
+    for end in (".bin", ".idx", ".manifest.json", ".lineage.parquet", ".quarantine.jsonl", ".parts.json"):
+        shelf.put(b"{}", f"sub/en{end}")
+    assert names(shelf, "sub") == ["sub/c.jsonl", "sub/deep/d.jsonl"]
+    assert names(shelf, "sub/*.jsonl") == ["sub/c.jsonl", "sub/en.quarantine.jsonl"]
+
+
 def test_a_name_that_tells_no_format_needs_one_said(shelf: Shelf) -> None:
     with pytest.raises(ConfigError, match=r"notes.txt: tells no format"):
         names(shelf, "notes.txt")
@@ -81,11 +88,11 @@ def test_a_name_that_tells_no_format_needs_one_said(shelf: Shelf) -> None:
         names(shelf, "notes.txt", format="csv")
 
 
-def test_a_file_of_a_name_with_wildcards_is_that_file(tmp_path: Path) -> None:
+def test_an_object_of_a_name_with_wildcards_is_that_object(shelf: Shelf) -> None:
     for name in ("a[1].jsonl", "a1.jsonl"):
-        (tmp_path / name).write_bytes(b"{}")
-    assert [each.uri for each in find_inputs(str(tmp_path / "a[1].jsonl"))] == [str(tmp_path / "a[1].jsonl")]
-    assert [each.uri for each in find_inputs(str(tmp_path / "a[12].jsonl"))] == [str(tmp_path / "a1.jsonl")]
+        shelf.put(b"{}", name)
+    assert names(shelf, "a[1].jsonl") == ["a[1].jsonl"]
+    assert names(shelf, "a[12].jsonl") == ["a1.jsonl"]
 
 
 def test_formats_are_told_by_names() -> None:

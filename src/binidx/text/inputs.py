@@ -2,7 +2,8 @@
 
 corpus/a.jsonl               the file
 s3://corpus/en/*.jsonl.zst   what matches, sorted by name; ** goes through folders
-corpus/ or s3://corpus/en/   all below whose name tells a format, sorted by name, without .hidden and _hidden ones
+corpus/ or s3://corpus/en/   all below whose name tells a format, sorted by name, without .hidden and _hidden ones,
+                             and without what stands beside a dataset
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from contextlib import closing
 from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.format.sidecars import SIDECARS
 from binidx.storage.backends import open_stored
 from binidx.storage.filesystem import local_path, split_query
 from binidx.storage.ranges import RangeReader
 from binidx.storage.resumable import in_flight
-from binidx.text.listing import is_pattern, local_files, stored_objects
+from binidx.text.listing import is_pattern, local_files, some, stored_objects
 from binidx.text.slices import FORMATS, GZIP, JSONL, PARQUET, ZSTD, Block, Input
 from binidx.text.stored import file_identity
 from binidx.text.zstd_inputs import zstd_blocks
@@ -36,17 +38,22 @@ SUFFIXES = {
     ".parquet": PARQUET,
 }  # fmt: skip
 
+NO_TEXT = (*SIDECARS, ".quarantine.jsonl", ".parts.json")
+"""Ends of names that tell a format, and are what these tools have written there."""
+
 
 def find_inputs(
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     format: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    leave_out: Callable[[str], bool] = lambda uri: False,
 ) -> list[Input]:
     """The objects behind the names, in the order of the names; those of a glob or a directory sorted.
 
     Args:
         format: of all of them, one of FORMATS; None: as the name of each tells.
+        leave_out: of what globs and folders hold.
 
     Raises:
         ObjectNotFoundError: a name that matches nothing.
@@ -57,7 +64,7 @@ def find_inputs(
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format: found {format!r}, needed one of {', '.join(FORMATS)}")
     every = [os.fspath(each) for each in ([names] if isinstance(names, str | os.PathLike) else names)]
-    found = _at_once(lambda name: _expanded(name, format, storage_options), every)
+    found = _at_once(lambda name: _expanded(name, format, storage_options, leave_out), every)
     return _at_once(lambda each: _input(*each, format, storage_options), [each for some in found for each in some])
 
 
@@ -75,7 +82,7 @@ def format_of(uri: str) -> str:
     """
     if (found := _told(uri)) is None:
         raise ConfigError(
-            f"{uri}: tells no format, needed a name that ends in {', '.join(SUFFIXES)}; or say the format"
+            f"{uri}: tells no format, needed a name that ends in {', '.join(SUFFIXES)}; or say the format (--format)"
         )
     return found
 
@@ -85,23 +92,21 @@ def _told(uri: str) -> str | None:
     return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
 
 
-def _expanded(name: str, format: str | None, options: Mapping[str, Any] | None) -> list[Named]:
+def _expanded(
+    name: str, format: str | None, options: Mapping[str, Any] | None, leave_out: Callable[[str], bool]
+) -> list[Named]:
     path = local_path(name)
-    if path is not None:
-        found = local_files(path)
-        return _named([path] if found is None else _readable(path, found, format) if os.path.isdir(path) else found)
-    if is_pattern(name):
-        return _named(stored_objects(name, options))
-    if not name.endswith("/"):
+    if path is None and "*" not in name and not name.endswith("/"):
         try:
             return [(name, open_stored(name, storage_options=options))]
         except ObjectNotFoundError:
-            pass  # it may be a folder: Spark names them x.parquet
-    return _named(_readable(name, stored_objects(name, options), format))
-
-
-def _named(uris: Sequence[str]) -> list[Named]:
-    return [(uri, None) for uri in uris]
+            pass  # it may be a pattern of [ ] or ?, or a folder: Spark names them x.parquet
+    listed = stored_objects(name, options) if path is None else local_files(path)
+    if listed is None:
+        return [(name if path is None else path, None)]
+    found = [each for each in listed if not leave_out(each)]
+    folder = os.path.isdir(path) if path is not None else not is_pattern(name)
+    return [(uri, None) for uri in (_readable(name, found, format) if folder else some(name, found))]
 
 
 def _readable(folder: str, found: Sequence[str], format: str | None) -> list[str]:
@@ -110,7 +115,7 @@ def _readable(folder: str, found: Sequence[str], format: str | None) -> list[str
     Raises:
         ObjectNotFoundError: none of them is.
     """
-    if inputs := [each for each in found if format or _told(each)]:
+    if inputs := [each for each in found if (format or _told(each)) and not each.endswith(NO_TEXT)]:
         return inputs
     raise ObjectNotFoundError(f"{folder}: holds {len(found)} objects, needed one that ends in {', '.join(SUFFIXES)}")
 

@@ -26,10 +26,10 @@ def local_files(path: str) -> list[str] | None:
     """
     if os.path.isdir(path):
         found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-        return _some(path, [each for each in found if not hidden(path, each)])
+        return some(path, [each for each in found if not hidden(path, each)])
     if os.path.exists(path):
         return None
-    return _some(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
+    return some(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
 
 
 def stored_objects(uri: str, options: Options) -> list[str]:
@@ -46,7 +46,7 @@ def stored_objects(uri: str, options: Options) -> list[str]:
     uris = [each if "://" in each else f"{protocol}://{each}" for each in found]
     if not is_pattern(uri):
         uris = [each for each in uris if not hidden(uri, each)]
-    return _some(uri, [each for each in uris if not each.endswith("/")])
+    return some(uri, [each for each in uris if not each.endswith("/")])
 
 
 def hidden(folder: str, name: str) -> bool:
@@ -54,7 +54,12 @@ def hidden(folder: str, name: str) -> bool:
     return any(part[:1] in (".", "_") for part in name[len(folder) :].split("/"))
 
 
-def _some(name: str, found: Sequence[str]) -> list[str]:
+def some(name: str, found: Sequence[str]) -> list[str]:
+    """Sorted.
+
+    Raises:
+        ObjectNotFoundError: there is none.
+    """
     if not found:
         raise ObjectNotFoundError(f"{name}: matches nothing, needed one object at least")
     return sorted(found)

@@ -92,6 +92,7 @@ def estimate_tokens(
     keys: Sequence[str] = ("text",),
     append_eod: bool = False,
     filters: Filters | None = None,
+    format: str | None = None,
     engine: str = "auto",
     sample_bytes: int = SAMPLE_BYTES,
     seed: int = 0,
@@ -103,7 +104,7 @@ def estimate_tokens(
     Rows that are no documents are counted and left out, as `on_error="skip"` would.
 
     Args:
-        inputs, keys, append_eod, filters, engine: as in `prepare.preprocess.job.Job`.
+        inputs, keys, append_eod, filters, format, engine: as in `prepare.preprocess.job.Job`.
         sample_bytes: of text to be tokenised, about. Half the interval is some 1 % at 64 MiB, and falls by the root.
         seed: of the sample.
 
@@ -113,7 +114,7 @@ def estimate_tokens(
     if append_eod and tokenizer.eod is None:
         raise ConfigError(f"{tokenizer.uri}: append_eod, and no EOD is known; name the token with eod (--eod)")
     began, watch = time.monotonic(), watch or Silent()
-    found = find_inputs(list(inputs), storage_options=source_options)
+    found = find_inputs(list(inputs), format=format, storage_options=source_options)
     units, chosen_engine = Units(found), choose(tokenizer, engine, storage_options=source_options)
     total_bytes = int(units.sizes.sum())
     mean = total_bytes / max(len(units), 1)

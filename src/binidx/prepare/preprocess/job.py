@@ -49,6 +49,7 @@ class Job:
         part_bytes: stored bytes of text in a part; None: by the size of all, see `plan`.
         engine: name of a tokenizer's engine, or auto. They all give the same tokens.
         compared_share: part of the texts that the reference tokenises too, to prove that.
+        format: of all inputs, one of `slices.FORMATS`; None: as the name of each tells.
     """
 
     inputs: tuple[str, ...]
@@ -69,6 +70,7 @@ class Job:
     part_bytes: int | None = None
     engine: str = "auto"
     compared_share: float = 1e-4
+    format: str | None = None
     source_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
     target_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
@@ -119,7 +121,7 @@ class Job:
         """What, with its text, decides the bytes of a part: of one with rows that are no documents `on_error`, too."""
         values = self.to_json()
         tokenizer = {name: value for name, value in values["tokenizer"].items() if name not in ("uri", "merges")}
-        left_out = ("inputs", "output", "part_bytes", "engine", "compared_share", "on_error")
+        left_out = ("inputs", "format", "output", "part_bytes", "engine", "compared_share", "on_error")
         return {name: value for name, value in values.items() if name not in left_out} | {
             "tokenizer": tokenizer,
             "algorithm": ALGORITHM,

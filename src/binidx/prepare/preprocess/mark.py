@@ -64,7 +64,7 @@ def difference(standing: bytes, ours: bytes) -> str:
         return "of a form that is not known"
     if not same:
         return f"of other inputs: {', '.join(theirs['inputs'][:3])}{', ...' if len(theirs['inputs']) > 3 else ''}"
-    return "of inputs that changed since, or of another --part-bytes"
+    return "of inputs that changed since, or of another --part-bytes or --format"
 
 
 def _unequal(theirs: Mapping[str, Any], ours: Mapping[str, Any], of: str = "") -> Iterator[str]:

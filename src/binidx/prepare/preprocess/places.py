@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from binidx.format.sidecars import LINEAGE as LINEAGE
 from binidx.format.sidecars import MANIFEST as MANIFEST
+from binidx.format.sidecars import SIDECARS
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.plan import Part
 from binidx.storage.segments import CODECS
@@ -58,3 +59,8 @@ class Places:
         ends = [self.bin_suffix, ".idx", LINEAGE]
         made = [self.prefix(part, key) + end for key in self.job.keys for end in ends]
         return [self.record_uri(part), *made, self.part_quarantine_uri(part)]
+
+    def is_output(self, uri: str) -> bool:
+        """Whether the job itself writes it: it may read the folder that it writes to."""
+        beside = (prefix + end for prefix in self.job.datasets.values() for end in SIDECARS)
+        return uri.startswith(f"{self.folder}/") or uri in (self.quarantine_uri, *beside)

@@ -23,8 +23,6 @@ from binidx.prepare.preprocess.finishing import finish, remove_parts
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.machines import Machine, count_machines
 from binidx.prepare.preprocess.manifest import read_manifest
-from binidx.prepare.preprocess.mark import difference as difference
-from binidx.prepare.preprocess.mark import mark_of as mark_of
 from binidx.prepare.preprocess.mark import take_place
 from binidx.prepare.preprocess.places import MANIFEST, Places
 from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts
@@ -35,6 +33,7 @@ from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.retries import pause
 from binidx.text.inputs import find_inputs
+from binidx.text.slices import Input
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def preprocess(
     if shard is not None and overwrite:
         raise ConfigError("shard and overwrite: shards know nothing of each other; remove the old dataset before them")
     began, watch, job = time.monotonic(), watch or Unwatched(), located(job)
-    parts = plan_parts(job, find_inputs(job.inputs, storage_options=job.source_options))
+    parts = plan_parts(job, inputs_of(job))
     if manifests := finished(job, parts):
         remove_parts(Places(job), parts)
         return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
@@ -147,6 +146,12 @@ def located(job: Job) -> Job:
     told = job.tokenizer
     tokenizer = replace(told, uri=whole(told.uri), merges=told.merges and whole(told.merges))
     return replace(job, inputs=tuple(map(whole, job.inputs)), output=whole(job.output), tokenizer=tokenizer)
+
+
+def inputs_of(job: Job) -> list[Input]:
+    """What it reads, without what it writes itself into the same folder."""
+    leave_out = Places(job).is_output
+    return find_inputs(job.inputs, format=job.format, storage_options=job.source_options, leave_out=leave_out)
 
 
 def is_far(job: Job, parts: Sequence[Part]) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 from binidx.errors import ObjectExistsError
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.machines import Machine, count_machines, pace, sizes_of
+from binidx.prepare.preprocess.mark import difference, mark_of
 from binidx.prepare.preprocess.places import Places
 from binidx.prepare.preprocess.plan import Part, plan_parts
 from binidx.prepare.preprocess.record import Record
-from binidx.prepare.preprocess.run import difference, finished, located, machines_of, mark_of, read_records, unique
+from binidx.prepare.preprocess.run import finished, inputs_of, located, machines_of, read_records, unique
 from binidx.redacted import redacted
 from binidx.storage.publish import read_small
-from binidx.text.inputs import find_inputs
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def status_of(job: Job) -> Status:
         ObjectExistsError: the parts that lie there are of another job.
     """
     job = located(job)
-    parts = plan_parts(job, find_inputs(job.inputs, storage_options=job.source_options))
+    parts = plan_parts(job, inputs_of(job))
     if manifests := finished(job, parts):
         return _finished(job, parts, manifests)
     _check_ours(job, parts)
