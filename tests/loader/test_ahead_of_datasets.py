@@ -195,13 +195,13 @@ def test_a_loader_that_is_dropped_drops_its_requests(s3: Any, s3_prefixes: list[
         batches = iter(binidx.build_pretraining_data_loader(dataset, 0, 2) or [])
         next(batches)
         time.sleep(1)  # what is asked for until now is here by then
-        proxy.become(delay_ms=20_000)
+        proxy.become(delay_ms=60_000)
         next(batches)
         began = time.monotonic()
         del batches
         while any(thread.name == "binidx-ahead" for thread in threading.enumerate()):
-            assert time.monotonic() < began + 5
+            assert time.monotonic() < began + 20
             time.sleep(0.01)
         proxy.become(delay_ms=1)
         assert_same_batches(served(dataset, 0, 2, count=5), served(dataset, 0, 2, count=5, look_ahead=0))
-        assert time.monotonic() < began + 15
+        assert time.monotonic() < began + 50

