@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poisoned import kills_its_worker, local_work
 from preprocessing import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
-from binidx.errors import ConfigError, UnreachableError
+from binidx.errors import ConfigError, UnreachableError, WorkerError
+from binidx.prepare.preprocess import drive as driver
+from binidx.prepare.preprocess.drive import ATTEMPTS, drive
 from binidx.prepare.preprocess.engines import workers_of
 from binidx.prepare.preprocess.run import preprocess
 
@@ -79,11 +83,11 @@ def test_ray_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -
 
 
 @contextlib.contextmanager
-def dask_cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+def dask_cluster(folder: Path, nanny: str = "--no-nanny") -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """A scheduler and two workers, each a process; its address."""
     place = folder / "scheduler.json"
     run = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
-    work = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", "--no-nanny"]
+    work = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", nanny]
     with contextlib.ExitStack() as stack:
         processes = [
             stack.enter_context(
@@ -113,6 +117,39 @@ def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) 
             report = told(driver)
     assert report["parts_made"] == report["parts"]
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def names_the_task(found: BaseException, times: int = ATTEMPTS) -> bool:
+    return bool(re.search(rf"a worker died .*killed, or out of memory\?; 3 failed {times} times$", str(found)))
+
+
+def test_a_part_that_kills_its_worker_each_time_ends_the_job() -> None:
+    with pytest.raises(WorkerError, check=names_the_task):
+        list(drive(local_work, range(8), workers_of("local", 2)))
+
+
+@pytest.mark.slow
+def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with pytest.raises(WorkerError, check=names_the_task):
+        list(drive(kills_its_worker(), range(8), workers_of("ray", 2)))
+
+
+@pytest.mark.slow
+def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_dask(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path, "--nanny") as (address, _), pytest.raises(WorkerError, check=names_the_task):
+        list(drive(kills_its_worker(), range(8), workers_of(f"dask={address}")))
+
+
+def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "LOST_SECONDS", 1.0)
+    with dask_cluster(tmp_path) as (address, _), pytest.raises(WorkerError, match=r"no worker is left .*: 3") as raised:
+        list(drive(kills_its_worker(), [3], workers_of(f"dask={address}")))
+    assert "killed, or out of memory?" in str(raised.value)
 
 
 def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -122,9 +122,36 @@ def test_every_token_put_in_at_every_place(template: bytes) -> None:
     check(template[:at] + token + template[at:] for at in range(len(template) + 1) for token in TOKENS)
 
 
+def test_every_code_of_an_escape_and_every_start_of_a_character() -> None:
+    check(b'{"text":"\\u%04x","title":"%d"}' % (code, code) for code in range(0x10000))
+    check(b'{"text":"\\ud83d\\u%04x","title":""}' % code for code in range(0xD700, 0xE100))
+    ends = (0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0)
+    starts = [bytes([first, second]) for first in range(0x80, 0x100) for second in ends]
+    check(
+        b'{"text":"%s%s","title":""}' % (start, rest)
+        for start in starts
+        for rest in (b"", b"\x80", b"\xbf\x80", b"\xbf\xc0")
+    )
+
+
 @pytest.mark.parametrize("field", ["id", "n"])
 def test_every_odd_value_as_a_field_and_as_a_text(field: str) -> None:
-    numbers = [*VALUES, "9" * 17, "9" * 18, "9" * 19, "-" + "9" * 18, "1" * 4300, "1" * 4301, "1E400", "-1e-400", "0.0"]
+    numbers = [
+        *VALUES,
+        "nan",
+        "inf",
+        "infinity",
+        "True",
+        "9" * 17,
+        "9" * 18,
+        "9" * 19,
+        "-" + "9" * 18,
+        "1" * 4300,
+        "1" * 4301,
+        "1E400",
+        "-1e-400",
+        "0.0",
+    ]
     check(f'{{"text":"a","title":"b","{field}":{value}}}'.encode() for value in numbers)
     check(f'{{"text":"a","title":{value},"{field}":7}}'.encode() for value in numbers)
 

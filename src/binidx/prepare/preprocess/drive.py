@@ -26,6 +26,9 @@ from binidx.storage.retries import pause
 ATTEMPTS = 5
 """Of one task, whatever it was that failed in passing. A pool that died of one of many counts for none of them."""
 
+LOOK_SECONDS, LOST_SECONDS = 10.0, 300.0
+"""Between two looks whether a cluster has workers, while nothing is done; and without any, before it is given up."""
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -36,7 +39,7 @@ class Workers:
 
     Attributes:
         open: makes the Executor; called again when one broke.
-        count: asked of an open one: tasks that it runs at once.
+        count: asked of an open one: tasks that it runs at once; 0: it has no worker, now.
     """
 
     open: Callable[[], Executor]
@@ -67,7 +70,7 @@ def drive(
 
     Raises:
         BinidxError: a task failed for good; the others are stopped.
-        WorkerError: the worker of a task died, `ATTEMPTS` times.
+        WorkerError: the worker of a task died, `ATTEMPTS` times; or there were workers, and none are left.
     """
     queue, pending = _Queue(tasks), dict[Future[Result | Failed], _Try[Task]]()
     with _Pool(workers, pending) as pool:
@@ -79,9 +82,12 @@ def drive(
                     return
                 time.sleep(queue.seconds or 0)
                 continue
-            # A full window has no room for what is due: without a timeout, or this would be a loop without a pause.
+            # A full window has no room for what is due: were its pause to end the wait, this would never wait.
             seconds = queue.seconds if len(pending) < pool.window and not queue.suspects else None
-            for future in wait(pending, timeout=seconds, return_when=FIRST_COMPLETED).done:
+            timeout = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
+            done = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED).done
+            pool.look(bool(done))
+            for future in done:
                 each, found = pending.pop(future), pool.outcome(future)
                 if isinstance(found, _Broken) and not each.alone:
                     queue.suspects.append(replace(each, alone=True))
@@ -163,10 +169,12 @@ class _Pool:
         window: tasks submitted and not done: no worker waits for the next, and few are begun in vain.
     """
 
-    def __init__(self, workers: Workers, pending: Mapping[Future[Any], object]) -> None:
+    def __init__(self, workers: Workers, pending: Mapping[Future[Any], _Try[Any]]) -> None:
         self._workers, self._pending = workers, pending
         self._executor = workers.open()
-        self.window = 2 * workers.count(self._executor)
+        count = workers.count(self._executor)
+        self.window = 2 * max(1, count)
+        self._last_seen = time.monotonic() if count else None
 
     def __enter__(self) -> _Pool:
         return self
@@ -183,6 +191,17 @@ class _Pool:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = self._workers.open()
             return self._executor.submit(work, task)
+
+    def look(self, alive: bool) -> None:
+        """WorkerError if there were workers, and none for a while: the task that killed them all waits for others."""
+        if alive or self._workers.count(self._executor):
+            self._last_seen = time.monotonic()
+        elif self._last_seen is not None and time.monotonic() - self._last_seen > LOST_SECONDS:
+            under_way = ", ".join(str(each.task) for each in itertools.islice(self._pending.values(), 4))
+            raise WorkerError(
+                f"no worker is left of those that there were, for {LOST_SECONDS:.0f} s; killed, or out of memory? "
+                f"Under way: {under_way}"
+            )
 
     def outcome(self, future: Future[Result | Failed]) -> Result | Failed:
         """What came of it. `work` returns its failures, so an exception is the engine's: the worker is gone."""

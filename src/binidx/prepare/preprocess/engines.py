@@ -12,6 +12,7 @@ binidx must be installed where the work is done, in the same version. All others
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -109,12 +110,12 @@ def available_cores() -> int:
 def count_dask(executor: Executor) -> int:
     """Threads of all of its workers now."""
     assert isinstance(executor, DaskExecutor)
-    return max(1, sum(map(int, executor.client.nthreads().values())))
+    return sum(map(int, executor.client.nthreads().values()))
 
 
 def count_ray(executor: Executor) -> int:
     """Cores of the cluster now."""
-    return max(1, int(_import("ray", "ray").cluster_resources().get("CPU", 1)))
+    return math.ceil(_import("ray", "ray").cluster_resources().get("CPU", 0))
 
 
 def _import(name: str, extra: str) -> Any:
