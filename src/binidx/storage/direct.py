@@ -53,10 +53,19 @@ PLAIN = {"Accept-Encoding": "identity"}
 
 def stay() -> dict[str, Any]:
     """Options of a request: a signature does not hold elsewhere, and the scheduler sees what stalls without a timer for
-    each piece of an answer, which would be a tenth of the CPU."""
+    each piece of an answer, which would be a tenth of the CPU. All of an answer is wanted, so nothing is gained by
+    holding its connection back at each 128 KiB."""
     from aiohttp import ClientTimeout
 
-    return {"allow_redirects": False, "timeout": ClientTimeout(total=None, sock_connect=5)}
+    return {
+        "allow_redirects": False,
+        "timeout": ClientTimeout(total=None, sock_connect=5),
+        "read_bufsize": MOST_HELD,
+    }
+
+
+MOST_HELD = 8 << 20
+"""Bytes of an answer before they are taken: as large as a request is at most."""
 
 
 class NotDirectError(Exception):
@@ -184,7 +193,7 @@ AddressOf = Callable[[Any, Opened], Awaitable[Address]]
 async def _address_on_s3(fs: Any, opened: Opened) -> Address:
     bucket, key, version = fs.split_path(opened.path)
     asked = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-    address = await _signed(fs, bucket, "get_object", asked)
+    address = await signed(fs, bucket, "get_object", asked)
     return replace(address, headers={**address.headers, **_condition(opened)})
 
 
@@ -195,7 +204,7 @@ async def get_signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]
         NotDirectError: it is to be asked by the driver, whose error is the one to tell.
     """
     try:
-        address = await _signed(fs, bucket, method, asked)
+        address = await signed(fs, bucket, method, asked)
         async with address.session.get(address.url, headers=address.headers, **address.options) as response:
             if response.status != 200:
                 raise NotDirectError(f"status {response.status}")
@@ -205,8 +214,17 @@ async def get_signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]
         raise error if isinstance(error, NotDirectError) else NotDirectError(filesystem.text(error)) from error
 
 
-async def _signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]) -> Address:
-    """Where a question of S3's client is asked without it."""
+async def signed(
+    fs: Any, bucket: str, method: str, asked: Mapping[str, Any], sent: Mapping[str, str] | None = None
+) -> Address:
+    """Where a question of S3's client is asked without it.
+
+    Args:
+        sent: headers that come of what is asked, and are signed with it.
+
+    Raises:
+        NotDirectError: it cannot be asked like this.
+    """
     await fs.set_session()
     client = await fs.get_s3(bucket)
     wanted = fs._get_s3_method_kwargs(getattr(client, method), **asked)
@@ -216,10 +234,10 @@ async def _signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]) -
     if http._proxy_config.proxy_url_for(url):
         raise NotDirectError("a proxy stands before it")
     payer = {"x-amz-request-payer": "requester"} if wanted.get("RequestPayer") else {}
-    signed = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
-    if unknown := set(signed) - {"host", *payer}:
+    names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
+    if unknown := set(names) - {"host", *payer, *(sent or {})}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer}, stay())
+    return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer, **(sent or {})}, stay())
 
 
 def _in_its_region(context: dict[str, Any], **_: Any) -> None:

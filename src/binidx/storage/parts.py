@@ -23,6 +23,7 @@ from binidx.errors import StorageError
 from binidx.storage import filesystem
 from binidx.storage.publish import create_object, delete_object
 from binidx.storage.ranges import Bytes, Range
+from binidx.storage.s3_parts import S3Parts as S3Parts
 from binidx.storage.unfinished import sync_directory
 
 MAX_PARTS = 10_000
@@ -131,78 +132,6 @@ class LocalParts:
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
-
-
-class S3Parts:
-    """A multipart upload, through s3fs: its parts outlive this process until they are completed or aborted."""
-
-    ordered = False
-    staged: str | None = None
-
-    def __init__(self, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
-        self.uri, self._options = uri, storage_options
-        self._fs, path = filesystem.open_filesystem(uri, storage_options)
-        bucket, key, _ = self._fs.split_path(path)
-        self._object = {"Bucket": bucket, "Key": key}
-        listed = self._list(token) if token else None
-        self._listed = listed or {}
-        self.token = token if listed is not None else str(self._call("create_multipart_upload")["UploadId"])
-
-    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
-        start, stop = where
-        return self._listed.get(part) == (stop - start, tag)
-
-    def write(self, part: int, where: Range, data: Bytes) -> str:
-        with filesystem.storage_errors(self.uri):
-            # botocore takes bytes and files, no views; this copy is 1 % of what sending costs.
-            answer = self._call("upload_part", UploadId=self.token, PartNumber=part, Body=bytes(data))
-        return str(answer["ETag"])
-
-    def copy(self, part: int, source: str, where: Range | None, etag: str) -> str:
-        """Let the store copy a part out of another object that has this ETag; None: all of it. The tag it gave."""
-        bucket, key, version = self._fs.split_path(filesystem.open_filesystem(source, self._options)[1])
-        arguments: dict[str, Any] = {
-            "CopySource": {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-        }
-        arguments.update({"CopySourceIfMatch": etag} if etag else {})
-        arguments.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where else {})
-        with filesystem.storage_errors(source):
-            answer = self._call("upload_part_copy", UploadId=self.token, PartNumber=part, **arguments)
-        return str(answer["CopyPartResult"]["ETag"])
-
-    def publish(self, tags: Mapping[int, str]) -> str:
-        """The ETag of the whole, where the store says it."""
-        numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
-        with filesystem.storage_errors(self.uri):
-            answer = self._call("complete_multipart_upload", UploadId=self.token, MultipartUpload={"Parts": numbered})
-        return str(answer.get("ETag", ""))
-
-    def pause(self) -> None:
-        """Nothing is held here."""
-
-    def abandon(self) -> None:
-        with contextlib.suppress(Exception):
-            self._call("abort_multipart_upload", UploadId=self.token)
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        return self._fs.call_s3(method, **self._object, **arguments)
-
-    def _list(self, token: str) -> dict[int, tuple[int, str]] | None:
-        """part -> (bytes, tag) of what has arrived; None: there is no such upload any more."""
-        found: dict[int, tuple[int, str]] = {}
-        page: dict[str, Any] = {}
-        while True:
-            try:
-                answer = self._call("list_parts", UploadId=token, **page)
-            except OSError as error:
-                # 404: completed or aborted since; 400: never an upload of this store
-                if isinstance(error, FileNotFoundError) or filesystem.status_of(error) in (400, 404):
-                    return None
-                raise
-            found.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})
-            if not answer.get("IsTruncated"):
-                return found
-            page = {"PartNumberMarker": answer["NextPartNumberMarker"]}
 
 
 class StreamParts:

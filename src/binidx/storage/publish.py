@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
 from binidx.storage.cause import cause_of
+from binidx.storage.direct_small import get_small
 from binidx.storage.inquiry import object_info
 from binidx.storage.ranges import Bytes
 from binidx.storage.settings import ReadSettings
@@ -123,6 +124,8 @@ def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] |
         try:
             if path is not None:
                 return Path(path).read_bytes()
+            if (found := get_small(uri, storage_options or {})) is not None:
+                return found[0]
             fs, path = filesystem.open_filesystem(uri, storage_options or {})
             # From 0 on, or s3fs asks for the size first.
             return bytes(fs.cat_file(path, start=0))

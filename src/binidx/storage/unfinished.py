@@ -16,7 +16,9 @@ from typing import Any
 
 from binidx.storage import filesystem
 from binidx.storage.descriptors import keep_room, with_room
+from binidx.storage.direct_small import put_small
 from binidx.storage.ranges import Bytes
+from binidx.storage.s3_parts import S3Stream
 
 ONE_PUT = 16 << 20
 """Objects up to this size are held in memory and sent in one request."""
@@ -103,6 +105,7 @@ class Upload:
     """An object on its way to a filesystem: in memory while it is small, then streamed."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
+        self.uri, self.options = uri, storage_options
         self.fs, self.path = filesystem.open_filesystem(uri, storage_options)
         self.holds_back = filesystem.protocols(uri)[0] in HOLDS_BACK
         self.temporary = self.path if self.holds_back else beside(self.path)
@@ -116,8 +119,7 @@ class Upload:
             return int(self.file.write(data))
         written = self.start.write(data)
         if self.start.tell() > self.most:
-            options = {"autocommit": False} if self.holds_back else {}
-            self.file = in_directory(self.fs, self.path, lambda: self.fs.open(self.temporary, "wb", **options))
+            self.file = self._stream()
             self.file.write(self.start.getbuffer())
             self.start = io.BytesIO()
         return written
@@ -128,11 +130,23 @@ class Upload:
 
     def publish(self) -> None:
         if self.file is None:
-            in_directory(self.fs, self.path, lambda: self.fs.pipe_file(self.path, self.start.getvalue()))
+            self._put()
         elif self.holds_back:
             self.file.commit()
         else:
             filesystem.move(self.fs, self.temporary, self.path)
+
+    def _stream(self) -> Any:
+        if filesystem.protocols(self.uri) in (["s3"], ["s3a"]):
+            return S3Stream(self.uri, self.options)
+        options = {"autocommit": False} if self.holds_back else {}
+        return in_directory(self.fs, self.path, lambda: self.fs.open(self.temporary, "wb", **options))
+
+    def _put(self) -> None:
+        with self.start.getbuffer() as data:
+            sent = put_small(self.uri, data, self.options)
+        if sent is None:
+            in_directory(self.fs, self.path, lambda: self.fs.pipe_file(self.path, self.start.getvalue()))
 
     def abandon(self) -> None:
         if self.file is None:

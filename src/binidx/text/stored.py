@@ -15,6 +15,7 @@ from typing import Any
 from binidx.errors import ObjectChangedError
 from binidx.redacted import redacted
 from binidx.storage.backends import open_stored
+from binidx.storage.bulk import BulkReader
 from binidx.storage.filesystem import local_path, same_identity
 from binidx.storage.look_up import found_of
 from binidx.storage.ranges import RangeReader, cut
@@ -84,9 +85,7 @@ def _of_store(piece: Slice, options: Options) -> Generator[memoryview]:
     reader = open_stored(piece.uri, storage_options=options, found=found_of(piece.identity))
     check_same(piece, reader.identity)  # type: ignore[attr-defined]
     stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
-    with closing(
-        in_flight(lambda each: reader.read([each])[0], cut((piece.stored, stop), REQUEST_BYTES), IN_FLIGHT)
-    ) as read:
+    with closing(in_flight(BulkReader(reader).read, cut((piece.stored, stop), REQUEST_BYTES), IN_FLIGHT)) as read:
         yield from read
     yield from _further(reader, stop)
 

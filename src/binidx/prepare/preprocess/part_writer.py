@@ -83,11 +83,11 @@ class DatasetWriter:
             self._lineage.abandon()
 
 
-BLOCK_BYTES = 5 << 20
+BLOCK_BYTES = 8 << 20
 
 
 def in_small_blocks(uri: str, options: Options) -> Options:
-    """s3fs holds 50 MiB before it sends them, for objects up to 500 GB; a part has less than a thousandth of it."""
+    """A stream holds 50 MiB before it sends them, for objects up to 500 GB; a part has less than a thousandth of it."""
     on_s3 = protocols(uri)[:1] in (["s3"], ["s3a"])
     return {"default_block_size": BLOCK_BYTES, **(options or {})} if on_s3 else options
 
