@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tqdm import tqdm
 
 from binidx.prepare.preprocess.progress import Progress
 
 from ._bar import Bar
+from ._face import human_seconds
 
 
 class PreprocessBar(Bar):
@@ -21,24 +24,31 @@ class PreprocessBar(Bar):
 
     def show(self, progress: Progress) -> None:
         """All of it is told by parts that are done, so it moves by parts."""
+        text = ", ".join(_told(progress))
         if self._shown is None:
-            self._bar = tqdm(
-                total=progress.total_bytes, initial=progress.done_bytes, unit="B", unit_scale=True, disable=None
-            )
+            total, done = progress.total_bytes, progress.done_bytes
+            self._bar = tqdm(desc=text, total=total, initial=done, bar_format=FORMAT, dynamic_ncols=True, disable=None)
         assert self._bar is not None
         before = self._shown.done_bytes if self._shown else progress.done_bytes
-        self._bar.set_description(_parts(progress), refresh=False)
-        told = f"{progress.machines:,} machines, " if progress.machines > 1 else ""
-        told += f"{progress.num_documents:,} documents, {progress.num_tokens / 1e6:,.1f} M tokens"
-        self._bar.set_postfix_str(told, refresh=False)
+        self._bar.set_description_str(text, refresh=False)
         self._bar.update(progress.done_bytes - before)
         self._bar.refresh()
         self._shown = progress
 
 
-def _parts(progress: Progress) -> str:
-    """Of a shard: its share, and all."""
-    told = f"part {progress.parts_done:,} of {progress.parts:,}"
-    if progress.parts >= progress.all_parts:
-        return told
-    return f"{told} of this shard, {progress.all_parts_done:,} of {progress.all_parts:,} in all"
+FORMAT = "{percentage:3.0f}%|{bar:10}| {desc}"
+"""tqdm's own pace is that of the last part, and waits for the start of a worker: ours is of all that this run made."""
+
+
+def _told(progress: Progress) -> Iterator[str]:
+    """What matters most first: the end is cut off where there is no room."""
+    yield f"part {progress.parts_done:,} of {progress.parts:,}"
+    if progress.parts < progress.all_parts:
+        yield f"{progress.all_parts_done:,} of {progress.all_parts:,} of all shards"
+    if progress.seconds_left is not None:
+        yield f"{progress.bytes_per_second / 1e6:,.1f} MB/s"
+        yield f"{human_seconds(progress.seconds_left)} left"
+    yield f"{progress.num_tokens / 1e6:,.1f} M tokens"
+    yield f"{progress.num_documents:,} documents"
+    if progress.machines > 1:
+        yield f"{progress.machines:,} machines"

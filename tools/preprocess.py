@@ -44,7 +44,7 @@ from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import ENGINES
 from binidx.tokenize.spec import POLICIES, TokenizerSpec
 
-from ._face import human_seconds, json_object, parser, run
+from ._face import human_seconds, json_object, num_bytes, parser, run
 from ._preprocess_bar import PreprocessBar
 from ._preprocess_status import describe_machines, describe_status
 
@@ -84,12 +84,14 @@ def _add_text(group: Any) -> None:
 
 
 def _add_tokens(group: Any) -> None:
-    group.add_argument("--to", "--output-prefix", required=True, metavar="PREFIX", help="path or URI; see below")
+    group.add_argument(
+        "--to", "--output-prefix", required=True, metavar="PREFIX", help="path or URI: PREFIX_KEY_document"
+    )
     group.add_argument(
         "--tokenizer",
         "--tokenizer-model",
         metavar="URI",
-        help="tokenizer.json, its folder, .model, .tiktoken, vocab.txt",
+        help="tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt",
     )
     group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's; what it needs is told by the file")
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
@@ -104,7 +106,13 @@ def _add_tokens(group: Any) -> None:
     )
     group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no BOS, EOS around texts")
     group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
-    group.add_argument("--compare", type=float, default=1e-4, metavar="SHARE", help="of texts (0.0001)")
+    group.add_argument(
+        "--compare",
+        type=float,
+        default=1e-4,
+        metavar="SHARE",
+        help="of texts that the reference tokenises too (0.0001)",
+    )
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")
     group.add_argument("--no-lineage", action="store_true", help="write no .lineage.parquet, which needs pyarrow")
     group.add_argument("--target-options", metavar="JSON", type=json_object, help="fsspec's options for the datasets")
@@ -113,10 +121,13 @@ def _add_tokens(group: Any) -> None:
 def _add_work(group: Any) -> None:
     group.add_argument("--workers", type=int, metavar="N", help="parts at once (as many as cores)")
     group.add_argument("--engine", default="local", help="local, ray, ray:ADDRESS or dask=ADDRESS (local)")
-    group.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
-    group.add_argument("--finish", action="store_const", const=Shard(None, 1), help="make no part; put them together")
+    share = group.add_mutually_exclusive_group()
+    share.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
+    share.add_argument(
+        "--finish", dest="shard", action="store_const", const=Shard(None, 1), help="make no part; put them together"
+    )
     group.add_argument("--status", action="store_true", help="make nothing; say how far this job is, here or elsewhere")
-    group.add_argument("--part-bytes", type=int, metavar="BYTES", help="of text in a part (4 to 512 MiB)")
+    group.add_argument("--part-bytes", type=num_bytes, metavar="SIZE", help="of text in a part (4 to 512 MiB)")
     group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
     group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
     group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")
@@ -151,12 +162,13 @@ def make(arguments: argparse.Namespace) -> int:
             job_of(arguments),
             engine=arguments.engine,
             workers=arguments.workers,
-            shard=arguments.finish or arguments.shard,
+            shard=arguments.shard,
             overwrite=arguments.overwrite,
             watch=bar,
         )
     print(json.dumps(done.to_json()) if arguments.json else describe(done))
-    return 1 if arguments.finish and not done.finished else 0
+    of_shard = arguments.shard is not None and arguments.shard.index is not None
+    return 0 if done.finished or of_shard else 1
 
 
 def look(arguments: argparse.Namespace) -> int:
@@ -214,7 +226,8 @@ def describe(done: Report) -> str:
     if not done.finished:
         missing = (
             f"{done.job.output}: {done.parts_made} parts made in {human_seconds(done.seconds)}; "
-            f"{done.parts_missing} of {done.parts} are not there yet"
+            f"{done.parts_missing} of {done.parts} are not there yet: "
+            "the other shards make them, or this command without --shard and --finish"
         )
         return "\n".join([missing, *describe_machines(done.machines)])
     lines = []
@@ -227,7 +240,8 @@ def describe(done: Report) -> str:
     manifest = next(iter(done.manifests.values()))
     lines += table(manifest)
     engines = (
-        f"{name} {each['parts']:,} parts ({each['compared']:,} texts compared, all equal)"
+        f"{name} {each['parts']:,} parts"
+        + (f" ({each['compared']:,} texts compared, all equal)" if each["compared"] else "")
         for name, each in manifest["engines"].items()
     )
     kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""

@@ -86,6 +86,7 @@ def test_shards_and_finish_are_calls_of_their_own(tmp_path: Path, capsys: Any) -
     assert main([*call, "--shard", "0/2"]) == 0
     assert "are not there yet" in capsys.readouterr().out
     assert main([*call, "--finish"]) == 1
+    assert "or this command without --shard and --finish" in capsys.readouterr().out
     assert main([*call, "--shard", "1/2"]) == 0
     assert "400 documents" in capsys.readouterr().out
     assert main([*call, "--finish"]) == 0
@@ -130,22 +131,21 @@ def test_the_example_of_the_help_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_on_a_terminal_the_bar_says_parts_documents_tokens_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs_ = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 190, 0, 0))
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     with os.fdopen(theirs_, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         with PreprocessBar() as bar:
-            bar.show(Progress(parts=4, total_bytes=4000))
-            bar.show(Progress(4, 2, 0, 4000, 2000, 0, 1234, 5_600_000, 1.0))
-            bar.show(Progress(4, 3, 0, 4000, 3000, 0, 2345, 6_700_000, 2.0, 12, 9, 3))
+            bar.show(Progress(parts=4, total_bytes=4_000_000))
+            bar.show(Progress(4, 2, 0, 4_000_000, 2_000_000, 0, 1234, 5_600_000, 1.0))
+            fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+            bar.show(Progress(4, 3, 1, 4_000_000, 3_000_000, 1_000_000, 2345, 6_700_000, 2.0, 12, 9, 3))
     drawn = ""
     with contextlib.suppress(OSError):  # EIO is the end of a terminal
         while more := os.read(ours, 10_000).decode():
             drawn += more
     os.close(ours)
-    assert "part 2 of 4:  50%" in drawn
-    assert "1,234 documents, 5.6 M tokens" in drawn
-    assert "part 3 of 4 of this shard, 9 of 12 in all:  75%" in drawn
-    assert "3 machines, 2,345 documents, 6.7 M tokens" in drawn
+    assert " 50%|█████     | part 2 of 4, 2.0 MB/s, 1.0 s left, 5.6 M tokens, 1,234 documents" in drawn
+    assert "| part 3 of 4, 9 of 12 of all shards, 1.0 MB/s, 1.0 s left, 6.7" in drawn  # with 80 columns
 
 
 def test_time_left_counts_only_what_this_run_has_made() -> None:
