@@ -11,15 +11,17 @@ from typing import Any
 from binidx.errors import ConfigError
 from binidx.format.bin_object import open_bin
 from binidx.format.idx import get_idx_path
+from binidx.format.virtual_source import open_source
 from binidx.storage.backends import open_object
 from binidx.storage.disk_cache import DiskCache
+from binidx.storage.joined import Joined
 from binidx.storage.publish import object_exists
-from binidx.storage.ranges import RangeReader
+from binidx.storage.ranges import Range, RangeReader
 from binidx.storage.warm import Job
 
 
 def jobs_of_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
-    """All bytes of some objects, and of both files of some datasets.
+    """All bytes of some objects, and of both files of some datasets, those of a virtual merge among them.
 
     Raises:
         ObjectNotFoundError: there is neither.
@@ -31,9 +33,11 @@ def jobs_of_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
 def _readers(uri: str, options: Mapping[str, Any]) -> Iterator[DiskCache]:
     if object_exists(uri, options):
         yield cached(open_object(uri, storage_options=options))
-    else:
-        yield cached(open_object(get_idx_path(uri), storage_options=options))
-        yield cached(open_bin(uri, storage_options=options))
+        return
+    source = open_source(uri, options)
+    for prefix in source.prefixes:
+        yield cached(open_object(get_idx_path(prefix), storage_options=options))
+        yield cached(open_bin(prefix, storage_options=options))
 
 
 def cached(reader: RangeReader) -> DiskCache:
@@ -63,12 +67,20 @@ def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> li
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
     for stored, ranges in ranges_of_samples(train, idxs):
-        if isinstance(stored.bin_reader, DiskCache):
-            jobs.append((stored.bin_reader, [(start, stop) for start, stop in ranges.tolist()]))
-        else:
-            why = "local, a list of parts, or without an ETag"
-            print(f"binidx cache: {stored.path_prefix}: {why}; left out", file=sys.stderr)
+        for reader, wanted in parts_of(stored.bin_reader, [(start, stop) for start, stop in ranges.tolist()]):
+            if isinstance(reader, DiskCache):
+                jobs.append((reader, wanted))
+            else:
+                print(f"binidx cache: {reader.uri}: local, or without an ETag; left out", file=sys.stderr)
     return jobs
+
+
+def parts_of(reader: RangeReader, ranges: Sequence[Range]) -> Iterator[tuple[RangeReader, Sequence[Range]]]:
+    """Of a virtual merge what is wanted of each part."""
+    if isinstance(reader, Joined):
+        yield from reader.split(ranges)[1]
+    else:
+        yield reader, ranges
 
 
 def check_ranks(ranks: Sequence[int] | None, count: int) -> None:

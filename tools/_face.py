@@ -20,6 +20,7 @@ from binidx.errors import (
     UnreachableError,
 )
 from binidx.format.convert_journal import ENDS
+from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
@@ -69,9 +70,13 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+DATASET = "path or URI without .bin and .idx, also of a virtual merge"
+"""What a `prefix` is that is read."""
+
+
 def prefix(text: str) -> str:
     """An argument that names a dataset, not one of its files."""
-    end = next((end for end in ENDS if text.endswith(f".{end}")), None)
+    end = next((end for end in (*ENDS, PARTS[1:]) if text.endswith(f".{end}")), None)
     if end is not None:
         raise argparse.ArgumentTypeError(
             f"found {text}, needed the prefix of its files: {text.removesuffix(f'.{end}')}"

@@ -5,7 +5,7 @@ look at the same directory, also while jobs read from it. BINIDX_CACHE_BYTES, or
 without one it leaves a tenth of its file system free. When it is full what was least recently used makes room, except
 what is in use.
 
-  warm URI ...        whole objects, or both files of dataset prefixes
+  warm URI ...        whole objects, or both files of dataset prefixes, of a virtual merge those of its parts
   warm --run FILE     what the next --steps steps of a run read, and no more (in whole chunks of 64 KiB); FILE is what
                       binidx.Run.save wrote. A step is one micro-batch of each rank
   list                per object: its size, how much of it is there, when it was last used
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         return found
 
     filled = command("warm", run_warm, "fetch objects, or what a run will read")
-    filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset without .bin and .idx")
+    filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
     filled.add_argument("--bytes", metavar="N", type=size, help="bound of the cache, as 500GB (BINIDX_CACHE_BYTES)")
     filled.add_argument("--run", metavar="FILE", help="path or URI of a saved run")
     filled.add_argument("--steps", metavar="N", type=int, help="its next N steps")

@@ -15,6 +15,8 @@ segments (natural text at level 3: 1.4 times smaller in uint16, 2.5 times in int
 remote readers then check what they read; with the same prefix twice it does so for a dataset where it stands. Checksums
 come along when a .bin that has some is copied. A compression that broke off begins again.
 
+A virtual merge arrives as one dataset. (binidx merge writes one, too, and lets the store move the tokens.)
+
 Endpoints and credentials are fsspec's own: AWS_* or FSSPEC_S3_* variables, ~/.config/fsspec. Options given here are for
 the case that the two ends differ.
 
@@ -45,7 +47,7 @@ from binidx.storage.resumable import SAVE_SECONDS
 from binidx.storage.segment_writer import check_level
 
 from ._bar import Bar
-from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("convert", __doc__)
-    options.add_argument("source", type=prefix, help="prefix: its path or URI without .bin and .idx")
+    options.add_argument("source", type=prefix, help=DATASET)
     options.add_argument("target", type=prefix, help="prefix to copy it to")
     stored = options.add_mutually_exclusive_group()
     stored.add_argument(

@@ -33,7 +33,7 @@ from binidx.prepare.cut import Cut, head_dataset, split_dataset
 from binidx.storage.resumable import Watch
 
 from ._bar import Bar
-from ._face import human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     def command(name: str, body: Callable[[argparse.Namespace, Watch], Cut], purpose: str) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        found.add_argument("source", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
+        found.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
         many = "+" if name == "split" else 1
         found.add_argument("--to", required=True, nargs=many, type=prefix, metavar="PREFIX", help="to write to")
         found.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")

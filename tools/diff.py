@@ -27,7 +27,7 @@ if __name__ == "__main__":  # python tools/diff.py: see convert.py
 from binidx.prepare.diff import Difference, diff_datasets
 
 from ._bar import Bar
-from ._face import human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("diff", __doc__)
-    options.add_argument("left", type=prefix, metavar="A", help="prefix: path or URI without .bin and .idx")
+    options.add_argument("left", type=prefix, metavar="A", help=DATASET)
     options.add_argument("right", type=prefix, metavar="B", help="prefix to compare it with")
     options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
     options.add_argument("--left-options", metavar="JSON", type=json_object, help="fsspec's options for A")

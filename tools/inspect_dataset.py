@@ -27,17 +27,15 @@ from numpy.typing import NDArray
 if __name__ == "__main__":  # python tools/inspect_dataset.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.format.bin_object import find_bin
-from binidx.format.idx import VERSION, DType, get_idx_path, text_size
+from binidx.errors import ConfigError
+from binidx.format.idx import VERSION, DType
+from binidx.format.index_stream import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pair import open_index
-from binidx.storage.checksums import SUFFIX
-from binidx.storage.joined import Joined
-from binidx.storage.publish import object_exists, object_identity
-from binidx.storage.segments import SegmentedObject, codec_of
+from binidx.format.source import Source
+from binidx.format.virtual_source import VirtualSource, open_source
+from binidx.storage.segments import SegmentedObject
 
-from ._face import human_bytes, json_object, parser, prefix, run
+from ._face import DATASET, human_bytes, json_object, parser, prefix, run
 from ._lengths import bins, draw, percentiles
 from ._orders import decoder
 from ._texts import describe_texts, first_texts
@@ -57,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("inspect", __doc__)
-    options.add_argument("prefix", type=prefix, help="path or URI without .bin and .idx")
+    options.add_argument("prefix", type=prefix, help=DATASET)
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
     options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents; needs:")
@@ -87,10 +85,8 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         num_tokens: how many tokens to show of each.
     """
     index = dataset.index
-    if isinstance(dataset.bin_reader, Joined):
-        uri = get_idx_path(dataset.path_prefix)
-        raise ObjectNotFoundError(f"{uri}: no such object, but a list of parts; inspect one of them")
-    idx_bytes = object_identity(get_idx_path(dataset.path_prefix), dataset.storage_options)["size"]
+    source = open_source(dataset.path_prefix, dataset.storage_options)
+    stream = source.open_index()
     return {
         "prefix": dataset.path_prefix,
         "version": VERSION,
@@ -102,29 +98,32 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
         "empty_documents": count_empty_documents(index.document_indices),
         "empty_sequences": len(index) - int(np.count_nonzero(index.sequence_lengths)),
         "bin_bytes": dataset.bin_reader.size,
-        "idx_bytes": idx_bytes,
-        "stored": how_stored(dataset),
+        "idx_bytes": stream.size,
+        "stored": how_stored(dataset, source),
         "trailing_bytes": dataset.bin_reader.size - index.num_bytes,
         "sequence_lengths": {
             "mean": index.num_tokens / len(index) if len(index) else None,
             "percentiles": percentiles(index.sequence_lengths),
             "histogram": bins(index.sequence_lengths),
         },
-        "modes": count_modes(dataset) if idx_bytes > text_size(len(index), index.document_count) else None,
+        "modes": count_modes(stream) if stream.multimodal else None,
         "first_tokens": first_tokens(dataset, num_documents, num_tokens),
     }
 
 
-def how_stored(dataset: IndexedDataset) -> dict[str, Any]:
-    """The object that holds the tokens: its codec and bytes, its segments if it is compressed, its checksums if not."""
-    uri = find_bin(dataset.path_prefix, dataset.storage_options)
-    assert uri is not None
+def how_stored(dataset: IndexedDataset, source: Source | VirtualSource) -> dict[str, Any]:
+    """The object that holds the tokens: its codec and bytes, its segments if it is compressed, its checksums if not.
+
+    Of a virtual merge: the bytes of all, and what each part is stored as.
+    """
+    if isinstance(source, VirtualSource):
+        parts = [{"prefix": each.prefix, "codec": each.codec, "checksums": each.has_sums} for each in source.parts]
+        return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
     segmented = next((each for each in layers(dataset.bin_reader) if isinstance(each, SegmentedObject)), None)
     if segmented is not None:
         sizes = {"segments": len(segmented.table), "segment_bytes": segmented.segment_bytes}
-        return {"codec": codec_of(uri), "bytes": segmented.stored_bytes, **sizes}
-    checksums = object_exists(uri + SUFFIX, dataset.storage_options)
-    return {"codec": codec_of(uri), "bytes": dataset.bin_reader.size, "checksums": checksums}
+        return {"codec": source.codec, "bytes": segmented.stored_bytes, **sizes}
+    return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": source.has_sums}
 
 
 def layers(reader: Any) -> Iterator[Any]:
@@ -151,13 +150,11 @@ def count_empty_documents(bounds: NDArray[np.int64]) -> int:
     return sum(int((np.diff(piece) == 0).sum()) for piece in pieces)
 
 
-def count_modes(dataset: IndexedDataset) -> dict[str, int]:
+def count_modes(stream: IndexStream) -> dict[str, int]:
     """mode -> sequences that have it, of a dataset whose .idx goes on after the document bounds."""
-    modes = open_index(dataset.path_prefix, multimodal=True, storage_options=dataset.storage_options).sequence_modes
-    assert modes is not None
     counts = np.zeros(256, np.int64)
-    for start in range(0, len(modes), BLOCK):
-        counts += np.bincount(modes[start : start + BLOCK].view(np.uint8), minlength=256)
+    for modes in stream.modes():
+        counts += np.bincount(modes.view(np.uint8), minlength=256)
     return {str(np.uint8(byte).view(np.int8)): int(counts[byte]) for byte in counts.nonzero()[0]}
 
 
@@ -195,6 +192,14 @@ def rows(report: dict[str, Any]) -> list[str]:
 
 def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
     """What there is to say of the object, if it is no plain one without more."""
+    if "parts" in stored:
+        checked = sum(each["checksums"] for each in stored["parts"])
+        compressed = sum(each["codec"] != "raw" for each in stored["parts"])
+        kinds = [
+            f"{count:,} {kind}" for count, kind in ((compressed, "compressed"), (checked, "with checksums")) if count
+        ]
+        whole = f"{len(stored['parts']):,} datasets, listed in a virtual merge"
+        return {"parts": ", ".join([whole, *kinds])}
     if "segments" not in stored:
         return {".bin.xxh3": "checksums"} if stored["checksums"] else {}
     ratio = f"1 / {bin_bytes / stored['bytes']:.2f} of it"

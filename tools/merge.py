@@ -6,7 +6,8 @@ blocks where the file system can); anything else passes through this machine. No
 before it is whole: the .idx comes last. After a break, the same command begins again.
 
 With --virtual nothing is moved: TARGET.parts.json lists the datasets, and opens as what the merge would have made. They
-may lie in several stores, compressed or not, and must stay as they are.
+may lie in several stores, compressed or not, and must stay as they are. Every command takes it as a dataset: this one,
+given it as a source, makes it real.
 
 Lineage (.lineage.parquet) comes along: a document of a dataset that has none is told by the dataset's prefix and its
 number in it. Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed
@@ -35,7 +36,7 @@ from binidx.prepare.merge import Merged, merge_datasets
 from binidx.prepare.virtual import merge_virtually
 
 from ._bar import Bar
-from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("merge", __doc__)
-    options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
+    options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
     options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
     options.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")

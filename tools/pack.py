@@ -25,13 +25,13 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.packed import PackedFiles
 from binidx.format.packed_convert import indexed_to_packed, packed_to_indexed
 
-from ._face import json_object, parser, prefix, run
+from ._face import DATASET, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     options = parser("pack", __doc__)
-    options.add_argument("prefix", type=prefix, help="of the dataset, path or URI without .bin and .idx")
+    options.add_argument("prefix", type=prefix, help=DATASET)
     options.add_argument("others", nargs="+", metavar="OUTDIR | FILE", help="where to, or with --back where from")
     options.add_argument("--back", action="store_true", help="write the dataset, from packed files in this order")
     options.add_argument("--sep", type=int, required=True, metavar="ID", help="token that separates documents")

@@ -35,7 +35,7 @@ from binidx.prepare.shuffle.dataset import MEMORY_BYTES, Shuffled, shuffle_datas
 from binidx.prepare.shuffle.lines import ShuffledLines, shuffle_lines
 
 from ._bar import Bar
-from ._face import human_bytes, human_seconds, json_object, num_bytes, parser, prefix, run
+from ._face import DATASET, human_bytes, human_seconds, json_object, num_bytes, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("shuffle", __doc__)
-    options.add_argument("sources", nargs="+", metavar="SOURCE", help="prefix of a dataset; with --lines, of text")
+    options.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{DATASET}; with --lines, text")
     options.add_argument("--to", required=True, metavar="TARGET", help="prefix to write; with --lines, the object")
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
     options.add_argument("--memory", type=num_bytes, default=MEMORY_BYTES, metavar="SIZE", help="2GiB by default")

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # python tools/verify.py: see convert.py
 from binidx.prepare.verify import Verified, verify_dataset
 
 from ._bar import Bar
-from ._face import human_bytes, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     options = parser("verify", __doc__)
-    options.add_argument("prefix", type=prefix, metavar="PREFIX", help="path or URI without .bin and .idx")
+    options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
@@ -83,7 +83,11 @@ def tokens_read(found: Verified) -> str:
     if found.token_range is None:
         return "tokens were not read" if found.num_tokens else "there are no tokens"
     below = f", all in a vocabulary of {found.vocab_size:,}" if found.vocab_size is not None else ""
-    sums = {"checksums": "compared with their checksums", "frames": "compared with the checksums of their frames"}
+    sums = {
+        "checksums": "compared with their checksums",
+        "frames": "compared with the checksums of their frames",
+        "in part": "compared with their checksums; some parts have no checksums to compare them with",
+    }
     read = sums.get(found.checked_by or "", "read; there are no checksums to compare them with")
     return f"tokens from {found.token_range[0]:,} to {found.token_range[1]:,}{below}; {read}"
 

@@ -13,6 +13,7 @@ from oracle import megatron
 from binidx.errors import FormatError
 from binidx.format import index_stream
 from binidx.format.idx import DType, format_header, parse_index
+from binidx.storage.backends import open_object
 
 DTYPES = [np.dtype(kind.name).type for kind in DType]
 
@@ -93,7 +94,7 @@ def test_in_blocks_each_broken_rule_has_the_same_message(name: str, block: int, 
     data, message = HOSTILE[name]
     (tmp_path / "en.idx").write_bytes(data)
     with pytest.raises(FormatError, match=f"en.idx: {message}"):
-        index_stream.IndexStream(str(tmp_path / "en")).check()
+        index_stream.IndexStream(open_object(tmp_path / "en.idx"), "en.idx").check()
 
 
 @pytest.mark.parametrize(

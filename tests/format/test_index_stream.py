@@ -11,6 +11,7 @@ from random_datasets import build_ours, random_documents
 from binidx.format import index_stream
 from binidx.format.index_stream import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.storage.backends import open_object
 
 
 @pytest.fixture(params=[1, 3, 7, 1 << 18])
@@ -21,10 +22,14 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.mark.parametrize("multimodal", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 40])
-def test_blocks_joined_are_the_index(tmp_path: Path, count: int, multimodal: bool, block: int) -> None:
+@pytest.mark.parametrize("at_once", [0, 64 << 10])
+def test_blocks_joined_are_the_index(
+    tmp_path: Path, count: int, multimodal: bool, at_once: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_stream, "AT_ONCE", at_once)
     documents = random_documents(np.random.default_rng(count), np.uint16, count)
     prefix = build_ours(tmp_path / "en", documents, np.uint16, multimodal)
-    whole, stream = IndexedDataset(prefix, multimodal=multimodal).index, IndexStream(prefix)
+    whole, stream = IndexedDataset(prefix, multimodal=multimodal).index, IndexStream(open_object(f"{prefix}.idx"), "")
     assert stream.check() == whole.num_tokens
     assert (stream.num_sequences, stream.num_documents) == (len(whole), count)
     assert np.array_equal(np.concatenate([[], *stream.lengths()]), whole.sequence_lengths)

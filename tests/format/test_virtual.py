@@ -233,9 +233,35 @@ def test_a_joined_reader_among_others_gets_its_own_answers() -> None:
     assert [[bytes(view) for view in each] for each in found] == [[b"12"], [b"dfg", b"", b"f"], []]
 
 
-def test_it_exists_and_tools_that_need_files_say_what_it_is(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cache warm",
+        "convert",
+        "cut head",
+        "cut sample",
+        "cut split",
+        "diff",
+        "inspect",
+        "merge",
+        "pack",
+        "shuffle",
+        "verify",
+    ],
+)
+def test_the_help_of_a_command_says_that_it_takes_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    assert "a virtual merge" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_list_itself_is_no_prefix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify", f"{tmp_path}/all.parts.json"])
+    assert f"needed the prefix of its files: {tmp_path}/all\n" in capsys.readouterr().err
+
+
+def test_it_exists(tmp_path: Path) -> None:
     merge_virtually(write_parts(tmp_path), tmp_path / "virtual")
     assert binidx.IndexedDataset.exists(tmp_path / "virtual")
     assert not binidx.IndexedDataset.exists(tmp_path / "other")
-    assert main(["inspect", f"{tmp_path}/virtual"]) == 2
-    assert "virtual.idx: no such object, but a list of parts; inspect one of them" in capsys.readouterr().err

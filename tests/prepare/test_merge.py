@@ -122,7 +122,7 @@ def test_what_cannot_be_merged_is_refused_before_anything_is_written(tmp_path: P
     cases = {
         "dtype int32, needed uint16 as in": (FormatError, [en, other]),
         "stored otherwise than": (ConfigError, [en, str(tmp_path / "packed")]),
-        "no modes, .*en has them": (FormatError, [en, text]),
+        "no modes, .*en.idx has them": (FormatError, [en, text]),
         "0 datasets, needed": (ConfigError, []),
         "is read and written": (ConfigError, [en, f"{tmp_path}/all"]),
     }

@@ -128,7 +128,7 @@ def test_what_finds_no_room_is_said(prefix: str, tmp_path: Path, capsys) -> None
         (["warm", "{prefix}", "--run", "x"], "needs URIs, or --run FILE"),
         (["warm", "--run", "x"], "needs --steps N"),
         (["warm", "{local}"], "lies on this machine, needs no cache"),
-        (["warm", "{prefix}-none"], "en-none.idx: no such object"),
+        (["warm", "{prefix}-none"], "en-none.bin: no such object"),
         (["list"], "no cache of binidx"),
         (["verify"], "no cache of binidx"),
         (["prune"], "no cache of binidx"),

@@ -25,12 +25,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.errors import ConfigError, ObjectChangedError
+from binidx.errors import ConfigError
 from binidx.format.convert_journal import ConvertJournal
-from binidx.format.convert_source import Source, Way, place_of
+from binidx.format.convert_source import Way
 from binidx.format.convert_target import Target
-from binidx.format.idx import get_idx_path
+from binidx.format.idx import SequenceIndex
+from binidx.format.pair import open_pair
 from binidx.format.sidecars import SIDECARS
+from binidx.format.source import Source, place_of
+from binidx.format.virtual_source import VirtualSource, open_source
 from binidx.storage.backends import open_stored
 from binidx.storage.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.copy_state import PART_BYTES, plan_copy
@@ -39,6 +42,7 @@ from binidx.storage.parts import forget_parts
 from binidx.storage.publish import create_object, object_exists
 from binidx.storage.ranges import RangeReader
 from binidx.storage.resumable import SAVE_SECONDS, CopyCounts, CorruptCopyError, Watch, copy_object
+from binidx.storage.settings import OURS
 from binidx.storage.transfer import stream
 
 Options = Mapping[str, Any] | None
@@ -137,15 +141,16 @@ class _Convert:
         self.began = time.monotonic()
         self.way, self.verify, self.watch = way, verify, watch
         self.in_place = place_of(source) == place_of(target)
-        self.source = Source(source, source_options, distrust_sums=self.in_place and way.checksums)
+        self.source = open_source(source, source_options, distrust_sums=self.in_place and way.checksums)
+        check_apart(self.source, target)
         self.codec = way.codec or self.source.codec
         self.target = Target(target, self.codec, target_options)
         if self.in_place and (self.codec != self.source.codec or way.level is not None):
             raise ConfigError(f"{source}: source and target, needed two places to store it in another way")
         if way.checksums and self.codec != "raw":
             raise ConfigError(f"{source}: compressed, checksums are for a plain .bin; needed --plain, too")
-        self.identity = self.source.identity()
-        index = self.source.check()
+        self.identity = self.source.opened
+        index = check_index(self.source)
         # Only the counts: the index of a remote source lies in memory.
         self.counts = len(index), len(index.document_indices) - 1, index.num_tokens
         self.journal = ConvertJournal(target, {**self.identity, "way": asdict(way)}, target_options)
@@ -175,16 +180,16 @@ class _Convert:
             counts = [self._encode(part_bytes)]
         else:
             plain = self.codec != source.codec
-            reader = source.open_plain() if plain else source.open(source.bin_uri)
+            reader = source.open_plain() if plain else source.open_stored()
             counts = [self._copy(self.target.bin_end, reader, self._make_way, *pace)]
         if self.codec == "raw" and source.sums_uri is not None:
-            reader = source.open(source.sums_uri)
-            counts.append(self._copy(f"bin{SUFFIX}", reader, self._check_unchanged, *pace))
+            reader = open_stored(source.sums_uri, storage_options=source.options)
+            counts.append(self._copy(f"bin{SUFFIX}", reader, self.source.check_unchanged, *pace))
         elif self.way.checksums:
             self._write_sums(source.open_plain())
         self._bring_sidecars()
-        reader = source.open(get_idx_path(source.prefix))
-        return [*counts, self._copy("idx", reader, self._check_unchanged, *pace)]
+        reader = source.open_idx()
+        return [*counts, self._copy("idx", reader, self.source.check_unchanged, *pace)]
 
     def _copy(
         self, end: str, reader: RangeReader, before_publish: Callable[[], None], part_bytes: int, save_seconds: float
@@ -237,7 +242,7 @@ class _Convert:
             if object_exists(uri, self.source.options):
                 reader = open_stored(uri, storage_options=self.source.options)
                 with create_object(
-                    self.target.prefix + end, self.target.options, before_publish=self._check_unchanged
+                    self.target.prefix + end, self.target.options, before_publish=self.source.check_unchanged
                 ) as writer:
                     for block in stream(reader):
                         writer.write(block)
@@ -245,7 +250,7 @@ class _Convert:
     def _write_sums(self, reader: RangeReader) -> None:
         uri = self.target.bin_uri
         self.watch.begin(f"sum up {uri}", reader.size, 0)
-        with create_object(uri + SUFFIX, self.target.options, before_publish=self._check_unchanged) as writer:
+        with create_object(uri + SUFFIX, self.target.options, before_publish=self.source.check_unchanged) as writer:
             writer.write(format_sums_header(reader.size))
             sums = BlockSums(lambda found: writer.write(found.astype("<u8").tobytes()))
             for block in stream(reader):
@@ -254,12 +259,8 @@ class _Convert:
             sums.finish()
 
     def _make_way(self) -> None:
-        self._check_unchanged()
+        self.source.check_unchanged()
         self.target.make_way()
-
-    def _check_unchanged(self) -> None:
-        if self.source.identity() != self.identity:
-            raise ObjectChangedError(f"{self.source.prefix}: changed while it was copied; run it again")
 
     def _clean_up(self) -> None:
         """A run of ours was killed after its last step but one."""
@@ -280,6 +281,23 @@ class _Convert:
             sum(each.parts_kept for each in counts),
             self.verify if copied or self.verify == "checksum" else "sample",
             time.monotonic() - self.began,
+        )
+
+
+def check_index(source: Source | VirtualSource) -> SequenceIndex:
+    """Its index; FormatError if it is no sound dataset."""
+    options = source.options
+    if source.sums_uri is None:
+        options = {**(options or {}), OURS: {**(options or {}).get(OURS, {}), "verify": False}}
+    return open_pair(source.prefix, cache=False, storage_options=options).index
+
+
+def check_apart(source: Source | VirtualSource, target: str) -> None:
+    """ConfigError for a virtual merge that is to be written over itself, or over a part of it."""
+    if source.num_parts and place_of(target) in source.places:
+        raise ConfigError(
+            f"{target}: is the virtual merge {source.bin_uri} or a part of it, needed another place to write it to; "
+            "compression and checksums in place are for each part alone"
         )
 
 

@@ -9,9 +9,11 @@ from binidx.errors import ObjectExistsError
 from binidx.format.bin_object import beside, find_bin
 from binidx.format.bin_writer import delete_all
 from binidx.format.convert_journal import BINS
-from binidx.format.convert_source import Source
 from binidx.format.idx import get_idx_path
 from binidx.format.sidecars import SIDECARS
+from binidx.format.source import Source
+from binidx.format.virtual import SUFFIX as PARTS
+from binidx.format.virtual_source import VirtualSource
 from binidx.storage.backends import open_object
 from binidx.storage.publish import object_exists, object_identity
 from binidx.storage.ranges import Range, RangeReader
@@ -40,12 +42,12 @@ class Target:
         """Bytes of the two that make a dataset."""
         return sum(int(object_identity(uri, self.options)["size"]) for uri in (self.bin_uri, self.idx_uri))
 
-    def holds(self, source: Source, verify: str, watch: Watch) -> bool:
+    def holds(self, source: Source | VirtualSource, verify: str, watch: Watch) -> bool:
         """Whether it is this dataset already, stored as wanted. The .idx first: it mostly differs first."""
         found = find_bin(self.prefix, self.options)
         if found is None or codec_of(found) != self.codec or not object_exists(self.idx_uri, self.options):
             return False
-        index = source.open(get_idx_path(source.prefix)), self._open(self.idx_uri)
+        index = source.open_idx(), self._open(self.idx_uri)
         tokens = source.open_plain(), self._open(found)
         if any(left.size != right.size for left, right in (index, tokens)):
             return False
@@ -62,20 +64,24 @@ class Target:
         Raises:
             ObjectExistsError: something else does.
         """
-        standing = [end for end in (*BINS, "idx") if object_exists(self.uri(end), self.options)]
-        bins = [end for end in standing if end != "idx"]
+        standing = [end for end in (*BINS, "idx", PARTS[1:]) if object_exists(self.uri(end), self.options)]
+        bins = [end for end in standing if end in BINS]
         alone = len(standing) == 1
         if not standing or (alone and bins and (ours or self._identity(bins[0]) == published)):
             return
-        if alone:
+        if PARTS[1:] in standing:
+            what = f"a virtual merge ({self.uri(PARTS[1:])})"
+        elif alone:
             what = f"a .{standing[0]} without its other half"
         else:
             what = "another dataset" if self.bin_end in bins else f"a dataset with a .{bins[0]}"
         raise ObjectExistsError(f"{self.prefix}: holds {what}, needed a free name; --overwrite replaces it")
 
     def make_way(self) -> None:
-        """The old index goes first, then what could be taken for the new tokens, their sums, or what tells of them."""
-        delete_all([self.idx_uri, *beside(self.bin_uri), *(self.prefix + end for end in SIDECARS)], self.options)
+        """The old index goes first, or the list of a virtual merge, then what could be taken for the new tokens, their
+        sums, or what tells of them."""
+        tells = [self.prefix + end for end in (PARTS, *SIDECARS)]
+        delete_all([self.idx_uri, *beside(self.bin_uri), *tells], self.options)
 
     def _identity(self, end: str) -> dict[str, Any]:
         return object_identity(self.uri(end), self.options)

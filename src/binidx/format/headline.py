@@ -17,18 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import FormatError, ObjectNotFoundError, StorageError
+from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.bin_object import open_bin, open_found
 from binidx.format.idx import HEADER, get_idx_path, parse_counts
 from binidx.format.listed import listed_pair
 from binidx.format.pair import identity_of
-from binidx.format.virtual import get_parts_path, parse_parts
-from binidx.storage.backends import open_object, open_stored
+from binidx.format.virtual import get_parts_path, read_parts
+from binidx.storage.backends import open_stored
 from binidx.storage.checked_object import CheckedObject
-from binidx.storage.look_up import says_no
 from binidx.storage.ranges import RangeReader
 from binidx.storage.segments import SegmentedObject
-from binidx.storage.transfer import read_whole
 
 Options = Mapping[str, Any] | None
 SEGMENT_BYTES = 64 << 10
@@ -137,13 +135,9 @@ def _read_pair(prefix: str, options: Options) -> Headline:
 
 
 def _read_virtual(prefix: str, options: Options) -> Headline | None:
-    uri = get_parts_path(prefix)
-    try:
-        parts = parse_parts(bytes(read_whole(open_object(uri, storage_options=options, cache=False))), uri)
-    except StorageError as error:
-        if says_no(error):
-            return None
-        raise
+    parts = read_parts(prefix, options)
+    if parts is None:
+        return None
     item_bytes, num_tokens = np.dtype(parts.dtype).itemsize, sum(part.tokens for part in parts.parts)
     sizes = {end: sum(int(getattr(part, end)["size"]) for part in parts.parts) for end in ("idx", "bin")}
     num_sequences = sum(part.sequences for part in parts.parts)
@@ -163,8 +157,9 @@ def _read_virtual(prefix: str, options: Options) -> Headline | None:
 
 
 def _bounds_in_parts(prefix: str, inside: Sequence[int], options: Options) -> dict[int, int]:
-    uri = get_parts_path(prefix)
-    parts = parse_parts(bytes(read_whole(open_object(uri, storage_options=options, cache=False))), uri)
+    parts = read_parts(prefix, options)
+    if parts is None:
+        raise ObjectNotFoundError(f"{get_parts_path(prefix)}: no such object")
     firsts = [*accumulate((part.sequences for part in parts.parts), initial=0)]
     before = [*accumulate((part.tokens for part in parts.parts), initial=0)]
     found = {}

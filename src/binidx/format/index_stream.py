@@ -9,7 +9,7 @@ Memory: some MB, whatever the index holds; of one document that has more than `B
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx import native
 from binidx.errors import FormatError
-from binidx.format.idx import HEADER, get_idx_path, parse_counts
-from binidx.storage.backends import open_object
-from binidx.storage.ranges import cut
+from binidx.format.idx import HEADER, parse_counts
+from binidx.storage.joined import Held
+from binidx.storage.ranges import RangeReader, cut
+from binidx.storage.transfer import read_whole
 
 BLOCK = 1 << 18
 """Values looked at together: 3 MiB of lengths and pointers."""
+
+AT_ONCE = 64 << 10
+"""Bytes of an `.idx` that is read whole: 3,000 documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +60,12 @@ class Documents:
 
 
 class IndexStream:
-    """The index under a prefix, block by block.
+    """An index, block by block.
+
+    Args:
+        reader: of the bytes of an `.idx`. A small one is read at once: a thousand of them would else be thousands of
+            round trips.
+        uri: what errors call it.
 
     Attributes:
         dtype: NumPy type of a token.
@@ -65,18 +74,14 @@ class IndexStream:
         num_tokens: known once `lengths` came to its end.
 
     Raises:
-        ObjectNotFoundError: there is none.
         FormatError: its header breaks a rule; while it is read: `idx` names the rules.
     """
 
-    def __init__(self, path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self.uri = get_idx_path(path_prefix)
-        # Not mapped: pages of a map count as memory of this process until others need them.
-        self._reader = open_object(self.uri, storage_options=storage_options, mmap=False, cache=False)
-        head = self._reader.read([(0, min(HEADER.size, self._reader.size))])[0]
-        self.dtype, self.num_sequences, num_bounds, self.multimodal = parse_counts(
-            head, self._reader.size, uri=self.uri
-        )
+    def __init__(self, reader: RangeReader, uri: str) -> None:
+        self.uri = uri
+        self.reader = Held(reader.uri, read_whole(reader)) if reader.size <= AT_ONCE else reader
+        head = self.reader.read([(0, min(HEADER.size, self.size))])[0]
+        self.dtype, self.num_sequences, num_bounds, self.multimodal = parse_counts(head, self.size, uri=self.uri)
         self.num_documents = num_bounds - 1
         self.num_tokens = 0
 
@@ -88,7 +93,7 @@ class IndexStream:
     @property
     def size(self) -> int:
         """Bytes of the `.idx`."""
-        return self._reader.size
+        return self.reader.size
 
     def lengths(self) -> Iterator[NDArray[np.int32]]:
         """Tokens of each sequence."""
@@ -152,7 +157,7 @@ class IndexStream:
         """Values [first, stop) of columns, each a type and the byte where it starts: one vectored read."""
         sizes = [np.dtype(kind).itemsize for kind, _ in columns]
         ranges = [(at + size * first, at + size * stop) for (_, at), size in zip(columns, sizes, strict=True)]
-        answers = self._reader.read(ranges)
+        answers = self.reader.read(ranges)
         return [np.frombuffer(data, kind) for data, (kind, _) in zip(answers, columns, strict=True)]
 
     def _check_lengths(self, first: int, lengths: NDArray[np.int32], pointers: NDArray[np.int64]) -> int:

@@ -27,6 +27,7 @@ from typing import Any
 from binidx.errors import StorageError
 from binidx.format.bundled import BundlePlace
 from binidx.format.idx import get_bin_path, get_idx_path
+from binidx.format.sidecars import SIDECARS
 from binidx.storage import filesystem
 from binidx.storage.checksums import SUFFIX
 from binidx.storage.listing import PAGE_KEYS, Info, list_together
@@ -46,12 +47,14 @@ class Listed:
     """What two lists agree on: the `.idx`, the plain `.bin`, and its checksums if there are any.
 
     Attributes:
+        sidecars: what else stands beside it, of `SIDECARS`.
         index: the bytes of the `.idx`, of a bundle or once they were read.
     """
 
     idx: Found
     bin: Found
     sums: Found | None
+    sidecars: frozenset[str] = frozenset()
     index: memoryview | None = None
 
     @property
@@ -135,7 +138,8 @@ def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[
         there = idx in after and tokens in after and all(_mark(before, name) == _mark(after, name) for name in names)
         if there:
             sums = after.get(tokens + SUFFIX)
-            found[prefix] = Listed(Found(after[idx]), Found(after[tokens]), Found(sums) if sums else None)
+            beside = frozenset(end for end in SIDECARS if prefix + end in after)
+            found[prefix] = Listed(Found(after[idx]), Found(after[tokens]), Found(sums) if sums else None, beside)
     return found
 
 

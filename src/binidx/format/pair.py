@@ -20,18 +20,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.ahead import current_ahead
 from binidx.format.bin_object import open_bin, open_found
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.format.listed import listed, listed_pair
-from binidx.format.virtual import concatenate, get_parts_path, parse_parts, together
+from binidx.format.virtual import concatenate, read_parts, together
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
 from binidx.storage.joined import Joined
-from binidx.storage.look_up import says_no
 from binidx.storage.publish import object_identity
 from binidx.storage.ranges import RangeReader
 from binidx.storage.transfer import read_whole
@@ -120,20 +117,15 @@ def _open_alone(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | No
 
 def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:
     """The parts that are listed under a prefix, as one pair; None: there is no such list."""
-    uri = get_parts_path(path_prefix)
-    try:
-        found = read_whole(open_object(uri, storage_options=options, cache=False))
-    except StorageError as error:
-        if says_no(error):
-            return None
-        raise
-    parts = parse_parts(bytes(found), uri)
+    parts = read_parts(path_prefix, options)
+    if parts is None:
+        return None
     with listed(parts.prefixes, options):
         pairs = together(lambda prefix: _open_alone(prefix, multimodal, mmap, cache, options), parts.prefixes)
     parts.check([pair.identities for pair in pairs])
     index = concatenate([pair.index for pair in pairs], parts)
-    bin_reader = Joined(uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
-    marks = {"parts": xxhash.xxh3_128_hexdigest(bytes(found))}
+    bin_reader = Joined(parts.uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
+    marks = {"parts": parts.digest}
     return Pair(index, bin_reader, {"idx": marks, "bin": {"size": bin_reader.size, **marks}})
 
 

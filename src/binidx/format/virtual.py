@@ -30,18 +30,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import xxhash
 
-from binidx.errors import FormatError, ObjectChangedError
+from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import SequenceIndex
 from binidx.storage import filesystem
+from binidx.storage.backends import open_object
+from binidx.storage.look_up import says_no
 from binidx.storage.publish import join_uri
 from binidx.storage.threads import Threads
+from binidx.storage.transfer import read_whole
 
 SUFFIX = ".parts.json"
 FORMAT, VERSION = "binidx-parts", 1
 PARTS_AT_ONCE = 64
 
 Identity = Mapping[str, Any]
+Given = TypeVar("Given")
 Item = TypeVar("Item")
 
 
@@ -58,11 +63,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the file under `uri` says."""
+    """What the file under `uri` says, and the digest of its bytes."""
 
     uri: str
     dtype: str
     parts: Sequence[Part]
+    digest: str
 
     @property
     def prefixes(self) -> list[str]:
@@ -91,6 +97,23 @@ def format_parts(dtype: str, parts: Sequence[Part]) -> bytes:
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
+def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> Parts | None:
+    """What is listed under a prefix; None: there is no list.
+
+    Raises:
+        FormatError: what stands there is none.
+        StorageError: the store cannot be reached.
+    """
+    uri = get_parts_path(path_prefix)
+    try:
+        found = read_whole(open_object(uri, storage_options=storage_options, cache=False))
+    except StorageError as error:
+        if says_no(error):
+            return None
+        raise
+    return parse_parts(bytes(found), uri)
+
+
 def parse_parts(text: bytes, uri: str) -> Parts:
     """What the file says.
 
@@ -104,7 +127,7 @@ def parse_parts(text: bytes, uri: str) -> Parts:
         parts = [Part(**each) for each in whole["parts"]]
         if not parts or not all(is_part(part) for part in parts):
             raise ValueError(f"{len(parts)} parts, or one without a prefix and what identifies its files")
-        return Parts(uri, str(whole["dtype"]), parts)
+        return Parts(uri, str(whole["dtype"]), parts, xxhash.xxh3_128_hexdigest(text))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         needed = f"needed {FORMAT} {VERSION}, as binidx merge --virtual writes it"
         raise FormatError(f"{uri}: no list of parts ({filesystem.text(error)}); {needed}") from error
@@ -156,9 +179,9 @@ def concatenate(indices: Sequence[SequenceIndex], parts: Parts) -> SequenceIndex
     return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
 
 
-def together(work: Callable[[str], Item], names: Iterable[str]) -> list[Item]:
-    """`map`, many at once; the first one's error, after all have ended."""
-    pending = [_submit(partial(work, name)) for name in names]
+def together(work: Callable[[Given], Item], given: Iterable[Given]) -> list[Item]:
+    """`map`, many at once; the first one's error, after all have ended. Not for work that calls this itself."""
+    pending = [_submit(partial(work, each)) for each in given]
     wait(pending)
     return [each.result() for each in pending]
 

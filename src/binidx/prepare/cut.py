@@ -33,7 +33,6 @@ from binidx.format.index_stream import Documents
 from binidx.prepare.finished import Finished, Options, Prefix, free_target, publish
 from binidx.prepare.lineage import Lineage, LineageTargets
 from binidx.storage.join import open_join
-from binidx.storage.join_plan import Piece
 from binidx.storage.ranges import Range, RangeReader, cut
 from binidx.storage.resumable import Watch
 from binidx.storage.transfer import ROUND_BYTES
@@ -87,21 +86,19 @@ def head_dataset(
     """
     if num_documents < 0:
         raise ConfigError(f"head: {num_documents} documents, needed 0 or more")
-    if Finished(source, source_options).source.codec != "raw":
-        choice = Choice(limit=num_documents)
-        return _scatter(source, [target], choice, lineage, overwrite, source_options, target_options, watch or Silent())
     began, watch, opened = time.monotonic(), watch or Silent(), Finished(source, source_options)
+    choice = Choice(limit=num_documents)
+    if opened.source.codec != "raw" or opened.source.mixed:
+        return _scatter(opened, [target], choice, lineage, overwrite, source_options, target_options, watch)
     place = free_target(target, "raw", [opened], target_options, overwrite=overwrite)
-    reader = opened.source.open(opened.source.bin_uri)
-    check_index(opened, reader, watch)
+    check_index(opened, opened.source.plain_bytes(), watch)
     with contextlib.closing(IndexColumns(opened.index.dtype, opened.index.multimodal)) as columns:
         num_tokens = 0
         for block in opened.index.documents(num_documents):
             take(block, np.ones(len(block), bool), columns)
             num_tokens += int(block.lengths.sum(dtype=np.int64))
         num_bytes = num_tokens * opened.index.item_bytes
-        pieces = [Piece(reader, 0, num_bytes)] if num_bytes else []
-        choice = Choice(limit=num_documents)
+        pieces = opened.source.pieces(num_bytes)
         with lineage_of(opened, [place], choice, lineage, source_options, watch) as sidecar:
             join = open_join(place.bin_uri, pieces, source_options=source_options, target_options=target_options)
             try:
@@ -145,7 +142,8 @@ def split_dataset(
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("split: two targets are equal, needed one for each fraction")
     choice = Choice(seed=seed, ends=tuple(np.cumsum(fractions)))
-    return _scatter(source, targets, choice, lineage, overwrite, source_options, target_options, watch or Silent())
+    opened = Finished(source, source_options)
+    return _scatter(opened, targets, choice, lineage, overwrite, source_options, target_options, watch or Silent())
 
 
 @dataclass(frozen=True)
@@ -185,17 +183,17 @@ def lineage_of(
     opened: Finished, places: Sequence[Target], choice: Choice, wanted: bool, options: Options, watch: Watch
 ) -> Iterator[LineageTargets]:
     """The rows of the documents of each target, written but not shown."""
-    rows = Lineage.of([opened] if wanted else [], options, choice.limit)
+    rows = Lineage([opened] if wanted else [], options, choice.limit)
     with contextlib.closing(LineageTargets(rows, places)) as sidecars:
         sidecars.fill(rows, choice.of, watch)
         yield sidecars
 
 
-def check_index(opened: Finished, plain: RangeReader, watch: Watch) -> None:
+def check_index(opened: Finished, plain_bytes: int, watch: Watch) -> None:
     """Read and check a whole index, and the size of the `.bin`."""
     watch.begin("check the index", opened.index.size, 0)
     opened.index.check()
-    opened.check_size(plain.size)
+    opened.check_size(plain_bytes)
     watch.advance(opened.index.size)
 
 
@@ -234,7 +232,7 @@ class _Output:
 
 
 def _scatter(
-    source: Prefix,
+    opened: Finished,
     targets: Sequence[Prefix],
     choice: Choice,
     lineage: bool,
@@ -243,11 +241,11 @@ def _scatter(
     target_options: Options,
     watch: Watch,
 ) -> Cut:
-    began, opened = time.monotonic(), Finished(source, source_options)
+    began = time.monotonic()
     codec, index = opened.source.codec, opened.index
     places = [free_target(each, codec, [opened], target_options, overwrite=overwrite) for each in targets]
     plain = opened.source.open_plain()
-    check_index(opened, plain, watch)
+    check_index(opened, plain.size, watch)
     with contextlib.ExitStack() as stack:
         outputs = [_Output(place, index.dtype, index.multimodal, stack) for place in places]
         watch.begin("tokens", index.num_tokens * index.item_bytes, 0)

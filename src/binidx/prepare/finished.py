@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError
-from binidx.format.convert_source import Source, place_of
+from binidx.errors import ConfigError, FormatError
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
-from binidx.format.index_stream import IndexStream
+from binidx.format.source import place_of
+from binidx.format.virtual_source import open_source
 from binidx.storage.publish import create_object
 
 Options = Mapping[str, Any] | None
@@ -18,27 +18,22 @@ Prefix = str | os.PathLike[str]
 
 
 class Finished:
-    """The dataset under a prefix, and what identified it when it was opened.
+    """The dataset under a prefix, a pair of files or a virtual merge.
 
     Attributes:
         source: its objects.
         index: its `.idx`.
-        bin_bytes: stored bytes of the object that holds its tokens.
 
     Raises:
-        ObjectNotFoundError: one of the two files is missing.
+        ObjectNotFoundError: a file is missing.
         FormatError: the header of its `.idx` breaks a rule.
+        FormatError, ObjectChangedError: a part of a virtual one is not what was listed.
     """
 
     def __init__(self, prefix: Prefix, options: Options = None) -> None:
         self.prefix = os.fspath(prefix)
-        self.source = Source(self.prefix, options)
-        self._identity = self.source.identity()
-        self.index = IndexStream(self.prefix, options)
-
-    @property
-    def bin_bytes(self) -> int:
-        return int(self._identity["bin"]["size"])
+        self.source = open_source(self.prefix, options)
+        self.index = self.source.open_index()
 
     def check_size(self, plain_bytes: int) -> int:
         """The bytes that its index covers, known once that was read.
@@ -55,13 +50,8 @@ class Finished:
         return needed
 
     def check_unchanged(self) -> None:
-        """ObjectChangedError unless both files are still those that were opened.
-
-        Whoever replaces a dataset removes its `.idx` first. So if that is the same before and after, the tokens read in
-        between were its own.
-        """
-        if self.source.identity() != self._identity:
-            raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
+        """ObjectChangedError unless its files are still those that were opened."""
+        self.source.check_unchanged()
 
 
 def free_target(
@@ -76,7 +66,7 @@ def free_target(
     name = os.fspath(prefix)
     if name.endswith("/"):
         raise ConfigError(f"{name}: a folder, needed a prefix such as {name}en")
-    if any(place_of(name) == place_of(source.prefix) for source in sources):
+    if any(place_of(name) in each.source.places for each in sources):
         raise ConfigError(f"{name}: is read and written, needed another prefix to write to")
     target = Target(name, codec, options)
     if not overwrite:

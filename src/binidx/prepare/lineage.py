@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError
 from binidx.format.convert_target import Target
 from binidx.format.sidecars import LINEAGE
+from binidx.format.virtual import together
 from binidx.prepare.finished import Finished, Options
 from binidx.storage.backends import open_object
-from binidx.storage.publish import delete_object, object_exists
+from binidx.storage.publish import delete_object
 from binidx.storage.resumable import Watch
 
 if TYPE_CHECKING:
@@ -33,18 +34,15 @@ class Lineage:
     """The rows of several datasets, one after another.
 
     Args:
-        sources: their prefixes, and how many documents each has.
+        opened: the datasets.
         limit: of these rows only the first so many are wanted.
     """
 
-    def __init__(self, sources: Sequence[tuple[str, int]], options: Options = None, limit: int | None = None) -> None:
+    def __init__(self, opened: Sequence[Finished], options: Options = None, limit: int | None = None) -> None:
         self._options, self._limit = options, limit
-        self._sources = [(*each, object_exists(each[0] + LINEAGE, options)) for each in sources]
-
-    @classmethod
-    def of(cls, opened: Sequence[Finished], options: Options = None, limit: int | None = None) -> Lineage:
-        """That of datasets which are read from end to end."""
-        return cls([(each.prefix, each.index.num_documents) for each in opened], options, limit)
+        there = together(lambda each: each.source.has(LINEAGE), opened)
+        counts = [each.index.num_documents for each in opened]
+        self._sources = [*zip([each.prefix for each in opened], counts, there, strict=True)]
 
     def __bool__(self) -> bool:
         """Whether any of them has some."""
@@ -159,9 +157,9 @@ class LineageTargets:
             writer.abandon()
 
 
-def bring_lineage(sources: Sequence[tuple[str, int]], target: str, options: Options) -> None:
-    """The rows of all sources under another prefix; afterwards there are none where the sources have none."""
-    rows, uri = Lineage(sources, options), target + LINEAGE
+def bring_lineage(opened: Sequence[Finished], target: str, options: Options) -> None:
+    """The rows of all datasets under another prefix; afterwards there are none where the sources have none."""
+    rows, uri = Lineage(opened, options), target + LINEAGE
     if not rows:
         delete_object(uri, options)
         return

@@ -11,6 +11,8 @@ A run that fails leaves nothing, one that is killed no dataset; the same call be
 
 from __future__ import annotations
 
+import contextvars
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +27,14 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.convert import Silent
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
+from binidx.format.joined_idx import is_multimodal
+from binidx.format.listed import listed
+from binidx.format.virtual_source import join_tables
 from binidx.prepare.finished import Finished, Options, Prefix, free_target, publish
 from binidx.prepare.lineage import Lineage, LineageTargets, to_first
 from binidx.storage.join import IN_FLIGHT, open_join
 from binidx.storage.join_plan import Piece, num_bytes
 from binidx.storage.resumable import Watch, in_flight
-from binidx.storage.seek_table import format_table
-from binidx.storage.segments import read_table
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -90,9 +93,11 @@ def merge_datasets(
     """
     began, watch = time.monotonic(), watch or Silent()
     opened = open_all(sources, source_options)
+    for each in opened:
+        each.source.check_movable()
     place = free_target(target, check_alike(opened)[0], opened, target_options, overwrite=overwrite)
     with merged_index(opened, watch) as columns:
-        rows = Lineage.of(opened if lineage else [], source_options)
+        rows = Lineage(opened if lineage else [], source_options)
         with closing(LineageTargets(rows, [place])) as sidecar:
             sidecar.fill(rows, to_first, watch)
             done = merge_tokens(opened, place, columns, lambda: sidecar.make_way(0), source_options, watch)
@@ -101,7 +106,8 @@ def merge_datasets(
 
 def open_all(sources: Sequence[Prefix], options: Options) -> list[Finished]:
     """Many at once, as each asks the store several times."""
-    return _together(lambda each: Finished(each, options), sources)
+    with listed([os.fspath(each) for each in sources], options):
+        return _together(lambda each: Finished(each, options), sources)
 
 
 @contextmanager
@@ -128,7 +134,8 @@ def merge_tokens(
     """Bring the tokens together, and publish them and the index after `make_way`."""
     began = time.monotonic()
     pieces = [piece for each in _together(pieces_of, opened) for piece in each]
-    pieces += [Piece(None, data=joined_table(pieces, opened))] if place.codec != "raw" else []
+    if place.codec != "raw":
+        pieces.append(Piece(None, data=join_tables([table for each in opened for table in each.source.tables])))
     bin_bytes = sum(map(num_bytes, pieces))
     join = open_join(place.bin_uri, pieces, source_options=source_options, target_options=place.options)
     try:
@@ -140,8 +147,11 @@ def merge_tokens(
     return _report(place, opened, columns, bin_bytes, join.moved_bytes, join.how, time.monotonic() - began)
 
 
-def check_alike(opened: Sequence[Finished]) -> tuple[str, bool]:
+def check_alike(opened: Sequence[Finished], *, mixed: bool = False) -> tuple[str, bool]:
     """The codec of all of them, and whether they have modes; one without sequences has whatever the others have.
+
+    Args:
+        mixed: whether some may be compressed, and others not.
 
     Raises:
         ConfigError, FormatError: they differ, or there is none.
@@ -153,17 +163,12 @@ def check_alike(opened: Sequence[Finished]) -> tuple[str, bool]:
         if each.index.dtype is not first.index.dtype:
             found, needed = each.index.dtype.__name__, first.index.dtype.__name__
             raise FormatError(f"{each.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
-        if each.source.codec != first.source.codec:
+        if each.source.codec != first.source.codec and not mixed:
             raise ConfigError(
                 f"{each.source.bin_uri}: stored otherwise than {first.source.bin_uri}, needed all compressed or none; "
                 "binidx convert --plain or --compress brings them together"
             )
-    some = [each for each in opened if each.index.num_sequences]
-    for each in some:
-        if each.index.multimodal != some[0].index.multimodal:
-            which, other = (each, some[0]) if some[0].index.multimodal else (some[0], each)
-            raise FormatError(f"{which.prefix}: no modes, {other.prefix} has them; needed all with or all without")
-    return first.source.codec, bool(some) and some[0].index.multimodal
+    return first.source.codec, is_multimodal([each.index for each in opened])
 
 
 class Blocks(NamedTuple):
@@ -198,52 +203,26 @@ def add_index(blocks: Blocks, columns: IndexColumns) -> None:
 
 
 def pieces_of(dataset: Finished) -> list[Piece]:
-    """Where its tokens lie in its object.
+    """Where its tokens lie.
 
     Raises:
         FormatError: there are fewer than its index needs; or more, and compressed, where they cannot be left out.
     """
-    reader = dataset.source.open(dataset.source.bin_uri)
-    if dataset.source.codec == "raw":
-        needed = dataset.check_size(reader.size)
-        return [Piece(reader, 0, needed)] if needed else []
-    table = read_table(reader)
-    if table.plain_bytes != dataset.check_size(table.plain_bytes):
-        raise FormatError(
-            f"{dataset.source.bin_uri}: holds bytes past its last token, needed none to be merged compressed; "
-            "binidx convert --plain first"
-        )
-    runs = _runs(table.stored_starts, table.stored_stops)
-    return [Piece(reader, start, stop) for start, stop in runs]
-
-
-def joined_table(pieces: Sequence[Piece], opened: Sequence[Finished]) -> bytes:
-    """The seek table over the frames of all."""
-    tables = _together(lambda each: read_table(each.source.open(each.source.bin_uri)), opened)
-    stored = np.concatenate([each.stored_stops - each.stored_starts for each in tables])
-    plain = np.concatenate([np.diff(each.plain_starts) for each in tables])
-    assert stored.sum() == sum(map(num_bytes, pieces))
-    return format_table(stored.astype(np.uint32), plain.astype(np.uint32))
+    return dataset.source.pieces(dataset.check_size(dataset.source.plain_bytes()))
 
 
 def check_all(opened: Sequence[Finished]) -> None:
     """None of them has changed."""
-    _together(Finished.check_unchanged, opened)
+    options = opened[0].source.options
+    with listed([each.prefix for each in opened], options):
+        _together(Finished.check_unchanged, opened)
 
 
 def _together(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """`map`, so many at once that a distant store answers a thousand in seconds."""
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
-        return list(threads.map(work, items))
-
-
-def _runs(starts: Any, stops: Any) -> list[tuple[int, int]]:
-    """Frames that follow each other, as ranges of bytes."""
-    if not len(starts):
-        return []
-    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
-    firsts, lasts = starts[np.concatenate([[0], breaks])], stops[np.concatenate([breaks - 1, [len(stops) - 1]])]
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+        pending = [threads.submit(contextvars.copy_context().run, work, each) for each in items]
+        return [each.result() for each in pending]
 
 
 def _report(
@@ -264,6 +243,6 @@ def _report(
         bin_bytes,
         moved_bytes,
         how,
-        any(each.source.sums_uri is not None for each in opened),
+        any(each.source.has_sums for each in opened),
         seconds,
     )

@@ -36,7 +36,8 @@ class Verified:
 
     Attributes:
         bin_bytes: plain bytes of its tokens, `trailing_bytes` of them after the last one.
-        checked_by: "checksums", "frames" (zstd's own), or None: nothing says what the bytes ought to be.
+        checked_by: "checksums", "frames" (zstd's own), or None: nothing says what the bytes ought to be; "in part":
+            something does of some parts of a virtual merge.
         token_range: least and largest token; None: not read, or there are none.
         vocab_size: that all of them are below.
         manifest: whether there is one; its counts are right then.
@@ -99,7 +100,6 @@ def verify_dataset(
     if lineage:
         compared = check_lineage(opened, plain, storage_options, watch)
     opened.check_unchanged()
-    checked_by = "frames" if opened.source.codec != "raw" else "checksums" if opened.source.sums_uri else None
     return Verified(
         opened.prefix,
         opened.index.dtype.__name__,
@@ -109,7 +109,7 @@ def verify_dataset(
         _count_empty(opened),
         plain.size,
         plain.size - num_bytes,
-        None if quick else checked_by,
+        None if quick else opened.source.checked_by,
         found,
         vocab_size,
         manifest,

@@ -6,23 +6,23 @@ Lineage is, where there is some: it is found under the prefix of the list, row i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_object import find_bin
+from binidx.format.convert import Silent
 from binidx.format.idx import get_idx_path
-from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.listed import listed
-from binidx.format.virtual import Part, format_parts, get_parts_path, prefix_of_part, together
-from binidx.prepare.finished import Prefix
+from binidx.format.virtual import Part, format_parts, get_parts_path, prefix_of_part
+from binidx.prepare.finished import Finished, Options, Prefix
 from binidx.prepare.lineage import bring_lineage
+from binidx.prepare.merge import check_alike, open_all
 from binidx.storage.filesystem import local_path
-from binidx.storage.joined import Joined
+from binidx.storage.join import IN_FLIGHT
 from binidx.storage.publish import create_object, object_exists
-
-Options = Mapping[str, Any] | None
+from binidx.storage.resumable import Watch, in_flight
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,12 @@ class Listed:
 
 
 def merge_virtually(
-    sources: Sequence[Prefix], target: Prefix, *, overwrite: bool = False, storage_options: Options = None
+    sources: Sequence[Prefix],
+    target: Prefix,
+    *,
+    overwrite: bool = False,
+    storage_options: Options = None,
+    watch: Watch | None = None,
 ) -> Listed:
     """List datasets as the parts of one, which then opens under the prefix `target`.
 
@@ -53,27 +58,34 @@ def merge_virtually(
         FormatError: a source is no sound dataset, or has another dtype.
         ObjectExistsError: something stands at the target.
     """
-    if not sources:
-        raise ConfigError("merge: 0 datasets, needed at least one")
     uri, prefixes = get_parts_path(os.fspath(target)), [_whole(os.fspath(each)) for each in sources]
     _check_free(os.fspath(target), uri, storage_options, overwrite)
-    with listed(prefixes, storage_options):
-        opened = together(lambda prefix: IndexedDataset(prefix, storage_options=storage_options), prefixes)
-    _check_alike(opened)
-    parts = [_part(_whole(uri), each) for each in opened]
-    counts = [each.index.document_count - 1 for each in opened]
-    bring_lineage(list(zip(prefixes, counts, strict=True)), os.fspath(target), storage_options)
+    opened, watch = open_all(prefixes, storage_options), watch or Silent()
+    check_alike(opened, mixed=True)
+    for each in opened:
+        if each.source.num_parts:
+            raise ConfigError(f"{each.prefix}: is itself a virtual merge, needed its parts")
+    check_indices(opened, watch)
+    bring_lineage(opened, os.fspath(target), storage_options)
     with create_object(uri, storage_options) as out:
-        out.write(format_parts(opened[0].index.dtype.__name__, parts))
-    documents = sum(counts)
-    sequences, tokens = sum(map(len, opened)), sum(each.index.num_tokens for each in opened)
-    return Listed(os.fspath(target), len(opened), documents, sequences, tokens)
+        out.write(format_parts(opened[0].index.dtype.__name__, [_part(_whole(uri), each) for each in opened]))
+    indices = [each.index for each in opened]
+    documents, sequences = sum(each.num_documents for each in indices), sum(each.num_sequences for each in indices)
+    return Listed(os.fspath(target), len(opened), documents, sequences, sum(each.num_tokens for each in indices))
 
 
-def _part(uri: str, dataset: IndexedDataset) -> Part:
-    prefix = prefix_of_part(uri, dataset.path_prefix)
-    marks = dataset.opened
-    return Part(prefix, len(dataset), dataset.index.num_tokens, dict(marks["idx"]), dict(marks["bin"]))
+def check_indices(opened: Sequence[Finished], watch: Watch) -> None:
+    """Read every index, and check it; some at once."""
+    watch.begin("index", sum(each.index.size for each in opened), 0)
+    with closing(in_flight(lambda each: each.index.check(), opened, IN_FLIGHT)) as read:
+        for each, _ in zip(opened, read, strict=True):
+            each.check_size(each.source.plain_bytes())
+            watch.advance(each.index.size)
+
+
+def _part(uri: str, dataset: Finished) -> Part:
+    prefix, marks = prefix_of_part(uri, dataset.prefix), dataset.source.opened
+    return Part(prefix, dataset.index.num_sequences, dataset.index.num_tokens, marks["idx"], marks["bin"])
 
 
 def _whole(prefix: str) -> str:
@@ -87,13 +99,3 @@ def _check_free(target: str, uri: str, options: Options, overwrite: bool) -> Non
         raise ObjectExistsError(f"{target}: holds a dataset, needed a free name; a list beside it would not be seen")
     if not overwrite and object_exists(uri, options):
         raise ObjectExistsError(f"{uri}: stands there, needed a free name; --overwrite replaces it")
-
-
-def _check_alike(opened: Sequence[IndexedDataset]) -> None:
-    first = opened[0]
-    for each in opened:
-        if isinstance(each.bin_reader, Joined):
-            raise ConfigError(f"{each.path_prefix}: is itself a virtual merge, needed its parts")
-        if each.index.dtype is not first.index.dtype:
-            found, needed = each.index.dtype.__name__, first.index.dtype.__name__
-            raise FormatError(f"{each.path_prefix}: dtype {found}, needed {needed} as in {first.path_prefix}")

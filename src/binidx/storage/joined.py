@@ -1,6 +1,6 @@
 """The bytes of many objects, one after the other, as those of one.
 
-parts    a [0, 100)   b [0, 40)   c [0, 60)         of each the bytes that count, which may be fewer than it has
+parts    a [0, 100)   b [0, 40)   c [0, 60)         of each the bytes that count, which may begin and end within it
 joined   [0, 100)     [100, 140)  [140, 200)
 asked    [90, 150)    ─► a [90, 100)  b [0, 40)  c [0, 10)        all parts at the same time: `vectored.read_many`
 
@@ -9,28 +9,77 @@ A range within a part is a view of what that gave; one across parts is copied to
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from binidx.storage.ranges import Range, RangeReader, check_ranges
+from binidx.errors import ObjectChangedError
+from binidx.storage.ranges import Bytes, Range, RangeReader, check_ranges
 from binidx.storage.vectored import read_many
 
 
+class Held:
+    """Bytes in memory as an object."""
+
+    def __init__(self, uri: str, data: Bytes) -> None:
+        self.uri, self.size, self._data = uri, len(data), memoryview(data)
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        check_ranges(self.uri, self.size, ranges)
+        return [self._data[start:stop] for start, stop in ranges]
+
+
+class Late:
+    """An object that is opened when the first of it is read.
+
+    Args:
+        size: bytes that it has; ObjectChangedError if it turns out to have others.
+    """
+
+    def __init__(self, uri: str, size: int, open_it: Callable[[], RangeReader]) -> None:
+        self.uri, self.size, self._open_it = uri, size, open_it
+
+    @functools.cached_property
+    def _reader(self) -> RangeReader:
+        found = self._open_it()
+        if found.size != self.size:
+            raise ObjectChangedError(f"{self.uri}: {found.size} bytes, had {self.size} before; run it again")
+        return found
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        check_ranges(self.uri, self.size, ranges)
+        return self._reader.read(ranges)
+
+    def split(
+        self, ranges: Sequence[Range]
+    ) -> tuple[list[list[tuple[int, int]]], list[tuple[RangeReader, Sequence[Range]]]]:
+        """As of a `Joined`: all of it of the one object."""
+        check_ranges(self.uri, self.size, ranges)
+        return [[(0, place)] for place in range(len(ranges))], [(self._reader, ranges)]
+
+
 class Joined:
-    """A reader of the first `sizes[i]` bytes of each of the `parts`, in their order.
+    """A reader of `sizes[i]` bytes of each of the `parts`, in their order.
 
     Args:
         uri: what errors call it.
         identity: what identifies the content of all of them.
+        starts: where in each part its bytes begin; None: at 0.
     """
 
     def __init__(
-        self, uri: str, parts: Sequence[RangeReader], sizes: Sequence[int], identity: Mapping[str, Any] | None = None
+        self,
+        uri: str,
+        parts: Sequence[RangeReader],
+        sizes: Sequence[int],
+        identity: Mapping[str, Any] | None = None,
+        starts: Sequence[int] | None = None,
     ) -> None:
         self.uri, self.parts, self.sizes = uri, tuple(parts), tuple(sizes)
+        self.starts = (0,) * len(self.parts) if starts is None else tuple(starts)
         self.identity = dict(identity or {})
         self.stops = np.cumsum(self.sizes, dtype=np.int64)
         self.size = sum(self.sizes)
@@ -57,7 +106,8 @@ class Joined:
                 end = min(stop, before + self.sizes[part])
                 if end > start:
                     mine.append((part, len(wanted[part])))
-                    wanted[part].append((start - before, end - before))
+                    shift = self.starts[part] - before
+                    wanted[part].append((start + shift, end + shift))
                 start, part = max(start, end), part + 1
             pieces.append(mine)
         number = {part: place for place, part in enumerate(wanted)}
@@ -65,7 +115,7 @@ class Joined:
         return numbered, [(self.parts[part], found) for part, found in wanted.items()]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Joined, (self.uri, self.parts, self.sizes, self.identity)
+        return Joined, (self.uri, self.parts, self.sizes, self.identity, self.starts)
 
     def __repr__(self) -> str:
         return f"Joined({self.uri!r}, {len(self.parts)} parts)"

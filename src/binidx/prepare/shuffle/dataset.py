@@ -89,7 +89,7 @@ def shuffle_datasets(
     codec, multimodal = check_alike(opened)
     place = free_target(target, codec, opened, target_options, overwrite=overwrite)
     for each in opened:
-        check_index(each, Tokens(each), watch)
+        check_index(each, each.source.plain_bytes(), watch)
     documents = sum(each.index.num_documents for each in opened)
     sequences = sum(each.index.num_sequences for each in opened)
     tokens = sum(each.index.num_tokens for each in opened)
@@ -107,7 +107,7 @@ def shuffle_datasets(
             for run in buckets.sorted():
                 output.add(run)
                 watch.advance(int(run.lengths[:, 0].sum()))
-        rows = Lineage.of(opened if lineage else [], source_options)
+        rows = Lineage(opened if lineage else [], source_options)
         sidecar = stack.enter_context(contextlib.closing(LineageTargets(rows, [place])))
         if rows:
             from binidx.prepare.shuffle.rows import shuffle_rows

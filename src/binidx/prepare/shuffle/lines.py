@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.convert import Silent
-from binidx.format.convert_source import place_of
+from binidx.format.source import place_of
 from binidx.prepare.shuffle.buckets import MIB, Buckets, Plan, plan_shuffle
 from binidx.prepare.shuffle.keys import shuffle_keys
 from binidx.storage.as_file import Sink

@@ -1,0 +1,166 @@
+"""A pair of files as objects that are read from end to end: what convert, merge and all that look at every token open.
+
+`virtual_source.open_source` tells whether a pair or a virtual merge lies under a prefix; the two are the same from then
+on.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.format.bin_object import find_bin
+from binidx.format.idx import get_bin_path, get_idx_path
+from binidx.format.index_stream import IndexStream
+from binidx.format.listed import listed_pair
+from binidx.storage import filesystem
+from binidx.storage.backends import layered, open_object, open_stored
+from binidx.storage.checksums import SUFFIX
+from binidx.storage.join_plan import Piece
+from binidx.storage.publish import object_exists, object_identity
+from binidx.storage.ranges import RangeReader
+from binidx.storage.seek_table import SeekTable
+from binidx.storage.segments import CODECS, codec_of, read_table
+
+Options = Mapping[str, Any] | None
+
+
+class Source:
+    """The pair of files under a prefix.
+
+    Args:
+        distrust_sums: its checksums are about to be replaced, so nothing is checked against them.
+
+    Attributes:
+        bin_uri: of the object that holds its tokens.
+        codec: how it is stored.
+        sums_uri: of its checksums; None: there are none, or they are not trusted.
+        opened: what identified it then.
+        prefixes: of the pairs of files: one.
+        places: that it must not be written to while it is read: `place_of`.
+
+    Raises:
+        ObjectNotFoundError: one of the two is missing.
+    """
+
+    num_parts, mixed = 0, False
+
+    def __init__(self, prefix: str, options: Options, *, distrust_sums: bool = False) -> None:
+        self.prefix, self.prefixes, self.options, self.places = prefix, [prefix], options, {place_of(prefix)}
+        self._told = told = listed_pair(prefix)
+        found = get_bin_path(prefix) if told else find_bin(prefix, options)
+        if found is None:
+            raise ObjectNotFoundError(f"{get_bin_path(prefix)}: no such object")
+        self.bin_uri, self.codec = found, codec_of(found)
+        sums_uri = found + SUFFIX
+        has_sums = bool(told.sums) if told else self.codec == "raw" and object_exists(sums_uri, options)
+        self.sums_uri = sums_uri if has_sums and not distrust_sums else None
+        self.opened = self.identity()
+
+    def identity(self) -> dict[str, Any]:
+        """What identifies it now, in JSON values; within `listed` what the lists told of it."""
+        if told := listed_pair(self.prefix):
+            return {
+                "uri": place_of(self.prefix),
+                "bin": filesystem.identity_of(told.bin.info),
+                "idx": filesystem.identity_of(told.idx.info),
+            }
+        return {
+            "uri": place_of(self.prefix),
+            "bin": object_identity(self.bin_uri, self.options),
+            "idx": object_identity(get_idx_path(self.prefix), self.options),
+        }
+
+    def check_unchanged(self) -> None:
+        """ObjectChangedError unless both files are still those that were opened.
+
+        Whoever replaces a dataset removes its `.idx` first. So if that is the same before and after, the tokens read in
+        between were its own.
+        """
+        now = self.identity()
+        if not all(filesystem.same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
+            raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
+
+    @property
+    def checked_by(self) -> str | None:
+        """What its bytes are compared with when they are read: "checksums", "frames" (zstd's own), or None."""
+        return "frames" if self.codec != "raw" else "checksums" if self.sums_uri else None
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether checksums lie beside it."""
+        return self.sums_uri is not None
+
+    def plain_bytes(self) -> int:
+        """Bytes of its tokens, and of what follows them."""
+        return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.tables[0].plain_bytes
+
+    def check_movable(self) -> None:
+        """Any store may move it as it is."""
+
+    def open_index(self) -> IndexStream:
+        """Its `.idx`, from front to back."""
+        return IndexStream(self.open_idx(mmap=False), get_idx_path(self.prefix))
+
+    def open_idx(self, *, mmap: bool = True) -> RangeReader:
+        """Its `.idx`; mapped, its pages count as memory of this process until others need them."""
+        found = self._told.idx if self._told else None
+        return open_object(get_idx_path(self.prefix), storage_options=self.options, mmap=mmap, cache=False, found=found)
+
+    def open_stored(self) -> RangeReader:
+        """Its tokens as they are stored; a plain `.bin` is checked where it has checksums."""
+        told, sums = self._told, None
+        if self.sums_uri is not None:
+            sums = open_stored(self.sums_uri, storage_options=self.options, found=told.sums if told else None)
+        tokens = open_stored(self.bin_uri, storage_options=self.options, found=told.bin if told else None)
+        return layered(tokens, sums=sums, cache=False)
+
+    def has(self, end: str) -> bool:
+        """Whether this sidecar stands beside it: one of `SIDECARS`."""
+        return end in self._told.sidecars if self._told else object_exists(self.prefix + end, self.options)
+
+    def open_plain(self) -> RangeReader:
+        """Its tokens."""
+        return CODECS[self.codec].open(self.open_stored(), b"")
+
+    @functools.cached_property
+    def tables(self) -> list[SeekTable]:
+        """Of a compressed one, where its frames lie."""
+        return [read_table(self.open_stored())]
+
+    def pieces(self, plain_bytes: int) -> list[Piece]:
+        """The first so many bytes of its tokens, as they are stored; of a compressed one all, without its table.
+
+        Raises:
+            FormatError: it is compressed, and holds others.
+        """
+        reader = self.open_stored()
+        if self.codec == "raw":
+            return [Piece(reader, 0, plain_bytes)] if plain_bytes else []
+        (table,) = self.tables
+        if table.plain_bytes != plain_bytes:
+            raise FormatError(
+                f"{self.bin_uri}: holds bytes past its last token, needed none to be moved compressed; "
+                "binidx convert --plain first"
+            )
+        return [Piece(reader, start, stop) for start, stop in _runs(table.stored_starts, table.stored_stops)]
+
+
+def place_of(prefix: str) -> str:
+    """The URI, or the whole path of a local one: equal for equal places."""
+    path = filesystem.local_path(prefix)
+    return prefix if path is None else os.path.abspath(path)
+
+
+def _runs(starts: Any, stops: Any) -> list[tuple[int, int]]:
+    """Frames that follow each other, as ranges of bytes."""
+    if not len(starts):
+        return []
+    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
+    firsts, lasts = starts[np.concatenate([[0], breaks])], stops[np.concatenate([breaks - 1, [len(stops) - 1]])]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
