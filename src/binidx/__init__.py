@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from binidx.dataset.sft import SFTDataset as SFTDataset
     from binidx.dataset.sft import SFTDatasetConfig as SFTDatasetConfig
     from binidx.dataset.split import Split as Split
-    from binidx.dataset.staged import Stage as Stage
+    from binidx.dataset.stage import Stage as Stage
     from binidx.dataset.staged import StagedBlendedDataset as StagedBlendedDataset
     from binidx.dataset.t5 import T5MaskedWordPieceDataset as T5MaskedWordPieceDataset
     from binidx.dataset.t5 import T5MaskedWordPieceDatasetConfig as T5MaskedWordPieceDatasetConfig
@@ -100,7 +100,7 @@ HOMES = {
     "SFTDataset": "dataset.sft",
     "SFTDatasetConfig": "dataset.sft",
     "Split": "dataset.split",
-    "Stage": "dataset.staged",
+    "Stage": "dataset.stage",
     "StagedBlendedDataset": "dataset.staged",
     "T5MaskedWordPieceDataset": "dataset.t5",
     "T5MaskedWordPieceDatasetConfig": "dataset.t5",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tracemalloc
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gpt_samples import config, tokens
+from mapped import file_under
 from order_runs import write_source
 
 import binidx
 from binidx import Stage, StagedBlendedDataset
+from binidx.dataset import staged as staged_module
 from binidx.errors import BlendError, ConfigError
 
 
@@ -132,10 +137,42 @@ def test_the_proof_says_where_each_source_goes_on(prefixes: list[str]) -> None:
     assert lines[6].startswith("checked: each of 150 samples is the next one of its source; none skipped, none twice")
 
 
+def test_ranks_map_one_copy_of_the_rows_and_data_that_changed_has_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(staged_module, "COUNTED_HERE", 0)
+    monkeypatch.setattr(staged_module, "AT_ONCE", 7)
+    paths = [write_source(tmp_path / f"s{number}", random.Random(number), True) for number in range(2)]
+    stages = [Stage((paths, [3, 1]), 50_000, 60_000), Stage((paths, [1, 3]), 100)]
+    alone = StagedBlendedDataset(binidx.GPTDataset, stages, config())
+    cached = config(path_to_cache=str(tmp_path / "cache"))
+    for _ in range(2):
+        staged = StagedBlendedDataset(binidx.GPTDataset, stages, cached)
+        assert staged.seams == alone.seams
+        for name in ("dataset_index", "dataset_sample_index"):
+            np.testing.assert_array_equal(getattr(staged, name), getattr(alone, name))
+        assert file_under(staged.dataset_sample_index).startswith(str(tmp_path / "cache"))
+    assert "stale" not in caplog.text
+    os.utime(write_source(tmp_path / "s1", random.Random(5), True) + ".idx")
+    staged = StagedBlendedDataset(binidx.GPTDataset, stages, cached)
+    assert "StagedBlendedDataset-train-binidx.json: stale, rebuilding: lengths" in caplog.text
+    other = StagedBlendedDataset(binidx.GPTDataset, stages, config())
+    np.testing.assert_array_equal(staged.dataset_sample_index, other.dataset_sample_index)
+
+
+def test_rows_are_checked_in_little_memory(prefixes: list[str]) -> None:
+    staged = StagedBlendedDataset(binidx.GPTDataset, [Stage((prefixes, [1, 1, 1, 1]), 3_000_000)], config())
+    tracemalloc.start()
+    staged.check()
+    assert tracemalloc.get_traced_memory()[1] < 20e6, "and not 40 bytes for each of them"
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize("fault", ["skip", "twice", "beyond"])
 def test_a_fault_at_a_seam_is_found(prefixes: list[str], fault: str) -> None:
     stages = [Stage((prefixes[:1], [1.0]), 10), Stage((prefixes[:1], [1.0]), 5)]
     staged = StagedBlendedDataset(binidx.GPTDataset, stages, config())
+    staged.dataset_sample_index = staged.dataset_sample_index.copy()
     if fault == "beyond":
         staged.datasets = [np.arange(3)]  # type: ignore[list-item]
     else:

@@ -14,6 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from mapped import file_under
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import IndexBuildError
@@ -35,16 +36,6 @@ def build(building: Building) -> None:
 
 def cached(directory: Any) -> np.ndarray:
     return IndexCache(str(directory), "0f-Kind-train").load_or_build("described", {"x": 1}, ["a"], build)["a"]
-
-
-def file_under(array: np.ndarray) -> str:
-    """The path of the mapped file that holds the array, empty for anonymous memory."""
-    address = array.__array_interface__["data"][0]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, _, last = line.split()[0].partition("-")
-        if int(first, 16) <= address < int(last, 16):
-            return " ".join(line.split()[5:]).replace("[heap]", "")
-    return ""
 
 
 def files(directory: Path) -> list[str]:

@@ -17,7 +17,7 @@ from random_datasets import Document, build_ours
 from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
-from binidx.dataset.staged import Stage
+from binidx.dataset.stage import Stage
 from binidx.format.convert import convert_dataset
 from binidx.format.convert_source import Way
 from binidx.order.accounts import account

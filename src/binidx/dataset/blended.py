@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,8 +122,12 @@ class BlendedDataset(Identified):
             arrays = building.arrays
         else:
             cache = self._cache(self.config.path_to_cache)
-            arrays = cache.load_or_build(self.unique_description, {}, ARRAYS, self._build)
+            arrays = cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
         return arrays["dataset_index"], arrays["dataset_sample_index"]
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What the arrays depend on besides the description: nothing."""
+        return {}
 
     def _cache(self, directory: str) -> IndexCache:
         name = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
@@ -158,11 +162,15 @@ class BlendedDataset(Identified):
 
 def samples_of_each(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
     """How often each dataset is named. In blocks, since NumPy counts in int64: 8 GB for a billion samples."""
-    blocks = (dataset_index[first : first + COUNTED_AT_ONCE] for first in range(0, len(dataset_index), COUNTED_AT_ONCE))
     served = np.zeros(num_datasets, np.int64)
-    for block in blocks:
-        served += np.bincount(block, minlength=num_datasets)
+    for rows in blocks(0, len(dataset_index), COUNTED_AT_ONCE):
+        served += np.bincount(dataset_index[rows], minlength=num_datasets)
     return list(served.tolist())
+
+
+def blocks(first: int, stop: int, size: int) -> Iterator[slice]:
+    """Rows from `first` to `stop`, so many at a time."""
+    return (slice(begin, min(begin + size, stop)) for begin in range(first, stop, size))
 
 
 def check_blendable(

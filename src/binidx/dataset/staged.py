@@ -13,87 +13,38 @@ already can be given another stage.
 When a source has served all of its samples, it begins another round: all of it again in an order of its own, of
 random_seed + the number of the round. (To ask for more epochs of the first round would change the order of what was
 served.) So a source repeats no sample of an epoch before it has served every one of it.
+
+    counts    of each stage, how many of each source it planned and serves: which rounds there are
+    rows      (dataset, sample) of all stages, 10 bytes a sample: mapped from the cache, as those of a plain blend
+
+Who builds them draws each stage anew, in a file without a name, and both are made and checked in blocks. So with a
+`path_to_cache` a rank has no anonymous memory for them but some MiB; without one, 10 bytes a sample.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import cached_property
-from math import ceil
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.builder import WHOLE, sizes_per_dataset
-from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, check_blend
-from binidx.dataset.megatron_dataset import MegatronDataset
-from binidx.dataset.split import Split, normalize, split_indices
+from binidx.dataset.blended import BlendedDataset, blocks
+from binidx.dataset.config import BlendedMegatronDatasetConfig
+from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
+from binidx.dataset.split import Split
+from binidx.dataset.stage import Stage
+from binidx.dataset.stage_sources import Sources
 from binidx.errors import BlendError, ConfigError
-from binidx.index.blend import build_blend_index
+from binidx.index.building import Building
+from binidx.index.cache import IndexCache
 
-
-@dataclass(frozen=True)
-class Stage:
-    """One stretch of a staged blend.
-
-    Args:
-        blend: prefixes and weights; of a single prefix they may be None, as in the run that was begun so.
-        num_samples: samples that it serves before the next one begins.
-        planned_samples: of the run that this stage was begun as, if that was longer: its order is then that run's. By
-            default num_samples.
-
-    Raises:
-        ConfigError: no weights, or numbers that cannot be.
-    """
-
-    blend: Blend
-    num_samples: int
-    planned_samples: int | None = None
-
-    def __post_init__(self) -> None:
-        check_blend("stage", self.blend)
-        if self.blend[1] is None and len(self.blend[0]) > 1:
-            raise ConfigError(f"stage of {list(self.blend[0])}: found no weights, needs one per prefix")
-        if len(set(self.blend[0])) < len(self.blend[0]):
-            raise ConfigError(f"stage of {list(self.blend[0])}: a prefix stands there twice, needs each once")
-        if self.num_samples < 1 or self.planned < self.num_samples:
-            raise ConfigError(
-                f"stage: found {self.num_samples} samples of {self.planned} planned, needs 1 to all of them"
-            )
-
-    @property
-    def planned(self) -> int:
-        return self.num_samples if self.planned_samples is None else self.planned_samples
-
-    @property
-    def shares(self) -> list[float]:
-        return normalize(list(self.blend[1] or [1.0]))
-
-    def draw(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """For each sample that was planned the prefix, and how many of that prefix came before it in this stage."""
-        # Megatron's BlendedDataset normalises what its builder has normalised; both roundings decide ties.
-        size = sum(ceil(self.planned * share) for share in self.shares)
-        chosen, numbers = build_blend_index(normalize(self.shares), size)
-        return chosen[: self.planned], numbers[: self.planned]
-
-
-@dataclass(frozen=True)
-class Seam:
-    """Where a stage begins, and what of each source was served before it.
-
-    Attributes:
-        sample: number of its first sample in the run.
-        served: samples of each source before it.
-        available: samples of the source's rounds, all stages together.
-    """
-
-    sample: int
-    served: Mapping[str, int]
-    available: Mapping[str, int]
+AT_ONCE = 1 << 18
+"""Rows that are made and checked together: some 40 bytes each."""
+COUNTED_HERE = 1 << 22
+"""Samples of a stage that are drawn sooner than their counts are fetched: 20 ms."""
 
 
 class StagedBlendedDataset(BlendedDataset):
@@ -124,15 +75,13 @@ class StagedBlendedDataset(BlendedDataset):
         if not stages:
             raise ConfigError("stages: found none, needs at least one")
         self.stages, self.config, self.split = tuple(stages), config, split
-        sources = _Sources(cls, config, split)
-        rows = [*sources.rows_of(self.stages)]
-        self.datasets = sources.datasets
+        self._sources = Sources(cls, config, split)
+        self.seams = self._sources.seams_of(self.stages, [self._counts(stage) for stage in self.stages])
+        self.datasets = self._sources.datasets
         self.size = sum(stage.num_samples for stage in self.stages)
         self.weights = self.stages[0].shares
-        self.dataset_index = np.concatenate([ids for ids, _ in rows])
-        self.dataset_sample_index = np.concatenate([numbers for _, numbers in rows])
-        self.seams = sources.seams
         self.unique_identifiers = self._identifiers()
+        self.dataset_index, self.dataset_sample_index = self._load_or_build()
         self.check()
 
     @property
@@ -148,14 +97,50 @@ class StagedBlendedDataset(BlendedDataset):
     def _stages(self) -> list[Any]:
         return [(stage.blend[0], stage.shares, stage.num_samples, stage.planned) for stage in self.stages]
 
+    def _fingerprint(self) -> dict[str, Any]:
+        """Where a source ends another round begins."""
+        return {"lengths": [len(dataset) for dataset in self.datasets]}
+
+    def _counts(self, stage: Stage) -> NDArray[np.int64]:
+        """`Stage.count`, cached where it is worth it."""
+        threads = self.config.num_dataset_builder_threads
+        if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
+            return stage.count(Building(), threads)
+        asked = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
+        description = describe(OrderedDict([("class", Stage.__name__), *asked.items()]))
+        name = f"{digest(description)}-{Stage.__name__}-{self.split.name}"
+
+        def build(building: Building) -> None:
+            with building.array("counts", (2, len(stage.shares)), np.int64) as counts:
+                counts[:] = stage.count(building, threads)
+
+        cache = IndexCache(self.config.path_to_cache, name, self.config.storage_options)
+        return cache.load_or_build(description, {}, ["counts"], build)["counts"]
+
+    def _build(self, building: Building) -> None:
+        size = sum(stage.num_samples for stage in self.stages)
+        with (
+            building.array("dataset_index", (size,), np.int16) as ids,
+            building.array("dataset_sample_index", (size,), np.int64) as samples,
+        ):
+            for stage, seam in zip(self.stages, self.seams, strict=True):
+                place = self._sources.place_of(stage, seam)
+                with stage.drawn(building, self.config.num_dataset_builder_threads) as (chosen, numbers):
+                    for rows in blocks(0, stage.num_samples, AT_ONCE):
+                        here = slice(seam.sample + rows.start, seam.sample + rows.stop)
+                        ids[here], samples[here] = place.rows(chosen[rows], numbers[rows])
+
     def check(self) -> None:
         """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in turn: none skipped, none twice."""
-        order = np.argsort(self.dataset_index, kind="stable")
-        counts = np.bincount(self.dataset_index, minlength=len(self.datasets))
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
-        if (self.dataset_sample_index[order] != np.arange(len(order)) - starts).any():
-            raise BlendError("stages: a source skips a sample or serves one twice; this is a fault of ours")
-        if any(count > len(dataset) for count, dataset in zip(counts.tolist(), self.datasets, strict=True)):
+        seen = np.zeros(len(self.datasets), np.int64)
+        for rows in blocks(0, len(self.dataset_index), AT_ONCE):
+            ids = self.dataset_index[rows]
+            counts = np.bincount(ids, minlength=len(seen))
+            due = np.repeat(seen + counts - np.cumsum(counts), counts) + np.arange(len(ids))
+            if (self.dataset_sample_index[rows][np.argsort(ids, kind="stable")] != due).any():
+                raise BlendError("stages: a source skips a sample or serves one twice; this is a fault of ours")
+            seen += counts
+        if any(count > len(dataset) for count, dataset in zip(seen.tolist(), self.datasets, strict=True)):
             raise BlendError("stages: a source serves more samples than it has; this is a fault of ours")
 
     @cached_property
@@ -173,74 +158,3 @@ class StagedBlendedDataset(BlendedDataset):
             + (f"; {rounds} more rounds of sources that were spent" if rounds else "")
         )
         return "\n".join(lines)
-
-
-class _Sources:
-    """The rounds of all sources, built as stages need them."""
-
-    def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
-        self._cls, self._config, self._split = cls, config, split
-        self._rounds: dict[str, list[int]] = {}  # prefix -> numbers in datasets
-        self._served: dict[str, int] = {}
-        self.datasets: list[MegatronDataset] = []
-        self.seams: list[Seam] = []
-
-    def rows_of(self, stages: Sequence[Stage]) -> Iterator[tuple[NDArray[np.int16], NDArray[np.int64]]]:
-        """dataset_index and dataset_sample_index of each stage."""
-        available: dict[str, int] = {}
-        first = 0
-        for stage in stages:
-            self.seams.append(Seam(first, dict(self._served), available))
-            yield self._rows(stage)
-            first += stage.num_samples
-        available.update({prefix: sum(self._lengths(prefix)) for prefix in self._rounds})
-
-    def _rows(self, stage: Stage) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        chosen, numbers = stage.draw()
-        planned = np.bincount(chosen, minlength=len(stage.shares)).tolist()
-        chosen, numbers = chosen[: stage.num_samples], numbers[: stage.num_samples]
-        ids, samples = np.empty_like(chosen), np.empty_like(numbers)
-        for place, (prefix, num_samples) in enumerate(zip(stage.blend[0], self._asked(stage), strict=True)):
-            mine = np.flatnonzero(chosen == place)
-            before = self._served.get(prefix, 0)
-            # As the stage was planned: a round that is asked for less may have another order.
-            self._provide(prefix, before + planned[place], num_samples)
-            served = before + numbers[mine]
-            self._served[prefix] = before + len(mine)
-            ends = np.cumsum(self._lengths(prefix))
-            which = np.searchsorted(ends, served, side="right")
-            ids[mine] = np.array(self._rounds[prefix], np.int16)[which]
-            samples[mine] = served - np.concatenate([[0], ends])[which]
-        return ids, samples
-
-    def _asked(self, stage: Stage) -> list[int | None]:
-        """Samples that the builder asks of each prefix for a run of this blend; of a prefix that is alone no more."""
-        if len(stage.shares) == 1 and (stage.blend[1] is None or self._config.blend_per_split):
-            return [stage.planned]
-        surplus = self._config.mid_level_dataset_surplus
-        asked = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
-        return [num_samples for [num_samples] in asked]
-
-    def _provide(self, prefix: str, needed: int, num_samples: int | None) -> None:
-        """Rounds of a source until it has so many samples; the first is as large as a run of this stage would ask."""
-        if prefix not in self._rounds:
-            self._add_round(prefix, num_samples)
-        while (have := sum(self._lengths(prefix))) < needed:
-            self._add_round(prefix, needed - have)
-
-    def _add_round(self, prefix: str, num_samples: int | None) -> None:
-        rounds = self._rounds.setdefault(prefix, [])
-        config = replace(self._config, random_seed=self._config.random_seed + len(rounds)) if rounds else self._config
-        low_level = self._cls.build_low_level_dataset(prefix, config)
-        bookends = (config.split_matrix or [WHOLE] * len(Split))[self._split.value]
-        if bookends is None:
-            raise BlendError(f"{prefix}: has no {self._split.name} split in {config.split}")
-        elements = split_indices(bookends, self._cls.numel_low_level_dataset(low_level))
-        dataset = self._cls(low_level, prefix, elements, num_samples, self._split, config)
-        if not len(dataset):
-            raise BlendError(f"{prefix}: has no sample in the {self._split.name} split, round {len(rounds)}")
-        rounds.append(len(self.datasets))
-        self.datasets.append(dataset)
-
-    def _lengths(self, prefix: str) -> list[int]:
-        return [len(self.datasets[number]) for number in self._rounds[prefix]]

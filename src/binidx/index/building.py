@@ -106,6 +106,17 @@ class Building:
                 raise
             self.failure = error
 
+    @contextlib.contextmanager
+    def scratch(self, size: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
+        """An array for the time of the block, shape (size,); a large one is page cache of a nameless file."""
+        num_bytes = size * np.dtype(dtype).itemsize
+        with contextlib.ExitStack() as stack:
+            buffer = None
+            if num_bytes > SENT_FROM_MEMORY:
+                with contextlib.suppress(OSError):
+                    buffer = stack.enter_context(_nameless(num_bytes, self._directory_here()))
+            yield np.empty(size, dtype) if buffer is None else np.frombuffer(buffer, dtype)
+
     def _directory_here(self) -> str | None:
         """Where what is built for a store lies until it is sent: a disk of this node, and no file system in memory."""
         found = directory_of_index(ReadSettings.of(self.storage_options))

@@ -23,7 +23,8 @@ from binidx.dataset.builder import BlendedMegatronDatasetBuilder, TopLevelDatase
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import MegatronDataset
-from binidx.dataset.staged import Stage, StagedBlendedDataset
+from binidx.dataset.stage import Stage
+from binidx.dataset.staged import StagedBlendedDataset
 from binidx.errors import ConfigError
 from binidx.loader.readings import ReadingOrder
 from binidx.loader.samplers import DataloaderType
