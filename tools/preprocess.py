@@ -35,7 +35,7 @@ if __name__ == "__main__":  # python tools/preprocess.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.errors import ConfigError
-from binidx.prepare.preprocess.job import ON_ERROR, Job
+from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
 from binidx.prepare.preprocess.run import Report, Shard, preprocess
 from binidx.prepare.preprocess.status import status_of
 from binidx.text.filters import Filters, parse_keep
@@ -76,7 +76,7 @@ def _add_text(group: Any) -> None:
     group.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
     group.add_argument("--min-characters", type=int, default=0, metavar="N", help="drop shorter documents")
     group.add_argument("--max-characters", type=int, metavar="N", help="drop longer ones")
-    group.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents; 1: the empty ones")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents")
     group.add_argument("--max-tokens", type=int, metavar="N", help="drop longer ones")
     group.add_argument("--on-error", choices=ON_ERROR, default="raise", help="for a row that is no document (raise)")
     group.add_argument("--id-key", metavar="KEY", help="field that goes into the lineage")
@@ -97,6 +97,12 @@ def _add_tokens(group: Any) -> None:
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
     group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
+    group.add_argument(
+        "--empty",
+        choices=EMPTY,
+        default="zero-seq",
+        help="a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped",
+    )
     group.add_argument("--eod", metavar="TOKEN", help="which token that is, where the tokenizer does not say")
     group.add_argument(
         "--specials",
@@ -186,6 +192,7 @@ def job_of(arguments: argparse.Namespace) -> Job:
         tokenizer=tokenizer_of(arguments),
         keys=tuple(arguments.json_keys),
         append_eod=arguments.append_eod,
+        empty=arguments.empty,
         split_sentences=arguments.split_sentences,
         language=arguments.lang,
         keep_newlines=arguments.keep_newlines,

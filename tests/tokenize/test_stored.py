@@ -18,17 +18,19 @@ from binidx.tokenize.stored import Stored, stored
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 60_000), max_size=5), max_size=4), max_size=6)
 
 
-def of_lists(documents: list[list[list[int]]], dtype: type, eod: int | None) -> Stored:
+def of_lists(documents: list[list[list[int]]], dtype: type, eod: int | None, *, empty_too: bool = False) -> Stored:
     texts = [text for document in documents for text in document]
     ids = np.array([token for text in texts for token in text], np.uint32)
     offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
-    return stored(ids, offsets, np.cumsum([0, *map(len, documents)], dtype=np.int64), dtype, eod)
+    bounds = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+    return stored(ids, offsets, bounds, dtype, eod, empty_too=empty_too)
 
 
-@given(DOCUMENTS, st.sampled_from([None, 0, 7]), st.sampled_from([np.uint16, np.int32]))
-def test_stored_documents_are_those_of_the_loop_that_megatron_has(
-    documents: list[list[list[int]]], eod: int | None, dtype: type
+@given(DOCUMENTS, st.sampled_from([None, 0, 7]), st.sampled_from([np.uint16, np.int32]), st.booleans())
+def test_stored_documents_are_those_of_the_loops_that_megatron_has(
+    documents: list[list[list[int]]], eod: int | None, dtype: type, fast: bool
 ) -> None:
+    fast = fast and eod is not None
     tokens: list[int] = []
     lengths: list[int] = []
     bounds = [0]
@@ -36,11 +38,14 @@ def test_stored_documents_are_those_of_the_loop_that_megatron_has(
         texts = [text for text in document if text]
         if texts and eod is not None:
             texts[-1] = [*texts[-1], eod]
+        elif fast and eod is not None:
+            texts = [[eod]]
         tokens += [token for text in texts for token in text]
         lengths += map(len, texts)
         bounds.append(len(lengths))
-    found = of_lists(documents, dtype, eod)
+    found = of_lists(documents, dtype, eod, empty_too=fast)
     assert found.tokens.dtype == dtype
+    assert found.sequence_lengths.dtype == np.int32
     assert [column.tolist() for column in found] == [tokens, lengths, bounds]
 
 

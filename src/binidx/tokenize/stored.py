@@ -6,7 +6,7 @@
                                                     document_indices   0 1 2 2
 
 A text of no tokens is no sequence, and a document without a sequence stays a document and gets no EOD: Megatron Core's
-tools/preprocess_data.py, Encoder.encode.
+tools/preprocess_data.py, Encoder.encode. With `empty_too` it has one of an EOD, as in its preprocess_data_fast.py.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def stored(
     documents: NDArray[np.int64],
     dtype: DTypeLike,
     eod: int | None = None,
+    *,
+    empty_too: bool = False,
 ) -> Stored:
     """The tokens and the index columns of these documents.
 
@@ -41,12 +43,13 @@ def stored(
         offsets: where each text's ids begin, and the end of the last, shape (num_texts + 1,).
         documents: the first text of each document, then num_texts, shape (num_documents + 1,).
         eod: ends each document that has tokens; None: nothing does.
+        empty_too: it is all that a document of no tokens has; needs an `eod`.
 
     Raises:
         FormatError: an id that the dtype does not hold.
     """
     bounds = offsets[documents]
-    tokens = wrap_rows(ids, bounds, dtype, suffix=() if eod is None else (eod,))
+    tokens = wrap_rows(ids, bounds, dtype, suffix=() if eod is None else (eod,), empty_too=empty_too)
     lengths = np.diff(offsets)
     full = lengths > 0
     sequences = np.zeros(len(offsets), np.int64)
@@ -55,4 +58,8 @@ def stored(
     sequence_lengths = lengths[full].astype(np.int32)
     if eod is not None:
         sequence_lengths[document_indices[1:][np.diff(bounds) > 0] - 1] += 1
+    if empty_too:
+        empty = np.diff(bounds) == 0
+        sequence_lengths = np.insert(sequence_lengths, document_indices[:-1][empty], 1)
+        document_indices[1:] += np.cumsum(empty)
     return Stored(tokens, sequence_lengths, document_indices)

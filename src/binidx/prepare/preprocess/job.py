@@ -24,6 +24,7 @@ ALGORITHM = 1
 """Counts up when the same job gives other bytes than before: parts of the old one are then not taken for its own."""
 
 ON_ERROR = ("raise", "skip", "quarantine")
+EMPTY = ("zero-seq", "eod", "drop")
 OPTIONS = ("source_options", "target_options")
 """Never written down: they may hold secrets."""
 
@@ -38,6 +39,8 @@ class Job:
         tokenizer: see `tokenize.describe`.
         keys: of each JSON object, or columns; a dataset each.
         append_eod: after each document that has a token.
+        empty: a document of no tokens is one of no sequence, as Megatron's preprocess_data.py has it; one of an EOD
+            alone, as its preprocess_data_fast.py has it; or dropped, if it has none in any key.
         split_sentences: each sentence is a sequence of its own; the language is `language`.
         keep_newlines: sentences keep the newlines after them.
         filters: which documents are wanted, by their text and their fields.
@@ -57,6 +60,7 @@ class Job:
     tokenizer: TokenizerSpec
     keys: tuple[str, ...] = ("text",)
     append_eod: bool = False
+    empty: str = "zero-seq"
     split_sentences: bool = False
     language: str = "english"
     keep_newlines: bool = False
@@ -77,6 +81,10 @@ class Job:
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:
             raise ConfigError(f"on_error: found {self.on_error}, needed one of {', '.join(ON_ERROR)}")
+        if self.empty not in EMPTY:
+            raise ConfigError(f"empty: found {self.empty}, needed one of {', '.join(EMPTY)}")
+        if self.empty == "eod" and not self.append_eod:
+            raise ConfigError("empty: found eod without append_eod (--append-eod), needed both")
         if self.codec not in CODECS:
             raise ConfigError(f"codec: found {self.codec}, needed one of {', '.join(CODECS)}")
         if not self.inputs or not self.keys:

@@ -36,7 +36,7 @@ class Counts:
     Attributes:
         num_rows: read, blank lines too.
         num_documents: stored.
-        num_empty: those of them that have no token in any key, and so no sequence.
+        num_empty: those of them whose text has no token in any key: `Job.empty` says what they are.
         dropped: reason -> rows: problems by their kind, filters, blank lines.
         text_bytes: of the texts that were tokenised, in UTF-8: also of those dropped for their tokens.
         stored_bytes: read, as they lie in the store.

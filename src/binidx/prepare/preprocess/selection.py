@@ -14,7 +14,7 @@ from binidx.text.slices import PARQUET, Slice
 from binidx.tokenize.spec import TokenizerSpec
 from binidx.tokenize.specials import find_specials, find_unknown
 
-MIN_TOKENS, MAX_TOKENS = "min tokens", "max tokens"
+MIN_TOKENS, MAX_TOKENS, EMPTY = "min tokens", "max tokens", "empty"
 """Reasons to drop a row, besides those of `text`."""
 
 
@@ -78,6 +78,13 @@ def within(found: Sequence[Tokenised], least: int | None, most: int | None, coun
     long = ~short & (lengths > (np.iinfo(np.int64).max if most is None else most))
     counts.drop({MIN_TOKENS: int(short.sum()), MAX_TOKENS: int(long.sum())})
     return [each.select(~(short | long)) for each in found]
+
+
+def without_empty(found: Sequence[Tokenised], counts: Counts) -> list[Tokenised]:
+    """Documents that have a token in any key; the others are counted."""
+    full = total_lengths(found) > 0
+    counts.drop({EMPTY: int((~full).sum())})
+    return [each.select(full) for each in found]
 
 
 def without_specials(

@@ -23,7 +23,7 @@ from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.places import Places
 from binidx.prepare.preprocess.plan import Part
 from binidx.prepare.preprocess.record import Counts, Record
-from binidx.prepare.preprocess.selection import Tokenised, total_lengths, within, without_specials
+from binidx.prepare.preprocess.selection import Tokenised, total_lengths, within, without_empty, without_specials
 from binidx.prepare.preprocess.stopping import stop_if_told
 from binidx.redacted import redacted
 from binidx.storage.publish import create_object, read_small
@@ -148,6 +148,8 @@ class Tokeniser:
             problems, found = without_specials(piece, found, job.tokenizer)
             self._refuse(problems, number, writer, counts)
         found = within(found, job.min_tokens, job.max_tokens, counts)
+        if job.empty == "drop":
+            found = without_empty(found, counts)
         count_documents(found, counts)
         writer.add(redacted(piece.uri), [(each.batch, as_stored(each, job)) for each in found])
 
@@ -185,7 +187,8 @@ def count_documents(found: Sequence[Tokenised], counts: Counts) -> None:
 
 def as_stored(found: Tokenised, job: Job) -> Stored:
     """Its tokens as they will lie in the `.bin`."""
-    return stored(found.ids, found.offsets, found.batch.documents, job.dtype, job.eod)
+    empty_too = job.empty == "eod"
+    return stored(found.ids, found.offsets, found.batch.documents, job.dtype, job.eod, empty_too=empty_too)
 
 
 _kept = threading.local()
