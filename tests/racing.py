@@ -103,7 +103,8 @@ def build_one(directory: str, content: int, seed: int) -> bool:
 def look(directory: str, content: int, *, must_be_whole: bool) -> bool:
     """Whether what is there is right, and becomes whole where it was not."""
     cache = cache_of(directory, content)
-    found = cache.load({"algorithm": ALGORITHM}, NAMES)
+    # Once more, for a store that stalls: a manifest that does not come within 10 s is none, and nobody writes one now.
+    found = cache.load({"algorithm": ALGORITHM}, NAMES) or cache.load({"algorithm": ALGORITHM}, NAMES)
     if (found is None and must_be_whole) or (found is not None and not same(found, content)):
         return False
     if not same(without_claim(cache, content), content) or cache.load({"algorithm": ALGORITHM}, NAMES) is None:

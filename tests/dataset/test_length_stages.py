@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gpt_samples import config, tokens
+from mapped import file_under
 from order_runs import write_source
 
 import binidx
 from binidx import LengthStage, LengthStagedDataset
+from binidx.dataset import length_stages
 from binidx.errors import BlendError, ConfigError
 from binidx.index.cut_windows import build_window_order
 
@@ -22,10 +25,10 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [write_source(directory / f"s{number}", random.Random(number), number % 2 == 0) for number in range(3)]
 
 
-def windows_of(prefixes: list[str], **options: Any) -> Any:
+def windows_of(prefixes: list[str], size: int = 90, **options: Any) -> Any:
     blend = (prefixes, [0.5, 0.3, 0.2]) if len(prefixes) > 1 else (prefixes, None)
     built = config(blend, **{"sequence_length": 24, "split": "1,0,0", **options})
-    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [90, 0, 0], lambda: True, built).build()[0]
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [size, 0, 0], lambda: True, built).build()[0]
 
 
 def cuts(sample: Any, parts: int) -> list[list[int]]:
@@ -109,8 +112,44 @@ def test_impossible_stages_are_refused(prefixes: list[str], stages: list[LengthS
         LengthStagedDataset(windows_of(prefixes[:1]), stages)
 
 
+def test_ranks_map_one_copy_of_all_that_is_as_long_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = [write_source(tmp_path / f"s{number}", random.Random(number), True) for number in range(3)]
+    stages = [LengthStage(6, 80_000), LengthStage(12, 30_000)]
+    alone = LengthStagedDataset(windows_of(prefixes, size=36_000), stages, mixed_windows=8)
+    monkeypatch.setattr(length_stages, "AT_ONCE", 100)
+    cached = {"path_to_cache": str(tmp_path / "cache"), "cache_small_indices": True}
+    for _ in range(2):
+        staged = LengthStagedDataset(windows_of(prefixes, size=36_000, **cached), stages, mixed_windows=8)
+        for name in ("dataset_index", "dataset_sample_index"):
+            np.testing.assert_array_equal(getattr(staged, name), getattr(alone, name))
+        assert file_under(staged.dataset_sample_index).startswith(str(tmp_path / "cache"))
+    for dataset, other in zip(staged.datasets, alone.datasets, strict=True):
+        assert isinstance(dataset, binidx.GPTDataset)
+        assert isinstance(other, binidx.GPTDataset)
+        np.testing.assert_array_equal(dataset.sample_index, other.sample_index)
+        np.testing.assert_array_equal(dataset.shuffle_index, other.shuffle_index)
+    write_source(tmp_path / "s1", random.Random(7), True)  # other data under the same name
+    one, other = (
+        LengthStagedDataset(windows_of(prefixes, size=36_000, **some), stages, mixed_windows=8) for some in (cached, {})
+    )
+    assert (one.dataset_sample_index != alone.dataset_sample_index).any()
+    np.testing.assert_array_equal(one.dataset_sample_index, other.dataset_sample_index)
+    for number in (0, 77, 80_000, 109_999):
+        assert tokens(one[number]) == tokens(other[number])
+
+
+def test_the_order_of_some_samples_is_a_part_of_that_of_all() -> None:
+    whole = build_window_order(60, 4, 4)
+    for start in range(0, 60, 7):
+        some = build_window_order(60, 4, 4, slice(start, min(start + 7, 60)))
+        for one, all_of_them in zip(some, whole, strict=True):
+            np.testing.assert_array_equal(one, all_of_them[start : start + 7])
+
+
 def test_a_fault_in_the_order_is_found(prefixes: list[str]) -> None:
     staged = LengthStagedDataset(windows_of(prefixes), [LengthStage(12, 40)])
+    for name in ("dataset_index", "dataset_sample_index"):
+        setattr(staged, name, getattr(staged, name).copy())
     staged.dataset_sample_index[7] = staged.dataset_sample_index[8]
     staged.dataset_index[7] = staged.dataset_index[8]
     with pytest.raises(BlendError, match="skipped, or served twice"):

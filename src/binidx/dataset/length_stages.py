@@ -6,28 +6,38 @@
 
 The order is that of the longest length: a stage takes the next of its windows, and cuts each into samples of its own
 length. So the documents are those of the run of 8,192 tokens at every moment, and its seam is between two windows.
+
+The rows of all stages, 10 bytes a sample, and where the samples of each length start, 12, are mapped from the cache as
+other indices are; they are made and checked a few groups of windows at a time. Without a `path_to_cache` the rows are
+memory of each rank, as those of a plain blend.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.blended import BlendedDataset, blocks
 from binidx.dataset.gpt import GPTDataset
 from binidx.errors import BlendError, ConfigError
+from binidx.index.building import Arrays, Building
 from binidx.index.cut_windows import build_window_order
+from binidx.index.documents import fill
 from binidx.index.sample import build_sample_index
 from binidx.index.shuffle import shuffle_dtype
 
 MIXED_WINDOWS = 1024
 """Windows whose parts are served in turn."""
+AT_ONCE = 1 << 18
+"""Samples that are made and checked together, unless a group has more."""
 SOURCE_BITS = 48
 """Above the numbers of samples."""
 
@@ -46,6 +56,25 @@ class LengthStage:
 
     sequence_length: int
     num_samples: int
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Samples of whole groups of windows.
+
+    Args:
+        rows: where they are among all.
+        windows: those that are to be served.
+        parts: samples of a window.
+        window, part: of each sample.
+    """
+
+    stage: LengthStage
+    rows: slice
+    windows: range
+    parts: int
+    window: NDArray[np.int64]
+    part: NDArray[np.int64]
 
 
 class LengthStagedDataset(BlendedDataset):
@@ -75,13 +104,11 @@ class LengthStagedDataset(BlendedDataset):
             for length in dict.fromkeys(stage.sequence_length for stage in self.stages)
         }
         self.datasets = [dataset for datasets in cut.values() for dataset in datasets]
-        first_of = {length: number * len(sources) for number, length in enumerate(cut)}
-        rows = [*_rows(windows, sources, self.stages, first_of, mixed_windows)]
-        self.dataset_index = np.concatenate([ids for ids, _ in rows])
-        self.dataset_sample_index = np.concatenate([numbers for _, numbers in rows])
+        self._first_of = {length: number * len(sources) for number, length in enumerate(cut)}
         self.weights = [1 / len(self.datasets)] * len(self.datasets)
-        self.size = len(self.dataset_index)
+        self.size = sum(stage.num_samples for stage in self.stages)
         self.unique_identifiers = self._identifiers()
+        self.dataset_index, self.dataset_sample_index = self._load_or_build()
         self.check()
 
     @property
@@ -95,18 +122,44 @@ class LengthStagedDataset(BlendedDataset):
     def _stages(self) -> list[Any]:
         return [self.mixed_windows, *((stage.sequence_length, stage.num_samples) for stage in self.stages)]
 
+    def _fingerprint(self) -> dict[str, Any]:
+        """The windows, whose order is that of their data too."""
+        order = json.dumps(self.windows.order_identity, sort_keys=True, default=str)
+        return {"windows": xxhash.xxh3_128_hexdigest(order.encode())}
+
+    def _build(self, building: Building) -> None:
+        size = sum(stage.num_samples for stage in self.stages)
+        with (
+            building.array("dataset_index", (size,), np.int16) as ids,
+            building.array("dataset_sample_index", (size,), np.int64) as samples,
+        ):
+            for each in self._stretches():
+                source, place = _windows_of(self.windows, each.window)
+                ids[each.rows] = self._first_of[each.stage.sequence_length] + source
+                samples[each.rows] = place * each.parts + each.part
+
     def check(self) -> None:
         """Raise BlendError unless each stage serves every part of its windows once, and of no others."""
-        num_sources = len(self.datasets) // len({dataset.config.sequence_length for dataset in self.datasets})
+        num_sources = len(self.datasets) // len(self._first_of)
+        for each in self._stretches():
+            source, place = _windows_of(self.windows, np.arange(each.windows.start, each.windows.stop))
+            wanted = np.sort((source << SOURCE_BITS) + place * each.parts)[:, None] + np.arange(each.parts)
+            served = self.dataset_index[each.rows].astype(np.int64) % num_sources << SOURCE_BITS
+            found = np.sort(served + self.dataset_sample_index[each.rows])
+            if (found != wanted.ravel()).any():
+                raise BlendError("stages: a window is skipped, or served twice; this is a fault of ours")
+
+    def _stretches(self) -> Iterator[Stretch]:
+        """All samples, some whole groups of windows at a time."""
         first = begun = 0
         for stage in self.stages:
             parts = self.config.sequence_length // stage.sequence_length
-            source, place = _windows_of(self.windows, np.arange(begun, begun + stage.num_samples // parts))
-            wanted = np.sort((source << SOURCE_BITS) + place * parts)[:, None] + np.arange(parts)
-            rows = slice(first, first + stage.num_samples)
-            served = self.dataset_index[rows].astype(np.int64) % num_sources << SOURCE_BITS
-            if (np.sort(served + self.dataset_sample_index[rows]) != wanted.ravel()).any():
-                raise BlendError("stages: a window is skipped, or served twice; this is a fault of ours")
+            groups = self.mixed_windows * parts
+            for rows in blocks(0, stage.num_samples, max(1, AT_ONCE // groups) * groups):
+                window, part = build_window_order(stage.num_samples, parts, self.mixed_windows, rows)
+                windows = range(begun + rows.start // parts, begun + rows.stop // parts)
+                here = slice(first + rows.start, first + rows.stop)
+                yield Stretch(stage, here, windows, parts, begun + window, part)
             first, begun = first + stage.num_samples, begun + stage.num_samples // parts
 
 
@@ -138,30 +191,35 @@ def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
         vars(cut).pop(name, None)
     cut.config = replace(config, sequence_length=sequence_length)
     cut.unique_identifiers = OrderedDict([*windows.unique_identifiers.items(), ("cut_to", sequence_length)])
-    cut.sample_index = build_sample_index(
-        windows.dataset.sequence_lengths,
-        windows.document_index,
-        sequence_length,
-        windows.num_tokens,
-        add_extra_token=config.add_extra_token_to_sequence,
-        threads=config.num_dataset_builder_threads,
-    )
-    count = len(cut.sample_index) - 1
-    cut.shuffle_index = np.arange(count, dtype=shuffle_dtype(count))
+    arrays = _load_or_build_cut(cut, windows)
+    cut.sample_index, cut.shuffle_index = arrays["sample_index"], arrays["shuffle_index"]
     return cut
 
 
-def _rows(
-    windows: Any, sources: Sequence[Any], stages: Sequence[LengthStage], first_of: dict[int, int], group: int
-) -> Any:
-    """dataset_index and dataset_sample_index of each stage."""
-    begun = 0
-    for stage in stages:
-        parts = windows.config.sequence_length // stage.sequence_length
-        window, part = build_window_order(stage.num_samples, parts, group)
-        source, number = _windows_of(windows, begun + window)
-        begun += stage.num_samples // parts
-        yield (first_of[stage.sequence_length] + source).astype(np.int16), number * parts + part
+def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
+    """Where its samples start, and the numbers 0, 1, 2, ... as their order."""
+    config = cut.config
+
+    def build(building: Building) -> None:
+        rows = build_sample_index(
+            cut.dataset.sequence_lengths,
+            cut.document_index,
+            config.sequence_length,
+            windows.num_tokens,
+            add_extra_token=config.add_extra_token_to_sequence,
+            threads=config.num_dataset_builder_threads,
+        )
+        with building.array("sample_index", rows.shape, rows.dtype) as out:
+            out[:] = rows
+        with building.array("shuffle_index", (len(rows) - 1,), shuffle_dtype(len(rows) - 1)) as out:
+            fill(out, range(len(out)), config.num_dataset_builder_threads)
+
+    if windows._is_small() and not config.cache_small_indices:
+        build(building := Building())
+        return building.arrays
+    cache = replace(cut._cache, order=None, trusted=None)  # no index of another name is the same, nor Megatron's
+    fingerprint = {**windows._fingerprint(), **windows._order().fields, "cut_to": config.sequence_length}
+    return cache.load_or_build(cut.unique_description, fingerprint, ("sample_index", "shuffle_index"), build)
 
 
 def _windows_of(windows: Any, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 from binidx.errors import IndexBuildError
 
 
-def build_window_order(num_samples: int, parts: int, group: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The window and the part of each sample, both of shape (num_samples,).
+def build_window_order(
+    num_samples: int, parts: int, group: int, rows: slice | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The window and the part of each sample, both of shape (num_samples,), or of those in `rows`.
 
     Args:
         num_samples: a multiple of parts: whole windows.
         parts: samples of a window.
         group: windows whose parts are served in turn; the last group may have fewer.
+        rows: from a sample to another.
 
     Raises:
         IndexBuildError: not whole windows, or groups of nothing.
@@ -32,7 +35,7 @@ def build_window_order(num_samples: int, parts: int, group: int) -> tuple[NDArra
         raise IndexBuildError(
             f"windows: {num_samples} samples, {parts} a window, {group} in a group; needs whole windows"
         )
-    sample = np.arange(num_samples)
+    sample = np.arange(num_samples) if rows is None else np.arange(rows.start, rows.stop)
     first = sample // (group * parts) * group
     width = np.minimum(group, num_samples // parts - first)
     within = sample - first * parts
