@@ -15,8 +15,8 @@ from binidx.loader.readings import Readings
 from binidx.order.run_order import RunOrder
 from binidx.order.samples import Contents, read_text
 from binidx.prepare.origins import origin_text, read_origins
-from binidx.storage.backends import open_object
-from binidx.storage.transfer import read_whole
+from binidx.tokenize import engines
+from binidx.tokenize.describe import describe_tokenizer
 
 from ._face import json_object
 
@@ -68,16 +68,10 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
 
 
 def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None:
-    """What makes text of tokens, out of a tokenizer.json."""
+    """What makes text of tokens: any tokenizer that `preprocess` takes."""
     if uri is None:
         return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingDriverError(f"{uri}: needs tokenizers; pip install tokenizers") from error
-    content = bytes(read_whole(open_object(uri, storage_options=options, cache=False)))
-    decode: Decode = Tokenizer.from_buffer(content).decode
-    return decode
+    return engines.decoder(describe_tokenizer(uri, storage_options=options), options)
 
 
 def rows_of(

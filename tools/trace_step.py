@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_run(options)
     options.add_argument("--step", type=int, required=True, metavar="N", help="counted from 0")
     options.add_argument("--rank", type=int, metavar="R", help="of data parallel ranks; by default all")
-    options.add_argument("--tokenizer", metavar="URI", help="a tokenizer.json, to show the text")
+    options.add_argument("--tokenizer", metavar="URI", help="to show the text; any that preprocess takes")
     options.add_argument("--no-lineage", action="store_true", help="do not look where the documents came from")
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
     arguments = options.parse_args(argv)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from tokenizing import EOT, KINDS, buffers, hard_texts, json_of, lists, plain_texts, save, train_sentencepiece
 
 from binidx.errors import ConfigError
 from binidx.tokenize.describe import describe_tokenizer
-from binidx.tokenize.engines import ENGINES, REFERENCES, choose, reference, refusals
+from binidx.tokenize.engines import ENGINES, REFERENCES, choose, decoder, reference, refusals
 from binidx.tokenize.spec import POLICIES, TokenizerSpec, read_content
 
 # What each kind of tokenizer.json is refused for; the others are taken.
@@ -109,6 +110,36 @@ def test_a_wordpiece_vocabulary_finds_no_special_tokens_and_puts_none_around(tmp
     cased = describe_tokenizer(str(tmp_path / "vocab.txt"))
     assert lists(choose(cased).encode(*texts)) == [[1, 6, 1, 7], [], [4, 5, 9, 10], [1]]
     assert (lowered.eod, cased.eod, cased.vocab_size) == (3, None, 12)
+
+
+def decodable(kind: str, folder: Path) -> str:
+    """A tokenizer of each kind that `describe_tokenizer` knows, of ids that give back ASCII as it was."""
+    if kind == "sentencepiece":
+        return train_sentencepiece(folder / "t.model", model_type="unigram")
+    if kind == "wordpiece":
+        (folder / "vocab.txt").write_text("[UNK]\nhel\n##lo\nthe\nsea\n")
+        return str(folder / "vocab.txt")
+    if kind == "tiktoken":
+        lines = (f"{base64.b64encode(bytes([each])).decode()} {each}\n" for each in range(256))
+        (folder / "cl100k_base.tiktoken").write_text("".join(lines))
+        return str(folder / "cl100k_base.tiktoken")
+    tokenizer = Tokenizer.from_file(save("gpt2", folder))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_ids_of_every_kind_become_text_again_and_those_of_another_tokenizer_are_named(
+    kind: str, tmp_path: Path
+) -> None:
+    spec = describe_tokenizer(decodable(kind, tmp_path))
+    decode = decoder(spec)
+    [ids] = lists(reference(spec).encode(*buffers(["hello the sea"])))
+    assert decode(ids) == "hello the sea"
+    if kind in ("sentencepiece", "tiktoken"):  # `tokenizers` leaves out what it does not know
+        with pytest.raises(ConfigError, match=r"ids up to 999999, it has \d+; were they made by another"):
+            decode([*ids, 999_999])
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "sentencepiece"])

@@ -211,7 +211,7 @@ def test_text_and_where_it_came_from(tmp_path: Path, capsys) -> None:
         assert each["text"].split() == [f"w{token}" for token in tokens]
         assert (each["origin"], each["whole"]) == (rows[each["document"]], True)
     Path(prefix + END).unlink()
-    said = inspect(capsys, prefix, "--text", "1", "--tokenizer", f"{tmp_path}/tokenizer.json")
+    said = inspect(capsys, prefix, "--text", "1", "--tokenizer", str(tmp_path))
     assert f"text\n  document {full[0]}\n    w" in said
     assert main(["inspect", prefix, "--text", "1"]) == 2
     assert "--text and --tokenizer go together" in capsys.readouterr().err

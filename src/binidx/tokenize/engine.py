@@ -33,6 +33,14 @@ class Engine(Protocol):
         ...
 
 
+class Reference(Engine, Protocol):
+    """One whose ids are right by definition, and which turns them back."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Their text, for people: bytes that are no UTF-8 and special tokens may be lost."""
+        ...
+
+
 class EngineRow(Protocol):
     """A class of engines, as the table has it."""
 

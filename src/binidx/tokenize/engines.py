@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from binidx.errors import ConfigError
-from binidx.tokenize.engine import Engine, EngineRow
+from binidx.tokenize.engine import Engine, EngineRow, Reference
 from binidx.tokenize.gigatoken_engine import Gigatoken
 from binidx.tokenize.hf_engine import HuggingFace
 from binidx.tokenize.sentencepiece_engine import SentencePiece
@@ -37,9 +37,28 @@ def choose(spec: TokenizerSpec, name: str = "auto", *, storage_options: Mapping[
     raise ConfigError(f"{spec.uri}: " + "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items()))
 
 
-def reference(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> Engine:
+def reference(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> Reference:
     """The engine whose ids are right by definition."""
-    return choose(spec, REFERENCES[spec.kind], storage_options=storage_options)
+    return cast(Reference, choose(spec, REFERENCES[spec.kind], storage_options=storage_options))
+
+
+def decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> Callable[[list[int]], str]:
+    """What makes text of ids, for people.
+
+    Raises:
+        ConfigError: when it is called, an id that the tokenizer does not have.
+    """
+    engine = reference(spec, storage_options)
+
+    def decode(ids: list[int]) -> str:
+        try:
+            return engine.decode(ids)
+        except (IndexError, KeyError) as error:
+            raise ConfigError(
+                f"{spec.uri}: ids up to {max(ids)}, it has {spec.vocab_size}; were they made by another tokenizer?"
+            ) from error
+
+    return decode
 
 
 # Fastest first.

@@ -48,6 +48,10 @@ class HuggingFace:
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         return flat(list(self._ids(strings(texts, offsets), offsets)))
 
+    def decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids)
+        return text
+
     def _ids(self, texts: list[str], offsets: NDArray[np.int64]) -> Iterator[list[int]]:
         for first, stop in batches(offsets, BATCH_BYTES):
             for encoding in self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped):

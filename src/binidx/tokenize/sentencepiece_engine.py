@@ -32,3 +32,7 @@ class SentencePiece:
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         return flat(self.processor.encode(strings(texts, offsets), out_type=int, num_threads=1))
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self.processor.decode(ids)
+        return text

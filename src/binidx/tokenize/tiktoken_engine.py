@@ -50,6 +50,9 @@ class Tiktoken:
         np.cumsum([len(row) for row in rows], out=bounds[1:])
         return surround(np.concatenate(rows) if rows else np.empty(0, np.uint32), bounds, self.spec)
 
+    def decode(self, ids: list[int]) -> str:
+        return self.encoding.decode(ids)
+
 
 def load(ranks: Ranks) -> Encoding:
     """The library's tokenizer."""

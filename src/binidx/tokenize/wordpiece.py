@@ -38,5 +38,6 @@ def wordpiece_json(uri: str, content: bytes, *, lowercase: bool) -> bytes:
     return json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None,
         "normalizer": {**normalizer, "strip_accents": lowercase, "lowercase": lowercase},
-        "pre_tokenizer": {"type": "BertPreTokenizer"}, "decoder": None, "model": model,
+        "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
     }).encode()  # fmt: skip
