@@ -94,11 +94,8 @@ def test_who_stops_listening_stops_the_work() -> None:
     assert len(begun) < 20
 
 
-def test_workers_that_there_never_were_are_waited_for_and_those_that_were_lost_are_not_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(module, "LOST_SECONDS", 0.05)
     begin, looks = threading.Event(), 0
 
     def work(task: int) -> int:
@@ -113,10 +110,11 @@ def test_workers_that_there_never_were_are_waited_for_and_those_that_were_lost_a
         return 0
 
     assert sorted(drive(work, range(4), Workers(lambda: ThreadPoolExecutor(2), none_yet))) == [(n, n) for n in range(4)]
-    begin.clear()
-    counts = iter([2])
-    with pytest.raises(WorkerError, match=r"no worker is left .*Under way: 0, 1, 2, 3$"):
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.05)
+    counts = iter([2, 2, 2])
+    with pytest.raises(WorkerError, match=r"no worker is there, for 0 s; .*Under way: 0, 1, 2, 3$"):
         list(drive(work, range(9), Workers(Waiting, lambda executor: next(counts, 0))))
+    assert not list(counts)
 
 
 class Waiting(ThreadPoolExecutor):

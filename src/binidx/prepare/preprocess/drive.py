@@ -26,7 +26,7 @@ from binidx.storage.retries import pause
 ATTEMPTS = 5
 """Of one task, whatever it was that failed in passing. A pool that died of one of many counts for none of them."""
 
-LOOK_SECONDS, LOST_SECONDS = 10.0, 300.0
+LOOK_SECONDS, LOST_SECONDS = 10.0, 900.0
 """Between two looks whether a cluster has workers, while nothing is done; and without any, before it is given up."""
 
 Task = TypeVar("Task")
@@ -70,7 +70,7 @@ def drive(
 
     Raises:
         BinidxError: a task failed for good; the others are stopped.
-        WorkerError: the worker of a task died, `ATTEMPTS` times; or there were workers, and none are left.
+        WorkerError: the worker of a task died, `ATTEMPTS` times; or there are no workers, for `LOST_SECONDS`.
     """
     queue, pending = _Queue(tasks), dict[Future[Result | Failed], _Try[Task]]()
     with _Pool(workers, pending) as pool:
@@ -172,9 +172,8 @@ class _Pool:
     def __init__(self, workers: Workers, pending: Mapping[Future[Any], _Try[Any]]) -> None:
         self._workers, self._pending = workers, pending
         self._executor = workers.open()
-        count = workers.count(self._executor)
-        self.window = 2 * max(1, count)
-        self._last_seen = time.monotonic() if count else None
+        self.window = 2 * max(1, workers.count(self._executor))
+        self._last_seen = time.monotonic()
 
     def __enter__(self) -> _Pool:
         return self
@@ -193,14 +192,14 @@ class _Pool:
             return self._executor.submit(work, task)
 
     def look(self, alive: bool) -> None:
-        """WorkerError if there were workers, and none for a while: the task that killed them all waits for others."""
+        """WorkerError if there are no workers for too long: what has killed the last of them waits for others."""
         if alive or self._workers.count(self._executor):
             self._last_seen = time.monotonic()
-        elif self._last_seen is not None and time.monotonic() - self._last_seen > LOST_SECONDS:
+        elif time.monotonic() - self._last_seen > LOST_SECONDS:
             under_way = ", ".join(str(each.task) for each in itertools.islice(self._pending.values(), 4))
             raise WorkerError(
-                f"no worker is left of those that there were, for {LOST_SECONDS:.0f} s; killed, or out of memory? "
-                f"Under way: {under_way}"
+                f"no worker is there, for {LOST_SECONDS:.0f} s; killed, or out of memory? Start some, and give the "
+                f"same command. Under way: {under_way}"
             )
 
     def outcome(self, future: Future[Result | Failed]) -> Result | Failed:

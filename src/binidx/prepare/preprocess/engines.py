@@ -115,7 +115,8 @@ def count_dask(executor: Executor) -> int:
 
 def count_ray(executor: Executor) -> int:
     """Cores of the cluster now."""
-    return math.ceil(_import("ray", "ray").cluster_resources().get("CPU", 0))
+    cores: float = _import("ray", "ray").cluster_resources().get("CPU", 0.0)
+    return math.ceil(cores)
 
 
 def _import(name: str, extra: str) -> Any:
