@@ -15,9 +15,11 @@ from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tok
 from binidx.errors import FormatError, StorageError
 from binidx.prepare.preprocess.places import Places
 from binidx.prepare.preprocess.plan import plan_parts
+from binidx.prepare.preprocess.quarantine import format_problem, merge_quarantine
 from binidx.prepare.preprocess.record import Counts, Record
 from binidx.prepare.preprocess.run import preprocess
 from binidx.prepare.preprocess.tokenising import make_part, read_record
+from binidx.text.batch import Problem
 from binidx.text.filters import Filters
 from binidx.text.inputs import find_inputs
 from binidx.tokenize.checked import FIRST_OF_WORKER
@@ -60,7 +62,9 @@ def test_a_bad_line_at_every_position_is_left_out_and_written_down(kind: str, tm
         assert told["byte"] == sum(len(line) + 1 for line in lines[:position])
 
 
-def test_memory_does_not_grow_with_the_rows_that_are_written_down(tmp_path: Path) -> None:
+def test_a_workers_memory_does_not_grow_with_the_rows_that_are_written_down(tmp_path: Path) -> None:
+    """Fails where the writer does not flush, or keeps the problems: by 13 MB."""
+
     def peak(count: int) -> int:
         row = json.dumps({"txet": "x" * 5000})
         inputs = [write_lines(tmp_path / f"{count}.jsonl", [row] * count)]
@@ -75,6 +79,21 @@ def test_memory_does_not_grow_with_the_rows_that_are_written_down(tmp_path: Path
 
     peak(1)
     assert peak(4000) < peak(1000) + (2 << 20)
+
+
+def test_twenty_megabytes_of_quarantine_are_put_together_in_six(tmp_path: Path) -> None:
+    """Alone, as a worker's batches need more than all of it: they would hide whoever reads it whole."""
+    problem = Problem("malformed", "in.jsonl", 0, 0, "byte 0", "no JSON", b"x" * 5000)
+    uris = [f"{tmp_path}/{number}.jsonl" for number in range(2)]
+    for uri in uris:
+        Path(uri).write_bytes(format_problem(problem, 0) * 2000)
+    tracemalloc.start()
+    merge_quarantine([(uri, [7]) for uri in uris], f"{tmp_path}/all.jsonl", None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    lines = (tmp_path / "all.jsonl").read_bytes().splitlines()
+    assert (len(lines), json.loads(lines[-1])["line"]) == (4000, 8)
+    assert peak < 6_000_000 < sum(map(len, lines)) / 3
 
 
 def test_a_bad_line_stops_the_job_by_default_and_names_its_place(tmp_path: Path) -> None:
