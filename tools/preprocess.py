@@ -135,6 +135,7 @@ def _add_work(group: Any) -> None:
     group.add_argument("--status", action="store_true", help="make nothing; say how far this job is, here or elsewhere")
     group.add_argument("--part-bytes", type=num_bytes, metavar="SIZE", help="of text in a part (4 to 512 MiB)")
     group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
+    group.add_argument("--log-interval", type=int, metavar="N", help="Megatron's; there is a bar on a terminal")
     group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
     group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")

@@ -235,6 +235,8 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     for message, options in cases.items():
         with pytest.raises(ConfigError, match=message):
             job_of(["x.jsonl"], tmp_path / "en", **options)
+    with pytest.raises(ConfigError, match="workers: 0, needed 1 or more"):
+        preprocess(job_of(["x.jsonl"], tmp_path / "en"), workers=0)
     with pytest.raises(ConfigError, match="a folder, needed a prefix such as out/en"):
         job_of(["x.jsonl"], "out/")
     with pytest.raises(ConfigError, match="no EOD is known"):

@@ -96,7 +96,7 @@ def test_a_name_on_the_hub_is_found_in_its_cache_and_never_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ObjectNotFoundError):
+    with pytest.raises(ObjectNotFoundError, match=r"org/model: no file, .* hf download org/model fetches it"):
         describe_tokenizer("org/model")
     model = tmp_path / "models--org--model"
     for folder in ("refs", "snapshots/abc"):
@@ -133,6 +133,7 @@ def test_lines_of_a_vocabulary_end_as_those_of_a_text_file_do(tmp_path: Path) ->
 def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:
     for name, content, error in (
         ("tokenizer.json", "[]", "is no tokenizer.json"),
+        ("vocab.json", '{"a": 0}', "a vocab.json needs --merge-file"),
         ("t.model", "nothing", "is no SentencePiece model"),
         ("vocab.txt", "a\nb\n", r"is no WordPiece vocabulary"),
         ("r50k_base.tiktoken", "a b c\n", "is no file of ranks"),

@@ -99,7 +99,7 @@ def test_a_call_of_megatrons_tool_means_the_same_here(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOD}))
     call = f"""preprocess --input {inputs[0]} --output-prefix {tmp_path}/en --json-keys text id --append-eod
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model {tmp_path} --workers 2 --partitions 2
-    --keep-sequential-samples"""
+    --keep-sequential-samples --log-interval 1000"""
     assert main(shlex.split(call)) == 0
     for key in ("text", "id"):
         assert files_of(tmp_path / f"en_{key}_document") == theirs(inputs, tmp_path / f"theirs_{key}", key)

@@ -10,7 +10,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.tokenize.patterns import ENCODINGS
 
 
@@ -31,7 +31,11 @@ def cached_encoding(name: str) -> str:
 
 
 def cached_snapshot(name: str) -> str | None:
-    """The folder of `org/name` in Hugging Face's cache, as of its branch main; None where it is not, or a folder."""
+    """The folder of `org/name` in Hugging Face's cache, as of its branch main; None of what is a URI or a path.
+
+    Raises:
+        ObjectNotFoundError: it is nowhere.
+    """
     if "://" in name or Path(name).exists():
         return None
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
@@ -39,5 +43,7 @@ def cached_snapshot(name: str) -> str | None:
     model = hub / f"models--{name.replace('/', '--')}"
     try:
         return str(model / "snapshots" / (model / "refs" / "main").read_text().strip())
-    except OSError:
-        return None
+    except OSError as error:
+        raise ObjectNotFoundError(
+            f"{name}: no file, no folder, and not in {hub}; hf download {name} fetches it"
+        ) from error

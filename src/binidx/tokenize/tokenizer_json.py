@@ -24,7 +24,9 @@ def parse_json(uri: str, content: bytes) -> dict[str, Any]:
         parsed = json.loads(content)
         model = parsed["model"]["vocab"] and parsed["model"]
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{uri}: is no tokenizer.json, needs an object with a model and its vocab") from error
+        raise FormatError(
+            f"{uri}: is no tokenizer.json, needs an object with a model and its vocab; a vocab.json needs --merge-file"
+        ) from error
     if model.get("dropout"):
         raise ConfigError(f"{uri}: merges with dropout {model['dropout']} differ from run to run, needs none")
     whole: dict[str, Any] = parsed

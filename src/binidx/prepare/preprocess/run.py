@@ -108,6 +108,8 @@ def preprocess(
     """
     if shard is not None and overwrite:
         raise ConfigError("shard and overwrite: shards know nothing of each other; remove the old dataset before them")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers: {workers}, needed 1 or more")
     began, watch, job = time.monotonic(), watch or Unwatched(), located(job)
     parts = plan_parts(job, inputs_of(job))
     if manifests := finished(job, parts):
