@@ -46,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"binidx: {name!r} is no command{suggestion(name)}; binidx --help lists them", file=sys.stderr)
         return 2
-    module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
-    return int(module.main(arguments))
+    try:
+        module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
+        return int(module.main(arguments))
+    except KeyboardInterrupt:  # before the command began: its own words come from `_face.run`
+        print(f"\nbinidx {name}: interrupted", file=sys.stderr)
+        return 130
 
 
 def usage() -> str:

@@ -101,6 +101,11 @@ def human_bytes(count: float) -> str:
     return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
 
 
+def counts(**numbers: int) -> str:
+    """documents=1, tokens=2034 -> `1 document, 2,034 tokens`."""
+    return ", ".join(f"{count:,} {name[: -1 if count == 1 else None]}" for name, count in numbers.items())
+
+
 def human_seconds(seconds: float) -> str:
     """75.3 -> `1 min 15 s`."""
     if seconds < 60:

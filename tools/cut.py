@@ -8,7 +8,8 @@ Samples and splits go by a hash of the seed and the number of the document: the 
 within each larger one, and near the fraction that was asked for, not exactly it. The order of the documents stays.
 
 Lineage (.lineage.parquet) comes along. A compressed dataset gives compressed ones. Checksums (.bin.xxh3) are not
-carried along: binidx convert takes them anew. Nothing stands under a target's name before it is whole. After a break,
+carried along, and a plain head is moved without being read: binidx verify tells whether the source is sound, and binidx
+convert takes checksums anew. Nothing stands under a target's name before it is whole. After a break,
 the same command begins again.
 
 exit status: 0 done, 1 the data is bad, 2 the call is
@@ -33,7 +34,7 @@ from binidx.prepare.cut import Cut, head_dataset, split_dataset
 from binidx.storage.resumable import Watch
 
 from ._bar import Bar
-from ._face import DATASET, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, counts, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,10 +115,10 @@ def run_split(arguments: argparse.Namespace, watch: Watch) -> Cut:
 
 def describe(done: Cut) -> str:
     """What was written, for people."""
-    lines = [f"{done.source}: {done.num_documents:,} documents; {human_seconds(done.seconds)}"]
+    lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
     lines += [
-        f"  {each.target}: {each.num_documents:,} documents, {each.num_sequences:,} sequences, "
-        f"{each.num_tokens:,} tokens"
+        f"  {each.target}: "
+        + counts(documents=each.num_documents, sequences=each.num_sequences, tokens=each.num_tokens)
         for each in done.shares
     ]
     return "\n".join(lines)

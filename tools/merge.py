@@ -11,7 +11,8 @@ given it as a source, makes it real.
 
 Lineage (.lineage.parquet) comes along: a document of a dataset that has none is told by the dataset's prefix and its
 number in it. Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed
-or none. Checksums (.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
+or none. What is moved is not read, so a damaged source gives a damaged target: binidx verify tells before. Checksums
+(.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
 
 exit status: 0 merged, 1 the data is bad, 2 the call is
 
@@ -36,7 +37,7 @@ from binidx.prepare.merge import Merged, merge_datasets
 from binidx.prepare.virtual import merge_virtually
 
 from ._bar import Bar
-from ._face import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, counts, human_bytes, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,11 +82,16 @@ def list_parts(arguments: argparse.Namespace) -> int:
     """Write the list of a virtual merge, and say what it opens as."""
     if arguments.target_options is not None and arguments.target_options != arguments.source_options:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
-    done = merge_virtually(
-        arguments.sources, arguments.to, overwrite=arguments.overwrite, storage_options=arguments.source_options
-    )
-    counts = f"{done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens"
-    said = f"{done.target}: a list of {done.num_sources} datasets\n  {counts}"
+    with Bar("merge") as bar:
+        done = merge_virtually(
+            arguments.sources,
+            arguments.to,
+            overwrite=arguments.overwrite,
+            storage_options=arguments.source_options,
+            watch=bar,
+        )
+    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    said = f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}"
     print(json.dumps(done.to_json()) if arguments.json else said)
     return 0
 
@@ -100,13 +106,16 @@ HOW = {
 def describe(done: Merged) -> str:
     """What was done, for people."""
     lines = [
-        f"{done.target}: {done.num_sources} datasets",
-        f"  {done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens",
+        f"{done.target}: {counts(datasets=done.num_sources)}",
+        f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",
         f"  {human_bytes(done.bin_bytes)} {HOW[done.how]}, {human_bytes(done.moved_bytes)} through this process",
         f"  {human_seconds(done.seconds)}",
     ]
     if done.dropped_sums:
-        lines += [f"  checksums were not carried along; binidx convert {done.target} {done.target} --checksums"]
+        lines += [
+            "  checksums were neither compared nor carried along: binidx verify each source,",
+            f"  then binidx convert {done.target} {done.target} --checksums",
+        ]
     return "\n".join(lines)
 
 

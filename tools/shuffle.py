@@ -35,7 +35,7 @@ from binidx.prepare.shuffle.dataset import MEMORY_BYTES, Shuffled, shuffle_datas
 from binidx.prepare.shuffle.lines import ShuffledLines, shuffle_lines
 
 from ._bar import Bar
-from ._face import DATASET, human_bytes, human_seconds, json_object, num_bytes, parser, prefix, run
+from ._face import DATASET, counts, human_bytes, human_seconds, json_object, num_bytes, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,11 +74,12 @@ def shuffle(arguments: argparse.Namespace) -> int:
     with Bar("shuffle") as bar:
         if arguments.lines:
             lines = shuffle_lines(arguments.sources, arguments.to, **common, watch=bar)
-            print(json.dumps(lines.to_json()) if arguments.json else describe_lines(lines))
+            said = json.dumps(lines.to_json()) if arguments.json else describe_lines(lines)
         else:
             sources, target = [dataset(each) for each in arguments.sources], dataset(arguments.to)
             done = shuffle_datasets(sources, target, **common, lineage=not arguments.no_lineage, watch=bar)
-            print(json.dumps(done.to_json()) if arguments.json else describe(done))
+            said = json.dumps(done.to_json()) if arguments.json else describe(done)
+    print(said)
     return 0
 
 
@@ -95,17 +96,17 @@ def describe(done: Shuffled) -> str:
     lineage = "with" if done.lineage else "no"
     return "\n".join(
         [
-            f"{done.target}: {done.num_sources} datasets",
-            f"  {done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens",
-            f"  {done.num_buckets:,} buckets; {lineage} lineage; {human_seconds(done.seconds)}",
+            f"{done.target}: {counts(datasets=done.num_sources)}",
+            f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",
+            f"  {counts(buckets=done.num_buckets)}; {lineage} lineage; {human_seconds(done.seconds)}",
         ]
     )
 
 
 def describe_lines(done: ShuffledLines) -> str:
     """What was done, for people."""
-    text = f"{done.num_lines:,} lines, {human_bytes(done.num_bytes)}"
-    return f"{done.target}: {text}; {done.num_buckets:,} buckets; {human_seconds(done.seconds)}"
+    text = f"{counts(lines=done.num_lines)}, {human_bytes(done.num_bytes)}"
+    return f"{done.target}: {text}; {counts(buckets=done.num_buckets)}; {human_seconds(done.seconds)}"
 
 
 if __name__ == "__main__":

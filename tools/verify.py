@@ -26,7 +26,7 @@ if __name__ == "__main__":  # python tools/verify.py: see convert.py
 from binidx.prepare.verify import Verified, verify_dataset
 
 from ._bar import Bar
-from ._face import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, counts, human_bytes, human_seconds, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,11 +69,11 @@ def describe(found: Verified) -> str:
     return "\n".join(
         [
             f"{found.prefix}: sound; {human_seconds(found.seconds)}",
-            f"  {found.num_documents:,} documents{empty}, {found.num_sequences:,} sequences",
-            f"  {found.num_tokens:,} tokens of {found.dtype}, {human_bytes(found.bin_bytes)}{trailing}",
+            f"  {counts(documents=found.num_documents)}{empty}, {counts(sequences=found.num_sequences)}",
+            f"  {counts(tokens=found.num_tokens)} of {found.dtype}, {human_bytes(found.bin_bytes)}{trailing}",
             f"  {tokens_read(found)}",
             *(["  the manifest's counts are the same"] if found.manifest else []),
-            *([f"  {found.lineage:,} documents are those of the lineage"] if found.lineage is not None else []),
+            *([f"  {counts(documents=found.lineage)} compared with the lineage"] if found.lineage is not None else []),
         ]
     )
 

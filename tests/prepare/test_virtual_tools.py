@@ -75,15 +75,12 @@ def stored(parts: list[str], folder: str, ways: list[str]) -> list[str]:
     return [f"{folder}/{Path(part).name}" for part in parts]
 
 
-@pytest.fixture(params=["local", "s3"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path, s3: Bucket) -> str:
-    return s3.fresh() if request.param == "s3" else str(tmp_path / "data")
-
-
-@pytest.fixture(params=["plain", "compressed", "checked"])
-def ends(request: pytest.FixtureRequest, tmp_path: Path, folder: str) -> tuple[str, str]:
+@pytest.fixture(params=["plain", "compressed", "checked", "plain on s3", "compressed on s3"])
+def ends(request: pytest.FixtureRequest, tmp_path: Path, s3: Bucket) -> tuple[str, str]:
     """A virtual merge, and the real one."""
-    parts = stored(parts_of(tmp_path), folder, [request.param] * 4)
+    way, _, remote = request.param.partition(" ")
+    folder = s3.fresh() if remote else str(tmp_path / "data")
+    parts = stored(parts_of(tmp_path), folder, [way] * 4)
     merge_virtually(parts, f"{folder}/virtual")
     merge_datasets(parts, f"{folder}/real")
     return f"{folder}/virtual", f"{folder}/real"
@@ -96,7 +93,8 @@ def objects(prefix: str) -> dict[str, bytes]:
     return {name.removeprefix(path): fs.cat_file(name) for name in fs.find(path.rpartition("/")[0]) if path in name}
 
 
-def test_what_is_written_is_the_same(ends: tuple[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_the_same(ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ends[0].rpartition("/")[0]
     local = "://" not in folder
     if local:
         monkeypatch.setattr(index_stream, "BLOCK", 5)
@@ -111,11 +109,11 @@ def test_what_is_written_is_the_same(ends: tuple[str, str], folder: str, monkeyp
         assert name == "pack" or f"{END}" in "".join(made[0]), "lineage came along"
 
 
-def test_what_is_found_is_the_same(ends: tuple[str, str], folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    reports = []
+def test_what_is_found_is_the_same(ends: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    reports, other = [], f"{ends[0].rpartition('/')[0]}/p0"
     for end in ends:
         verified = [dataclasses.asdict(verify_dataset(end, **how)) for how in ({"vocab_size": 65536}, {"quick": True})]
-        found = diff_datasets(end, f"{folder}/p0").to_json()
+        found = diff_datasets(end, other).to_json()
         assert main(["inspect", end, "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
         for each in (*verified, found, report):
@@ -155,8 +153,8 @@ def test_modes_come_along(tmp_path: Path) -> None:
         merge_virtually([*parts, text], tmp_path / "other")
 
 
-def test_of_parts_compressed_and_not_only_moving_is_refused(tmp_path: Path, folder: str) -> None:
-    plain = parts_of(tmp_path)
+def test_of_parts_compressed_and_not_only_moving_is_refused(tmp_path: Path) -> None:
+    plain, folder = parts_of(tmp_path), str(tmp_path / "data")
     parts = stored(plain, folder, ["plain", "compressed", "checked", "checked"])
     merge_virtually(parts, f"{folder}/virtual")
     merge_datasets(plain, tmp_path / "real")
@@ -187,7 +185,7 @@ def test_some_parts_with_checksums_are_checked_in_part(tmp_path: Path, capsys: p
         file.write(whole)
     rewritten = merge_virtually(parts, tmp_path / "again")
     assert rewritten.num_sources == 4
-    with pytest.raises(FormatError, match=r"p0\.bin: .*; document 0, token [0-9]+ of it"):
+    with pytest.raises(FormatError, match=r"p0\.bin: .*; document 0, token [0-9]+ of it, in the part .*/p0$"):
         verify_dataset(tmp_path / "again")
 
 
@@ -197,7 +195,7 @@ def test_a_token_beyond_the_vocabulary_is_named_by_its_part(tmp_path: Path) -> N
         for n in range(3)
     ]
     merge_virtually(parts, tmp_path / "virtual")
-    with pytest.raises(FormatError, match=r"virtual.parts.json: token 18, needed 0 to 9; document 5, token 0 of it"):
+    with pytest.raises(FormatError, match=r"parts.json: token 18, .*; document 5, token 0 of it, in the part .*/p2$"):
         verify_dataset(tmp_path / "virtual", vocab_size=10)
 
 

@@ -30,7 +30,10 @@ def test_dropped_checksums_and_bad_data_are_said(tmp_path: Path, capsys) -> None
     source = build(tmp_path / "en", 100)
     convert_dataset(source, source, way=Way(checksums=True))
     assert main(["merge", source, "--to", f"{tmp_path}/all"]) == 0
-    assert f"not carried along; binidx convert {tmp_path}/all {tmp_path}/all --checksums" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 dataset\n" in out
+    assert "  checksums were neither compared nor carried along: binidx verify each source,\n" in out
+    assert f"  then binidx convert {tmp_path}/all {tmp_path}/all --checksums\n" in out
     Path(f"{source}.idx").write_bytes(b"nonsense")
     assert main(["merge", source, "--to", f"{tmp_path}/other"]) == 1
     assert "binidx merge: " in capsys.readouterr().err

@@ -14,7 +14,7 @@ def test_it_shuffles_and_says_what_it_did(tmp_path: Path, capsys) -> None:
     call = ["shuffle", *sources, "--to", f"{tmp_path}/new", "--seed", "1"]
     assert main([*call, "--memory", "600MB"]) == 0
     out, err = capsys.readouterr()
-    assert f"{tmp_path}/new: 2 datasets\n  20 documents, 20 sequences, 200 tokens\n  1 buckets; no lineage; " in out
+    assert f"{tmp_path}/new: 2 datasets\n  20 documents, 20 sequences, 200 tokens\n  1 bucket; no lineage; " in out
     assert err == ""
     before = pair(tmp_path / "new")
     assert main(call) == 2
@@ -28,7 +28,7 @@ def test_lines_too(tmp_path: Path, capsys) -> None:
     (tmp_path / "in.jsonl").write_bytes(b"a\nb\nc\nd")
     call = ["shuffle", "--lines", f"{tmp_path}/in.jsonl", "--to", f"{tmp_path}/new.jsonl", "--seed", "1"]
     assert main(call) == 0
-    assert f"{tmp_path}/new.jsonl: 4 lines, 8 bytes; 1 buckets; " in capsys.readouterr().out
+    assert f"{tmp_path}/new.jsonl: 4 lines, 8 bytes; 1 bucket; " in capsys.readouterr().out
     assert sorted((tmp_path / "new.jsonl").read_bytes().split()) == [b"a", b"b", b"c", b"d"]
     assert main([*call, "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_lines"] == 4
@@ -40,3 +40,5 @@ def test_a_call_that_is_wrong_is_one_line(tmp_path: Path, capsys) -> None:
     assert f"found {source}.bin, needed the prefix of its files: {source}\n" in capsys.readouterr().err
     assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--memory", "1MB"]) == 2
     assert "memory: 1,000,000 bytes, needed 536,870,912 or more" in capsys.readouterr().err
+    assert main(["shuffle", source, "--to", f"{tmp_path}/new", "--seed", "1", "--scratch", f"{tmp_path}/none"]) == 2
+    assert f"scratch {tmp_path}/none: No such file or directory, needed a folder to" in capsys.readouterr().err

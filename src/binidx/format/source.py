@@ -100,6 +100,10 @@ class Source:
         """Bytes of its tokens, and of what follows them."""
         return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.tables[0].plain_bytes
 
+    def part_at(self, place: int) -> str:
+        """The prefix of what holds a plain byte."""
+        return self.prefix
+
     def check_movable(self) -> None:
         """Any store may move it as it is."""
 

@@ -90,6 +90,10 @@ class VirtualSource:
                 raise FormatError(f"{part.bin_uri}: {size} bytes, {self.bin_uri} needs {needed}")
         return sum(self._num_bytes)
 
+    def part_at(self, place: int) -> str:
+        """The prefix of the part that holds a plain byte."""
+        return self.prefixes[int(np.searchsorted(np.cumsum(self._num_bytes), place, "right"))]
+
     def check_movable(self) -> None:
         """ConfigError unless it can be moved as it is stored."""
         if self.mixed:

@@ -55,7 +55,7 @@ def check_lineage(opened: Finished, plain: RangeReader, options: Options, watch:
     """
     uri = opened.prefix + LINEAGE
     if not object_exists(uri, options):
-        raise ObjectNotFoundError(f"{uri}: no such object")
+        raise ObjectNotFoundError(f"{uri}: not there, so there is nothing to compare; binidx preprocess writes it")
     watch.begin("lineage", opened.index.num_tokens * opened.index.item_bytes, 0)
     first = compared = 0
     hashes = document_hashes(opened, plain)

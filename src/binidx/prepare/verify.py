@@ -180,8 +180,14 @@ def _document_at(opened: Finished, token: int) -> str:
         bounds = block.token_bounds()
         if token < bounds[-1]:
             place = int(np.searchsorted(bounds, token, "right")) - 1
-            return f"document {block.first + place}, token {token - bounds[place]} of it"
+            return f"document {block.first + place}, token {token - bounds[place]} of it{_part_at(opened, token)}"
     return "after the last document"
+
+
+def _part_at(opened: Finished, token: int) -> str:
+    """Of a virtual merge which part holds a token."""
+    source = opened.source
+    return f", in the part {source.part_at(token * opened.index.item_bytes)}" if source.num_parts else ""
 
 
 def _count_empty(opened: Finished) -> int:

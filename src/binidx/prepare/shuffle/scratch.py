@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import StorageError
+from binidx.errors import ConfigError, StorageError
 
 EXTENT_BYTES = 4 << 20
 """What is not filled of the last one of a stream is a hole: it takes no room where files may have holes."""
@@ -31,7 +31,8 @@ class Scratch:
         sizes: bytes of each stream.
 
     Raises:
-        StorageError: there is no room, or no such directory.
+        ConfigError: there is no such directory, or nobody may write to it.
+        StorageError: there is no room.
     """
 
     def __init__(self, directory: str | None, num_streams: int) -> None:
@@ -39,6 +40,8 @@ class Scratch:
         self.sizes = np.zeros(num_streams, np.int64)
         try:
             self._file: Any = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            raise ConfigError(f"scratch {self._directory}: {error.strerror}, needed a folder to write to") from error
         except OSError as error:
             raise self._error(error) from error
         self._extents: list[list[int]] = [[] for _ in range(num_streams)]
