@@ -1,5 +1,7 @@
 /* fuzz_jsonl.c: lines put together from pieces of JSON, read at once and one by one.
  *
+ * What is read wrongly, and not only out of bounds, is found by tests/text/test_jsonl_oracle.py.
+ *
  * Input: most texts 1, then a byte for each piece: below 128 one of PIECES, else itself less 128.
  */
 #include "fuzz.h"

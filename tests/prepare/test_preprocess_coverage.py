@@ -21,8 +21,10 @@ from binidx.prepare.preprocess.plan import plan_parts
 from binidx.prepare.preprocess.record import VERSION, Record
 from binidx.prepare.preprocess.run import Shard, preprocess, read_records
 from binidx.prepare.preprocess.tokenising import make_part
+from binidx.text import read as reading
 from binidx.text.extent import Extent
 from binidx.text.inputs import find_inputs
+from binidx.text.lines import own_bytes
 
 
 def all_formats(folder: Path) -> list[str]:
@@ -82,6 +84,22 @@ def wrongly(extent: Extent) -> list[Extent]:
 
 def write(uri: str, record: Record) -> None:
     Path(uri).write_bytes(record.to_bytes())
+
+
+def test_a_reader_that_loses_a_line_of_each_later_slice_makes_no_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lossy(pieces: Any, first: int, last: int | None) -> Any:
+        own = list(own_bytes(pieces, first, last))
+        held = b"".join(bytes(piece) for _, piece in own)
+        lost = held.find(b"\n") + 1 if first else 0
+        return iter([(own[0][0] + lost, held[lost:])] if own else [])
+
+    job = job_of(corpus(tmp_path / "in"), tmp_path / "en")
+    monkeypatch.setattr(reading, "own_bytes", lossy)
+    with pytest.raises(FormatError, match=r"0.jsonl: plain bytes \d+ to \d+ were read by no part"):
+        run(job)
+    assert not list(tmp_path.glob("en_text*"))
 
 
 def test_a_record_of_another_version_is_named(tmp_path: Path) -> None:
