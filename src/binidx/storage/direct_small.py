@@ -12,7 +12,7 @@ import base64
 import binascii
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from binidx.storage import filesystem
@@ -21,19 +21,17 @@ from binidx.storage.pending import SLOWEST
 from binidx.storage.retries import PASSING
 from binidx.storage.settings import ReadSettings
 
-PIECE_BYTES = 256 << 10
-"""Given to a connection at once."""
-
 ANSWER_SECONDS = 30.0
 """For an answer, besides what the bytes need on the slowest link; then the driver has its turn."""
 
 
 def put_small(
-    uri: str, data: memoryview, storage_options: Mapping[str, Any], *, part: Mapping[str, Any] | None = None
+    uri: str, data: Sequence[memoryview], storage_options: Mapping[str, Any], *, part: Mapping[str, Any] | None = None
 ) -> str | None:
     """The ETag of the object that now stands there, whole; None: it is to be sent by its driver.
 
     Args:
+        data: its bytes, piece by piece; a piece a connection is given at once.
         part: UploadId and PartNumber, if it is to be a part of an upload.
     """
 
@@ -71,13 +69,13 @@ async def _answer(
     method: str,
     asked: Mapping[str, Any],
     sent: Mapping[str, str] | None = None,
-    data: memoryview | None = None,
+    data: Sequence[memoryview] | None = None,
 ) -> tuple[int, str, bytes]:
     """Status, ETag and body."""
     address = await signed(fs, bucket, method, asked, sent or {})
-    seconds = ANSWER_SECONDS + (0 if data is None else data.nbytes) / SLOWEST
+    seconds = ANSWER_SECONDS + sum(map(len, data or ())) / SLOWEST
     options = {**address.options, "timeout": _within(seconds)}
-    ask = address.session.get if data is None else functools.partial(address.session.put, data=_body(data))
+    ask = address.session.get if data is None else functools.partial(address.session.put, data=_pieces_class()(data))
     async with ask(address.url, headers=address.headers, **options) as response:
         body = await response.read()
         return response.status, response.headers.get("ETag", ""), body
@@ -120,8 +118,9 @@ def _wants_no_sums(client: Any) -> bool:
     return getattr(client.meta.config, "request_checksum_calculation", None) == "when_required"
 
 
-def _crc32(data: memoryview) -> str:
-    return base64.b64encode(binascii.crc32(data).to_bytes(4, "big")).decode()
+def _crc32(data: Sequence[memoryview]) -> str:
+    found = functools.reduce(lambda crc, piece: binascii.crc32(piece, crc), data, 0)
+    return base64.b64encode(found.to_bytes(4, "big")).decode()
 
 
 def _within(seconds: float) -> Any:
@@ -130,18 +129,24 @@ def _within(seconds: float) -> Any:
     return ClientTimeout(total=seconds, sock_connect=5)
 
 
-def _body(data: memoryview) -> Any:
-    """What aiohttp sends: by pieces, as it would copy what a connection does not take at once; and again if asked."""
+@functools.cache
+def _pieces_class() -> Any:
+    """What aiohttp sends piece by piece, as it would copy what a connection does not take at once; and again if asked.
+
+    Made once: a class is a cycle, and would keep the bytes of its object until the next collection.
+    """
     from aiohttp.payload import Payload
 
     class Pieces(Payload):
-        _size = data.nbytes
+        def __init__(self, data: Sequence[memoryview]) -> None:
+            super().__init__(data)
+            self._size = sum(map(len, data))
 
         def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
             raise NotImplementedError
 
         async def write(self, writer: Any) -> None:
-            for start in range(0, data.nbytes, PIECE_BYTES):
-                await writer.write(data[start : start + PIECE_BYTES])
+            for piece in self._value:
+                await writer.write(piece)
 
-    return Pieces(data)
+    return Pieces

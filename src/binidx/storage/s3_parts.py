@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import functools
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from binidx.storage import filesystem
 from binidx.storage.direct_small import put_small
+from binidx.storage.held import Held, cut_views
 from binidx.storage.ranges import Bytes, Range
+from binidx.storage.retries import retried
+from binidx.storage.settings import ReadSettings
 
 
 class S3Parts:
@@ -21,7 +24,11 @@ class S3Parts:
 
     def __init__(self, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
         self.uri, self._options = uri, storage_options
-        self._fs, path = filesystem.open_filesystem(uri, storage_options)
+        # A client holds 11 MB: this is the one that reads, and that leaves it to us to try again.
+        self._settings = ReadSettings.of(storage_options)
+        given = {name: value for name, value in storage_options.items() if name != "default_block_size"}
+        reading = filesystem.in_flight(uri, given, self._settings)
+        self._fs, path = filesystem.open_filesystem(uri, given, reading=reading)
         bucket, key, _ = self._fs.split_path(path)
         self._object = {"Bucket": bucket, "Key": key}
         listed = self._list(token) if token else None
@@ -32,13 +39,14 @@ class S3Parts:
         start, stop = where
         return self._listed.get(part) == (stop - start, tag)
 
-    def write(self, part: int, where: Range, data: Bytes) -> str:
+    def write(self, part: int, where: Range, data: Bytes | Held) -> str:
         place = {"UploadId": self.token, "PartNumber": part}
         with filesystem.storage_errors(self.uri):
-            if (tag := put_small(self.uri, memoryview(data).cast("B"), self._options, part=place)) is not None:
+            pieces = data.pieces if isinstance(data, Held) else cut_views(data)
+            if (tag := put_small(self.uri, pieces, self._options, part=place)) is not None:
                 return tag
             # botocore takes bytes and files, no views; this copy is 1 % of what sending costs.
-            answer = self._call("upload_part", **place, Body=bytes(data))
+            answer = self._call("upload_part", **place, Body=b"".join(pieces))
         return str(answer["ETag"])
 
     def copy(self, part: int, source: str, where: Range | None, etag: str) -> str:
@@ -68,7 +76,8 @@ class S3Parts:
             self._call("abort_multipart_upload", UploadId=self.token)
 
     def _call(self, method: str, **arguments: Any) -> Any:
-        return self._fs.call_s3(method, **self._object, **arguments)
+        ask = functools.partial(self._fs.call_s3, method, **self._object, **arguments)
+        return retried(self.uri, ask, deadline_seconds=self._settings.deadline_seconds)
 
     def _list(self, token: str) -> dict[int, tuple[int, str]] | None:
         """part -> (bytes, tag) of what has arrived; None: there is no such upload any more."""
@@ -96,28 +105,32 @@ LEAST_BYTES = 5 << 20
 
 
 class S3Stream:
-    """Bytes into a multipart upload, as the files of s3fs take them. Memory: a part that fills, and one on its way."""
+    """Bytes into a multipart upload, as the files of s3fs take them. Memory: a part that fills, and one on its way.
 
-    def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
+    Args:
+        begun: its first bytes, not more than a part.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, Any], begun: Held) -> None:
         self.closed = False
         self._block = max(LEAST_BYTES, int(storage_options.get("default_block_size", BLOCK_BYTES)))
         self._parts, self._tags = S3Parts(uri, "", storage_options), dict[int, str]()
-        self._held = io.BytesIO()
+        self._held = begun
         self._thread = ThreadPoolExecutor(1, "binidx-s3-stream")
         self._sending: Future[str] | None = None
 
     def write(self, data: Bytes) -> int:
         view = memoryview(data).cast("B")
         while view:
-            taken = self._held.write(view[: self._block - self._held.tell()])
-            view = view[taken:]
-            if self._held.tell() == self._block:
+            if self._held.size >= self._block:
                 self._send()
+            taken = self._held.write(view[: self._block - self._held.size])
+            view = view[taken:]
         return memoryview(data).nbytes
 
     def close(self) -> None:
         """Send the rest; nothing appears."""
-        if self._held.tell() or not self._tags:
+        if self._held.size or not self._tags:
             self._send()
         self._wait()
         self._thread.shutdown()
@@ -133,8 +146,8 @@ class S3Stream:
 
     def _send(self) -> None:
         self._wait()
-        data, self._held = self._held.getbuffer(), io.BytesIO()
-        self._sending = self._thread.submit(self._parts.write, len(self._tags) + 1, (0, data.nbytes), data)
+        data, self._held = self._held, Held()
+        self._sending = self._thread.submit(self._parts.write, len(self._tags) + 1, (0, data.size), data)
 
     def _wait(self) -> None:
         if self._sending is not None:

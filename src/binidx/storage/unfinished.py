@@ -17,6 +17,7 @@ from typing import Any
 from binidx.storage import filesystem
 from binidx.storage.descriptors import keep_room, with_room
 from binidx.storage.direct_small import put_small
+from binidx.storage.held import Held
 from binidx.storage.ranges import Bytes
 from binidx.storage.s3_parts import S3Stream
 
@@ -109,7 +110,7 @@ class Upload:
         self.fs, self.path = filesystem.open_filesystem(uri, storage_options)
         self.holds_back = filesystem.protocols(uri)[0] in HOLDS_BACK
         self.temporary = self.path if self.holds_back else beside(self.path)
-        self.start = io.BytesIO()
+        self.start = Held()
         self.file: Any = None
         # Who asks for smaller blocks wants less memory held.
         self.most = min(ONE_PUT, int(storage_options.get("default_block_size", ONE_PUT)))
@@ -117,12 +118,11 @@ class Upload:
     def write(self, data: Bytes) -> int:
         if self.file is not None:
             return int(self.file.write(data))
-        written = self.start.write(data)
-        if self.start.tell() > self.most:
-            self.file = self._stream()
-            self.file.write(self.start.getbuffer())
-            self.start = io.BytesIO()
-        return written
+        size = memoryview(data).nbytes
+        if self.start.size + size <= self.most:
+            return self.start.write(data)
+        self.file, self.start = self._stream(self.start), Held()
+        return int(self.file.write(data))
 
     def complete(self) -> None:
         if self.file is not None:
@@ -136,17 +136,19 @@ class Upload:
         else:
             filesystem.move(self.fs, self.temporary, self.path)
 
-    def _stream(self) -> Any:
+    def _stream(self, begun: Held) -> Any:
         if filesystem.protocols(self.uri) in (["s3"], ["s3a"]):
-            return S3Stream(self.uri, self.options)
+            return S3Stream(self.uri, self.options, begun)
         options = {"autocommit": False} if self.holds_back else {}
-        return in_directory(self.fs, self.path, lambda: self.fs.open(self.temporary, "wb", **options))
+        file = in_directory(self.fs, self.path, lambda: self.fs.open(self.temporary, "wb", **options))
+        for piece in begun.pieces:
+            file.write(piece)
+        return file
 
     def _put(self) -> None:
-        with self.start.getbuffer() as data:
-            sent = put_small(self.uri, data, self.options)
-        if sent is None:
-            in_directory(self.fs, self.path, lambda: self.fs.pipe_file(self.path, self.start.getvalue()))
+        pieces = self.start.pieces
+        if put_small(self.uri, pieces, self.options) is None:
+            in_directory(self.fs, self.path, lambda: self.fs.pipe_file(self.path, b"".join(pieces)))
 
     def abandon(self) -> None:
         if self.file is None:

@@ -83,7 +83,7 @@ class DatasetWriter:
             self._lineage.abandon()
 
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 5 << 20
 
 
 def in_small_blocks(uri: str, options: Options) -> Options:
