@@ -6,6 +6,7 @@ import functools
 import uuid
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from conftest import Bucket
@@ -21,6 +22,7 @@ from binidx.format.convert import convert_dataset
 from binidx.format.convert_source import Way
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.merge import merge_datasets
+from binidx.prepare.virtual import merge_virtually
 
 MIB = 1 << 20
 
@@ -97,6 +99,23 @@ def test_on_s3_only_the_index_passes_through_the_client(s3: Bucket, tmp_path: Pa
         moved = proxy.counts() - before
     assert (done.how, done.moved_bytes, done.bin_bytes) == ("server", 0, 24_000_000)
     assert moved.bytes < 40_000
+
+
+@pytest.mark.parametrize("virtually", [False, True])
+def test_small_sources_cost_a_request_for_each_file(virtually: bool, s3: Bucket, tmp_path: Path) -> None:
+    base = s3.fresh()
+    fs, _ = fsspec.url_to_fs(base)
+    sources = some(tmp_path, np.uint16, counts=(3,) * 40)
+    names = [Path(source).name for source in sources]
+    for end in ("bin", "idx"):
+        fs.put([f"{source}.{end}" for source in sources], [f"{base}/{name}.{end}" for name in names])
+    there = [f"{base}/{name}" for name in names]
+    if virtually:
+        merge_virtually(there, f"{base}/list")
+    with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
+        merge_datasets([f"{base}/list"] if virtually else there, f"{base}/all")
+        assert proxy.counts().requests <= 2 * 40 + 30  # which were 15 each
+    assert pair(f"{base}/all") == pair(merge_theirs(sources, tmp_path / "theirs", np.uint16))
 
 
 def test_compressed_sources_are_joined_without_being_decompressed(s3: Bucket, tmp_path: Path) -> None:
