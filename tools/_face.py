@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from binidx.errors import (
@@ -32,7 +35,8 @@ def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupt
     as_before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
     try:
-        return body()
+        with ended_by_signals():
+            return body()
     except BinidxError as error:
         print(f"binidx {name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, CALL_ERRORS) else 1
@@ -45,6 +49,23 @@ def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupt
         return 0
     finally:
         warnings.formatwarning = as_before
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM, which schedulers send, and a closed terminal end us as Ctrl-C does: through every `finally`."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # under nohup it stays ignored
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:

@@ -64,12 +64,27 @@ def wait_for(what: Any, process: subprocess.Popen[Any]) -> Any:
     return found
 
 
+def driver_of(inputs: list[str], output: Path) -> list[str]:
+    """The command, with many small parts and a slow engine."""
+    command = [Path(sys.executable).parent / "binidx", "preprocess", *inputs, "--to", output]
+    command += ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--tokenizer-engine", "hf"]
+    return list(map(str, [*command, "--workers", "2", "--part-bytes", "20000", "--json"]))
+
+
+def test_a_driver_that_is_told_to_end_leaves_nothing_half_written(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", count=4000)
+    text = driver_of(inputs, tmp_path / "en")
+    with subprocess.Popen(text, stderr=subprocess.PIPE, text=True) as driver:
+        wait_for(lambda: list((tmp_path / "en-parts").glob("?" * 32 + ".json")), driver)
+        driver.terminate()
+        said = driver.communicate()[1]
+    assert (driver.returncode, said) == (130, "\nbinidx preprocess: interrupted; the same command goes on from here\n")
+    assert not list((tmp_path / "en-parts").glob("*.tmp"))
+
+
 def test_a_killed_worker_costs_nothing_and_a_killed_driver_takes_its_workers_along(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in", count=4000)
-    command = [Path(sys.executable).parent / "binidx", "preprocess", *inputs, "--to", tmp_path / "en"]
-    command += ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--tokenizer-engine", "hf"]
-    command += ["--workers", "2", "--part-bytes", "20000", "--json"]
-    text = list(map(str, command))
+    text = driver_of(inputs, tmp_path / "en")
     with subprocess.Popen(text) as driver:
         wait_for(lambda: list((tmp_path / "en-parts").glob("?" * 32 + ".json")), driver)
         workers = workers_of(driver.pid)

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -33,8 +32,7 @@ NEEDED = ("s3fs", "tokenizers")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; `argv` without the command's name. 1 also where the resumed order is not the unbroken one."""
     options = parse(argv)
-    with ended_by_signals():
-        return run("demo", lambda: demonstrate(options))
+    return run("demo", lambda: demonstrate(options))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -95,21 +93,3 @@ def wait_for_ctrl_c() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(3600)
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end us as Ctrl-C does: through every `finally`."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # under nohup it stays ignored
-            signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
