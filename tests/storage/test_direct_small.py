@@ -1,0 +1,116 @@
+"""Small objects and parts without the driver: what stands there is what was sent, in few requests, in any weather."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+from distant import Distant, distant_store
+
+from binidx.errors import AccessError
+from binidx.storage import direct_small, filesystem
+from binidx.storage.held import CHUNK_BYTES, Held
+from binidx.storage.publish import create_object, read_small
+
+DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)
+
+
+def put(far: Distant, name: str, data: bytes, step: int = 100_000, **options: object) -> str:
+    uri = f"{far.base}/{name}"
+    with create_object(uri, {**far.options(), **options}) as out:
+        for start in range(0, len(data), step):
+            out.write(data[start : start + step])
+    return uri
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, len(DATA)])
+def test_what_was_put_is_read_in_one_request_each(request: pytest.FixtureRequest, tmp_path: Path, size: int) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri = put(far, "a", DATA[:size])
+        assert read_small(uri, far.options()) == DATA[:size]
+        assert read_small(f"{far.base}/none", far.options()) is None
+        log = far.proxy.log()
+    assert [(each.method, each.status) for each in log] == [("PUT", 200), ("GET", 200), ("GET", 404)]
+
+
+def test_the_store_refuses_what_its_sum_does_not_fit(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [memoryview(DATA)[:7], memoryview(DATA)[7:]]
+    assert direct_small._crc32(pieces) == base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
+    monkeypatch.setattr(direct_small, "_crc32", lambda pieces: "AAAAAA==")
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        assert read_small(put(far, "a", DATA), far.options()) == DATA
+        assert [each.status for each in far.proxy.log()] [:2] == [400, 200]
+        direct_small._by_driver_until.clear()
+
+
+@pytest.mark.parametrize("fault", ["503", "500", "403", "reset", "close", "reset-late", "truncate"])
+def test_what_fails_is_done_by_the_driver(request: pytest.FixtureRequest, tmp_path: Path, fault: str) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=[fault], only="all") as far:
+        uri = put(far, "a", DATA)
+        direct_small._by_driver_until.clear()
+        far.proxy.become(script=[fault])
+        assert read_small(uri, far.options()) == DATA
+        direct_small._by_driver_until.clear()
+
+
+def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=["403"], only="all") as far:
+        put(far, "a", DATA)
+        put(far, "b", DATA)
+        log = far.proxy.log()
+        direct_small._by_driver_until.clear()
+    assert [each.status for each in log] == [403, 200, 200]
+
+
+def test_an_error_is_the_drivers(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        with pytest.raises(AccessError):
+            put(far, "a", DATA, secret="wrong")
+        with pytest.raises(AccessError):
+            read_small(f"{far.base}/a", {**far.options(), "secret": "wrong"})
+
+
+@pytest.mark.parametrize("fault", [None, "503", "truncate"])
+@pytest.mark.parametrize("size", [11 << 20, 10 << 20])
+def test_a_stream_is_whole_or_not_there(
+    request: pytest.FixtureRequest, tmp_path: Path, size: int, fault: str | None
+) -> None:
+    data = random.Random(1).randbytes(size)
+    each = [] if fault is None else [None, None, fault]  # of a part that is on its way
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=each, only="all") as far:
+        uri, options = f"{far.base}/a", {**far.options(), "default_block_size": 5 << 20}
+        with create_object(uri, options, before_publish=lambda: read_small(uri, options) is None or 1 / 0) as out:
+            for start in range(0, size, 999_999):
+                out.write(memoryview(data)[start : start + 999_999])
+        fs, path = filesystem.open_filesystem(uri, far.options())
+        assert fs.cat_file(path) == data
+        sent = [each for each in far.proxy.log() if each.method == "PUT" and each.status == 200]
+    assert len(sent) == -(-size // (5 << 20))
+
+
+def test_a_stream_that_is_broken_off_leaves_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = f"{far.base}/a", {**far.options(), "default_block_size": 5 << 20}
+        with contextlib.suppress(KeyError), create_object(uri, options) as out:
+            out.write(bytes(11 << 20))
+            raise KeyError
+        assert read_small(uri, options) is None
+        fs, path = filesystem.open_filesystem(uri, far.options())
+        bucket, key, _ = fs.split_path(path)
+        assert not fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads")
+
+
+def test_what_is_held_is_what_was_written() -> None:
+    rng, held, written = random.Random(2), Held(), b""
+    while len(written) < 4 * CHUNK_BYTES:
+        data = rng.randbytes(rng.choice([0, 1, 1000, CHUNK_BYTES, CHUNK_BYTES + 3]))
+        assert held.write(data) == len(data)
+        written += data
+    assert b"".join(held.pieces) == written
+    assert held.size == len(written)
