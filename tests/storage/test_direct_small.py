@@ -45,7 +45,7 @@ def test_the_store_refuses_what_its_sum_does_not_fit(
     monkeypatch.setattr(direct_small, "_crc32", lambda pieces: "AAAAAA==")
     with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
         assert read_small(put(far, "a", DATA), far.options()) == DATA
-        assert [each.status for each in far.proxy.log()] [:2] == [400, 200]
+        assert [each.status for each in far.proxy.log()][:2] == [400, 200]
         direct_small._by_driver_until.clear()
 
 
