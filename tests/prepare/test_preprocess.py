@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tok
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.plan import packed, part_bytes_of, plan_parts
+from binidx.prepare.preprocess.progress import Unwatched
 from binidx.prepare.preprocess.run import Shard, preprocess
 from binidx.text.filters import Filters
 from binidx.text.inputs import find_inputs
@@ -266,6 +268,23 @@ def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> Non
     groups = packed([Sized(size) for size in sizes], 10)  # type: ignore[misc]
     assert [[each.num_bytes for each in group] for group in groups] == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
     assert [part_bytes_of(total) >> 20 for total in (0, 1 << 28, 1 << 32, 1 << 37, 1 << 41)] == [4, 16, 64, 256, 512]
+
+
+def test_an_input_too_large_for_a_part_that_cannot_be_cut_is_told_of(tmp_path: Path) -> None:
+    class Told(Unwatched):
+        def say(self, message: str) -> None:
+            said.append(message)
+
+    said: list[str] = []
+    for name, size in (("a.jsonl.gz", 600 << 20), ("b.jsonl", 600 << 20), ("c.jsonl.gz", 1 << 20)):
+        (tmp_path / name).write_bytes(b"{")
+        os.truncate(tmp_path / name, size)  # of no blocks on the disk
+    with pytest.raises(FormatError):
+        run(job_of([str(tmp_path)], tmp_path / "out" / "en", part_bytes=64 << 20), watch=Told())
+    assert said == [
+        f"{tmp_path}/a.jsonl.gz: 600 MiB that cannot be cut, the largest of 1 such inputs: one worker reads each; "
+        "docs/text.md says what can be cut"
+    ]
 
 
 def test_split_sentences_are_sequences_of_their_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

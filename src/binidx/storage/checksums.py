@@ -21,7 +21,7 @@ Source: us. No peer checks ranged reads: an ETag is for the whole object, S3's o
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,12 +124,3 @@ class BlockSums:
 def sums_of(blocks: Sequence[Bytes]) -> NDArray[np.uint64]:
     """xxh3_64 of each."""
     return np.array([xxhash.xxh3_64_intdigest(block) for block in blocks], np.uint64)
-
-
-def sum_blocks(pieces: Iterable[Bytes], keep: Callable[[NDArray[np.uint64]], object]) -> int:
-    """Sums of a whole object that comes in pieces; its size."""
-    sums = BlockSums(keep)
-    for piece in pieces:
-        sums.feed(piece)
-    sums.finish()
-    return sums.size

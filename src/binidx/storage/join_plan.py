@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from binidx.storage.ranges import RangeReader
 
 LEAST_PART = 5 << 20
-MOST_PART = 5 << 30
 MOST_PARTS = 10_000
 COPIED_PART = 128 << 20
 """What the store copies in one request where 10,000 of them suffice: seconds, well inside the time-outs of clients, and

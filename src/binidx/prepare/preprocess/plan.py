@@ -74,6 +74,11 @@ def packed(slices: Sequence[Slice], part_bytes: int) -> list[list[Slice]]:
     return groups
 
 
+def undivided(parts: Sequence[Part]) -> list[Slice]:
+    """What is larger than a part ought to be, as it cannot be cut: a .gz, a .zst of one frame, a huge row group."""
+    return [each for part in parts for each in part.slices if each.num_bytes > MOST_BYTES]
+
+
 def plan_digest(job: Job, parts: Sequence[Part]) -> str:
     """What identifies a job: all of its parts; and the recipe, as there may be none."""
     return digest_of([digest_of(job.recipe), *(each.name for each in parts)])

@@ -25,10 +25,11 @@ from binidx.prepare.preprocess.machines import Machine, count_machines
 from binidx.prepare.preprocess.manifest import read_manifest
 from binidx.prepare.preprocess.mark import take_place
 from binidx.prepare.preprocess.places import MANIFEST, Places
-from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts
+from binidx.prepare.preprocess.plan import Part, plan_digest, plan_parts, undivided
 from binidx.prepare.preprocess.progress import Unwatched, Watched, Watcher
 from binidx.prepare.preprocess.record import Record, problems_of
 from binidx.prepare.preprocess.tokenising import Task, read_record, run_part
+from binidx.redacted import redacted
 from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.retries import pause
@@ -115,6 +116,12 @@ def preprocess(
     if manifests := finished(job, parts):
         remove_parts(Places(job), parts)
         return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
+    if whole := undivided(parts):
+        largest = max(whole, key=lambda each: each.num_bytes)
+        watch.say(
+            f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of {len(whole)} such "
+            "inputs: one worker reads each; docs/text.md says what can be cut"
+        )
     records = read_records(job, parts) if take_place(job, parts, overwrite) else {}
     wanted = parts if shard is None else shard.of(parts)
     kept, watched = len(records), Watched(watch, parts, records, wanted or parts)
