@@ -119,8 +119,8 @@ def preprocess(
     if whole := undivided(parts):
         largest = max(whole, key=lambda each: each.num_bytes)
         watch.say(
-            f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of {len(whole)} such "
-            "inputs: one worker reads each; docs/text.md says what can be cut"
+            f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of {len(whole)} "
+            "such inputs: one worker reads each; docs/text.md says what can be cut"
         )
     records = read_records(job, parts) if take_place(job, parts, overwrite) else {}
     wanted = parts if shard is None else shard.of(parts)
