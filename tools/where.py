@@ -2,7 +2,8 @@
 
 The way back from a document through all indices of the run: one pass over each, no token is read. A document is named
 as `binidx trace` prints it: its number in its source, and the source where the run has several; and as there, the file
-and row it came from are shown where its source has lineage. Then it may be named by these, too, or by its id.
+and row it came from are shown where its source has lineage. Then it may be named by these, too, or by its id, and is
+looked for in all sources if none is given.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -15,16 +16,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 if __name__ == "__main__":  # python tools/where.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.order.run_order import RunOrder
 from binidx.prepare.origin_search import documents_at, documents_with_id
 
 from ._face import parser, run
 from ._orders import add_run, open_run, print_rows, rows_of, stop_step
+
+SEARCHES = 8
+"""Lineages read at the same time: a row group of each, 6 MB."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,52 +39,92 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument(
         "--document", action="append", required=True, metavar="N", help="a number, FILE:ROW or id=ID; may be repeated"
     )
-    options.add_argument("--source", metavar="PREFIX", help="prefix of the source; not needed where there is one")
+    options.add_argument(
+        "--source", metavar="PREFIX", help="prefix of the source; of a number needed where there are several"
+    )
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N; by default all of the run")
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
     arguments = options.parse_args(argv)
 
     def body() -> int:
-        order = open_run(arguments)
+        order = open_run(arguments, in_ranges=True)
         stop = stop_step(order, arguments.before_step)
-        try:
-            source = source_of(order, arguments.source)
-            documents = [number for name in arguments.document for number in documents_of(order, source, name)]
-            readings, contents = order.where(source, documents, stop)
-        except IndexError as error:
-            raise ConfigError(str(error)) from error
-        count = print_rows(rows_of(order, readings, contents), arguments.json)
-        print(f"{count:,} samples in {len(set(readings.step.tolist())):,} of {stop:,} steps", file=sys.stderr)
+        asked = sources_of(order, arguments.source)
+        documents = documents_of(order, asked, arguments.document)
+        rows, steps = 0, set[int]()
+        for source in sorted(documents):
+            try:
+                readings, contents = order.where(source, documents[source], stop)
+            except IndexError as error:
+                raise ConfigError(str(error)) from error
+            rows += print_rows(rows_of(order, readings, contents), arguments.json)
+            steps |= set(readings.step.tolist())
+        print(f"{rows:,} samples in {len(steps):,} of {stop:,} steps", file=sys.stderr)
         return 0
 
     return run("where", body)
 
 
-def documents_of(order: RunOrder, source: int, name: str) -> list[int]:
-    """The numbers of the documents that are meant."""
-    if name.isdecimal():
-        return [int(name)]
-    prefix, options = order.prefixes[source], order.sources[source].config.storage_options
-    file, colon, row = name.rpartition(":")
-    if name.startswith("id="):
-        found = documents_with_id(prefix, name.removeprefix("id="), options)
-    elif colon and row.isdecimal():
-        found = documents_at(prefix, file, int(row), options)
-    else:
-        raise ConfigError(f"--document: found {name}, needs a number, FILE:ROW or id=ID")
-    if not found:
-        raise ConfigError(f"--document: {prefix} has no document {name}")
+def documents_of(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:
+    """Source -> the numbers of the documents that are meant there."""
+    found: dict[int, list[int]] = {}
+    for name in names:
+        if name.isdecimal():
+            if len(sources) > 1:
+                raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(order.prefixes)}")
+            found.setdefault(sources[0], []).append(int(name))
+            continue
+        for source, numbers in looked_up(order, sources, name).items():
+            if len(sources) > 1:
+                told = ", ".join(f"{number:,}" for number in numbers)
+                print(f"binidx: {name}: document {told} of {order.prefixes[source]}", file=sys.stderr)
+            found.setdefault(source, []).extend(numbers)
     return found
 
 
-def source_of(order: RunOrder, prefix: str | None) -> int:
-    """The number of the source that is meant."""
+def looked_up(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
+    """Source -> documents of that row of a file, or with that id; of several sources those without lineage are passed.
+
+    Raises:
+        ConfigError: no document is named so.
+        ObjectNotFoundError: none of the sources has lineage.
+    """
+    file, colon, row = name.rpartition(":")
+    if not (name.startswith("id=") or (colon and row.isdecimal())):
+        raise ConfigError(f"--document: found {name}, needs a number, FILE:ROW or id=ID")
+
+    def search(source: int) -> list[int] | ObjectNotFoundError:
+        prefix, options = order.prefixes[source], order.sources[source].config.storage_options
+        try:
+            if name.startswith("id="):
+                return documents_with_id(prefix, name.removeprefix("id="), options)
+            return documents_at(prefix, file, int(row), options)
+        except ObjectNotFoundError as error:
+            return error
+
+    with ThreadPoolExecutor(SEARCHES, "binidx-where") as pool:
+        answers = dict(zip(sources, pool.map(search, sources), strict=True))
+    missing = [answer for answer in answers.values() if isinstance(answer, ObjectNotFoundError)]
+    if len(missing) == len(answers):
+        raise missing[0]
+    found = {source: answer for source, answer in answers.items() if isinstance(answer, list) and answer}
+    if not found:
+        without = f", {len(missing)} have no lineage" if missing else ""
+        have = (
+            f"{order.prefixes[sources[0]]} has" if len(sources) == 1 else f"{len(sources)} sources{without}: they have"
+        )
+        raise ConfigError(f"--document: {have} no document {name}")
+    return found
+
+
+def sources_of(order: RunOrder, prefix: str | None) -> list[int]:
+    """The numbers of the sources that are meant: that of a prefix, or all."""
     names = order.prefixes
-    if prefix is None and len(names) == 1:
-        return 0
+    if prefix is None:
+        return list(range(len(names)))
     if prefix not in names:
         raise ConfigError(f"--source: found {prefix}, needs one of {', '.join(names)}")
-    return names.index(prefix)
+    return [names.index(prefix)]
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
     [
         (["trace", "{run}", "--step", "15"], "steps 15 to 16: the run has 15"),
         (["trace", "{run}", "--step", "0", "--rank", "2"], "rank 2: the run has 2"),
-        (["where", "{run}", "--document", "0"], "source: found None, needs one of"),
+        (["where", "{run}", "--document", "0"], "--source: not given, document 0 needs one of"),
         (["where", "{run}", "--document", "60", "--source", "{en}"], "documents 60 to 60, it has 60"),
         (["order", "{run}"], "needs --to URI"),
         (["bake", "{run}", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
@@ -237,11 +237,19 @@ def test_trace_and_where_say_which_file_a_document_came_from(
             assert capsys.readouterr().out == said
         assert main(["where", str(run_file), "--document", "id=other", "--source", str(prefix)]) == 2
         assert f"{prefix} has no document id=other" in capsys.readouterr().err
+        for name in ("id=id-7", "en.jsonl:1007"):
+            assert main(["where", str(run_file), "--document", name]) == 0
+            out, err = capsys.readouterr()
+            assert out == said
+            assert f"{name}: document 7 of {prefix}" in err
+        assert main(["where", str(run_file), "--document", "id=other"]) == 2
+        assert "2 sources, 1 have no lineage: they have no document id=other" in capsys.readouterr().err
         assert main(["trace", str(run_file), "--step", "3", "--no-lineage"]) == 0
         assert "from " not in capsys.readouterr().out
     finally:
         Path(f"{prefix}.lineage.parquet").unlink()
-    assert main(["where", str(run_file), "--document", "id=id-7", "--source", str(prefix)]) == 2
+    for source in (["--source", str(prefix)], []):
+        assert main(["where", str(run_file), "--document", "id=id-7", *source]) == 2
     assert "lineage.parquet: not there; binidx preprocess writes it" in capsys.readouterr().err
     assert main(["where", str(run_file), "--document", "en.jsonl", "--source", str(prefix)]) == 2
     assert "needs a number, FILE:ROW or id=ID" in capsys.readouterr().err

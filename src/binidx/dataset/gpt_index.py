@@ -42,6 +42,11 @@ class GPTIndexed(MegatronDataset):
     shuffle_index: NDArray[Any]
 
     @property
+    def own_sequences(self) -> Documents:
+        """`indices` as they are kept: of many that follow each other a range."""
+        return self._documents
+
+    @property
     def indices(self) -> NDArray[np.int32]:
         """The sequences of this split, shape (num_in_split,). Of many that follow each other only the ends are kept."""
         documents = self._documents

@@ -132,6 +132,12 @@ class SequenceIndex:
         """Bytes of the `.bin` this index covers."""
         return self.num_tokens * self.dtype_size
 
+    def tokens_before(self, sequence: int) -> int:
+        """Tokens of all sequences before one, which may be the end: what is stored lies without gaps."""
+        if sequence == len(self):
+            return self.num_tokens
+        return int(self.sequence_pointers[sequence]) // self.dtype_size
+
 
 def format_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
     """The 34 bytes before the arrays."""

@@ -105,18 +105,19 @@ class RangedArray:
 
     def searchsorted(self, values: Numbers, side: str) -> Numbers:
         """`numpy.searchsorted` for side "right", of an array that rises: how many elements are at most each value.
+        Of rows of several the first ones.
 
         All values are looked for at the same time, in each turn one block of BLOCK_BYTES for each: where the line
         between what is known on either side has it, every third turn in the middle. Two or three turns where the array
         rises evenly; at most 3 log2(n / 512) whatever it holds.
         """
-        assert (side, len(self.shape)) == ("right", 1), "what it is for"
+        assert side == "right", "what it is for"
         if not len(self):
             return np.zeros(len(values), np.int64)
-        count, size = len(values), BLOCK_BYTES // self.dtype.itemsize
+        count, size = len(values), BLOCK_BYTES // self.row_bytes
         # Elements before `low` are at most the value, those from `high` on above it; the last and first known of each.
         low, high = np.zeros(count, np.int64), np.full(count, len(self), np.int64)
-        least, most = self[[0, len(self) - 1]].tolist()
+        least, most = self[[0, len(self) - 1]].reshape(2, -1)[:, 0].tolist()
         below, above = np.full(count, least, np.int64), np.full(count, most, np.int64)
         for turn in itertools.count():
             left = np.flatnonzero(low < high)
@@ -127,7 +128,8 @@ class RangedArray:
             starts = np.unique(np.minimum(guess, high[left] - 1) // size) * size
             stops = np.minimum(starts + size, len(self))
             places = np.concatenate([np.arange(*each) for each in zip(starts, stops, strict=True)])
-            found = self.runs(starts, stops).astype(np.int64)
+            rows = self.runs(starts, stops)
+            found = rows.reshape(len(rows), -1)[:, 0].astype(np.int64)
             # All of what was read rises, so one search tells between which two of its elements each value lies.
             after = found.searchsorted(values[left], side="right")
             places, found = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], found, [most]])

@@ -63,7 +63,7 @@ class RunOrder:
         """The same, at the price of what is asked: of indices that are cached, only the ranges that an answer needs.
 
         A step of a run over 300 million documents in a bucket is traced in some thousand small requests, and again
-        without any. `where` reads its way through whole indices, and goes the quicker with `of` where they are local.
+        without any. `where` reads its way through the arrays of whole indices, some megabytes at a time.
         What is not cached is built as it would be for training, and a run in stages is opened as a whole.
 
         Raises:
