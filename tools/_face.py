@@ -91,13 +91,16 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+DATASET_ENDS = (*ENDS, PARTS[1:])
+"""Of the files of a dataset, after its prefix and a dot."""
+
 DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 """What a `prefix` is that is read."""
 
 
 def prefix(text: str) -> str:
     """An argument that names a dataset, not one of its files."""
-    end = next((end for end in (*ENDS, PARTS[1:]) if text.endswith(f".{end}")), None)
+    end = next((end for end in DATASET_ENDS if text.endswith(f".{end}")), None)
     if end is not None:
         raise argparse.ArgumentTypeError(
             f"found {text}, needed the prefix of its files: {text.removesuffix(f'.{end}')}"

@@ -20,10 +20,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from glob import has_magic
+from typing import Any
 
 if __name__ == "__main__":  # python tools/estimate.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.errors import ConfigError
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.estimate.run import SAMPLE_BYTES, Estimated, estimate_tokens
 from binidx.prepare.estimate.sampling import Estimate
 from binidx.text.filters import Filters, parse_keep
@@ -32,7 +36,7 @@ from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import ENGINES
 
 from ._bar import Bar
-from ._face import human_bytes, human_seconds, json_object, num_bytes, parser, run
+from ._face import DATASET_ENDS, human_bytes, human_seconds, json_object, num_bytes, parser, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +66,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def estimate(arguments: argparse.Namespace) -> int:
-    """Estimate, and say what was found."""
+    """Estimate, and say what was found; 1 where no row of the sample is a document."""
+    if arguments.format is None:
+        check_text(arguments.inputs, arguments.source_options)
     tokenizer = describe_tokenizer(
         arguments.tokenizer,
         eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
@@ -83,7 +89,16 @@ def estimate(arguments: argparse.Namespace) -> int:
             watch=bar,
         )
     print(json.dumps(found.to_json()) if arguments.json else describe(found))
-    return 0
+    return 1 if found.problems and not found.documents.total else 0
+
+
+def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
+    """ConfigError for datasets, whose tokens nobody needs to estimate."""
+    for each in inputs:
+        of_file = next((each.removesuffix(f".{end}") for end in DATASET_ENDS if each.endswith(f".{end}")), None)
+        bare = "." not in each.rpartition("/")[2] and not each.endswith("/") and not has_magic(each)
+        if of_file or (bare and IndexedDataset.exists(each, storage_options=storage_options)):
+            raise ConfigError(f"{each}: is a dataset, needed text; binidx inspect {of_file or each} says its tokens")
 
 
 def describe(found: Estimated) -> str:
@@ -101,7 +116,9 @@ def describe(found: Estimated) -> str:
         f"{cost.reads:,} requests to read and {cost.writes:,} to write{dollars}",
     ]
     if found.problems:
-        lines.append(f"{found.problems:,} rows of the sample are no documents; they are not counted")
+        rows = f"{found.problems:,} rows of the sample are no documents; they are not counted"
+        none = "" if found.documents.total else ", and no other was found: look at --json-keys and --format"
+        lines.append(rows + none)
     return "\n".join(lines)
 
 

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 from binidx.tools import main
+from converting import build
 from preprocessing import corpus, tokenizer_path
+
+from binidx.prepare.virtual import merge_virtually
 
 
 def test_it_tells_the_interval_and_the_cost(tmp_path: Path, capsys) -> None:
@@ -22,3 +25,20 @@ def test_it_tells_the_interval_and_the_cost(tmp_path: Path, capsys) -> None:
     assert main([*call, "--json", "--sample", "1MB"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"]["total"] == 400
     assert main([*call, "--keep", "nonsense"]) == 2
+
+
+def test_rows_of_which_none_is_a_document_are_1(tmp_path: Path, capsys) -> None:
+    (tmp_path / "in.jsonl").write_text('{"content": "no text"}\n' * 3)
+    assert main(["estimate", f"{tmp_path}/in.jsonl", "--tokenizer", tokenizer_path()]) == 1
+    assert "3 rows of the sample are no documents; they are not counted, and no other" in capsys.readouterr().out
+    (tmp_path / "in.jsonl").write_text("")
+    assert main(["estimate", f"{tmp_path}/in.jsonl", "--tokenizer", tokenizer_path()]) == 0
+
+
+def test_a_dataset_is_told_from_text(tmp_path: Path, capsys) -> None:
+    source = build(tmp_path / "en", 100)
+    merge_virtually([source], tmp_path / "list")
+    for each in (source, f"{source}.bin", f"{tmp_path}/list", f"{tmp_path}/list.parts.json"):
+        assert main(["estimate", each, "--tokenizer", tokenizer_path()]) == 2
+        prefix = each.removesuffix(".bin").removesuffix(".parts.json")
+        assert f"{each}: is a dataset, needed text; binidx inspect {prefix} says" in capsys.readouterr().err
