@@ -203,11 +203,11 @@ def test_a_job_that_failed_before_it_made_a_part_is_in_nobodys_way(tmp_path: Pat
     assert not (tmp_path / "en-parts").exists()
 
 
-@pytest.mark.parametrize("where", ["disk", "s3"])
+@pytest.mark.parametrize("where", ["disk", "file", "s3"])
 def test_a_job_may_write_into_the_folder_that_it_reads(where: str, tmp_path: Path, s3: Bucket) -> None:
     inputs = corpus(tmp_path / "in")
     bad = write_lines(tmp_path / "in" / "2.jsonl", ["{"])
-    folder = str(tmp_path / "in") if where == "disk" else s3.fresh()
+    folder = {"disk": f"{tmp_path}/in", "file": f"file://{tmp_path}/in", "s3": s3.fresh()}[where]
     if where == "s3":
         fsspec.filesystem("s3").put([*inputs, bad], f"{folder}/")
     job = job_of([f"{folder}/"], f"{folder}/en", on_error="quarantine")
@@ -233,6 +233,8 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         "keys: a, a; needed each once": {"keys": ("a", "a")},
         "inputs and keys: found none": {"keys": ()},
         "part_bytes: 0": {"part_bytes": 0},
+        "tokens: found 10 to 5, needed 0 or more": {"min_tokens": 10, "max_tokens": 5},
+        "compared_share: 2, needed 0 to 1": {"compared_share": 2},
     }
     for message, options in cases.items():
         with pytest.raises(ConfigError, match=message):

@@ -95,6 +95,11 @@ class Job:
             raise ConfigError(f"{self.output}: a folder, needed a prefix such as {self.output}en")
         if self.part_bytes is not None and self.part_bytes < 1:
             raise ConfigError(f"part_bytes: {self.part_bytes}, needed 1 or more")
+        least, most = self.min_tokens or 0, self.max_tokens
+        if least < 0 or (most is not None and most < least):
+            raise ConfigError(f"tokens: found {least} to {most}, needed 0 or more, and no less after it")
+        if not 0 <= self.compared_share <= 1:
+            raise ConfigError(f"compared_share: {self.compared_share}, needed 0 to 1")
         if self.append_eod and self.tokenizer.eod is None:
             raise ConfigError(f"{self.tokenizer.uri}: append_eod, and no EOD is known; name the token with eod (--eod)")
 

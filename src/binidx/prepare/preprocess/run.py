@@ -150,7 +150,8 @@ def located(job: Job) -> Job:
     """With whole paths for local ones: workers may stand elsewhere."""
 
     def whole(uri: str) -> str:
-        return os.path.abspath(uri) if "://" not in uri else uri
+        path = local_path(uri)
+        return uri if path is None else os.path.abspath(path)
 
     told = job.tokenizer
     tokenizer = replace(told, uri=whole(told.uri), merges=told.merges and whole(told.merges))
