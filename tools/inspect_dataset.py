@@ -1,7 +1,7 @@
 """What a dataset holds: its header, counts, lengths, empty items, first tokens, and text.
 
 The .idx is checked in full, so a dataset that inspect prints is sound; of the .bin only the first tokens are read, and
-of a .bin.zst its seek table. With --text and a tokenizer.json the start of so many documents is shown as text, and
+of a .bin.zst its seek table. With --text and --tokenizer the start of so many documents is shown as text, and
 where each came from, if there is lineage (.lineage.parquet).
 Memory: the .idx, which is mapped when it is local, and 4 bytes a sequence to find the percentiles.
 
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
     options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents; needs:")
-    options.add_argument("--tokenizer", metavar="URI", help="a tokenizer.json")
+    options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print one JSON object")
     return options
