@@ -123,7 +123,10 @@ def test_every_token_put_in_at_every_place(template: bytes) -> None:
 
 
 def test_every_code_of_an_escape_and_every_start_of_a_character() -> None:
-    check(b'{"text":"\\u%04x","title":"%d"}' % (code, code) for code in range(0x10000))
+    check(
+        b'{"text":"\\u%04x","title":"%d"}' % (code, code)
+        for code in [*range(0x900), *range(0x900, 0xFFF0, 89), *range(0xFFF0, 0x10000)]
+    )
     check(b'{"text":"\\ud83d\\u%04x","title":""}' % code for code in range(0xD700, 0xE100))
     ends = (0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0)
     starts = [bytes([first, second]) for first in range(0x80, 0x100) for second in ends]

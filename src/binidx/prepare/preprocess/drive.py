@@ -193,7 +193,7 @@ class _Pool:
 
     def look(self, alive: bool) -> None:
         """WorkerError if there are no workers for too long: what has killed the last of them waits for others."""
-        if alive or self._workers.count(self._executor):
+        if alive or self._is_there():
             self._last_seen = time.monotonic()
         elif time.monotonic() - self._last_seen > LOST_SECONDS:
             under_way = ", ".join(str(each.task) for each in itertools.islice(self._pending.values(), 4))
@@ -201,6 +201,12 @@ class _Pool:
                 f"no worker is there, for {LOST_SECONDS:.0f} s; killed, or out of memory? Start some, and give the "
                 f"same command. Under way: {under_way}"
             )
+
+    def _is_there(self) -> bool:
+        try:
+            return self._workers.count(self._executor) > 0
+        except Exception:  # an engine's own: who does not answer has no workers
+            return False
 
     def outcome(self, future: Future[Result | Failed]) -> Result | Failed:
         """What came of it. `work` returns its failures, so an exception is the engine's: the worker is gone."""
