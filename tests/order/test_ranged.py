@@ -95,7 +95,9 @@ def test_answers_are_the_same_from_gcs(seed: int, gs: str, tmp_path: Path) -> No
     where = f"{gs}/ranged{seed}"
     run = random_run(where, upload(write_sources(tmp_path, seed), where), seed)
     assert_same(RunOrder.open(run), RunOrder.of(run))
-    assert_same(RunOrder.open(run), RunOrder.of(run))
+    again = RunOrder.open(run)
+    assert_same(again, RunOrder.of(run))
+    assert all(source.is_ranged for source in again.sources)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -11,8 +11,11 @@ import pytest
 from racing import CarelessFileSystem
 
 from binidx.errors import StorageError
+from binidx.storage import send
+from binidx.storage.backends import open_object
 from binidx.storage.publish import object_exists, object_identity, put_if_absent
 from binidx.storage.send import send_object
+from binidx.storage.transfer import read_whole
 from binidx.storage.unfinished import ONE_PUT
 
 
@@ -27,6 +30,26 @@ def test_the_answer_to_a_put_identifies_what_stands_there(s3: Any, size: int) ->
     assert identity == object_identity(uri)
     assert fsspec.open(uri).open().read() == data
     assert send_object(uri, some_bytes(size + 1)) == object_identity(uri) != identity
+
+
+@pytest.mark.parametrize("size", [0, 1000, 300_000])
+def test_what_has_our_md5_on_gcs_is_known_as_ours(gs: str, size: int) -> None:
+    uri, data = f"{gs}/sent/{size}", some_bytes(size)
+    identity = send_object(uri, data)
+    assert identity == object_identity(uri)
+    assert "generation" in identity
+
+
+def test_another_writers_object_on_gcs_is_not_taken_for_ours(gs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri, look = f"{gs}/sent/raced", send.look_up
+
+    def look_later(uri: str, options: Any) -> Any:
+        fsspec.filesystem("gs").pipe_file(uri, bytes(some_bytes(11)))
+        return look(uri, options)
+
+    monkeypatch.setattr(send, "look_up", look_later)
+    assert send_object(uri, some_bytes(10)) is None
+    assert read_whole(open_object(uri, cache=False)) == some_bytes(11)
 
 
 def test_a_store_that_says_nothing_of_what_it_took_gives_no_identity() -> None:

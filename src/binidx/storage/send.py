@@ -2,26 +2,30 @@
 
 up to 16 MiB     one PUT
 s3, larger       a multipart upload, 8 parts in flight, 128 MiB of memory
-the rest         a stream, see `publish`
+the rest         a stream, see `publish`; on GCS the store is asked for the MD5 of what it has then
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from binidx.errors import StorageError
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
 from binidx.storage.disk_cache import DiskCache
 from binidx.storage.kept import keep_whole
-from binidx.storage.look_up import found_of
+from binidx.storage.look_up import found_of, look_up
 from binidx.storage.parts import MAX_PARTS, PARTS, S3Parts
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import cut
 from binidx.storage.unfinished import ONE_PUT
 
 IN_FLIGHT = 8
+TELL_MD5 = ("gs", "gcs")
 
 
 def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
@@ -29,7 +33,8 @@ def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] |
 
     Returns:
         Its identity, as `filesystem.identity_of` will word it: out of the store's answer to this very request, since
-        whoever asks afterwards may be told of another writer's object. None where the answer does not say.
+        whoever asks afterwards may be told of another writer's object; or of an object whose MD5 says that it has these
+        bytes. None where neither is told.
 
     Raises:
         StorageError: the store refuses; what was there before still is.
@@ -39,7 +44,7 @@ def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] |
         with create_object(uri, storage_options, durable=False) as out:
             for start, stop in cut((0, len(data)), ONE_PUT):
                 out.write(data[start:stop])
-        return None
+        return _known_by_digest(uri, data, storage_options) if protocol in TELL_MD5 and not chained else None
     tag = _put(uri, data, storage_options) if len(data) <= ONE_PUT else _send_parts(uri, data, storage_options)
     return {"size": len(data), "etag": tag} if tag else None
 
@@ -58,6 +63,15 @@ def keep_sent(
     found = found_of(identity)
     reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
     return keep_whole(reader, data) if isinstance(reader, DiskCache) else None
+
+
+def _known_by_digest(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    try:
+        found = look_up(uri, storage_options)
+    except StorageError:
+        return None  # what was sent is there; it is only not known by more than its name
+    digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+    return filesystem.identity_of(found.info) if found and found.info.get("md5Hash") == digest else None
 
 
 def _put(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None) -> str:
