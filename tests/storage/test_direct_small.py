@@ -7,6 +7,7 @@ import contextlib
 import random
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distant import Distant, distant_store
@@ -66,6 +67,52 @@ def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureReques
         log = far.proxy.log()
         direct_small._by_driver_until.clear()
     assert [each.status for each in log] == [403, 200, 200]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"ServerSideEncryption": "AES256"},
+        {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"},
+        {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "k" * 32},
+        {"ACL": "private"},
+        {"StorageClass": "STANDARD_IA"},
+        {"Tagging": "a=b"},
+        {"Metadata": {"a": "b"}},
+        {"ContentType": "text/plain"},
+        {"CacheControl": "no-store"},
+    ],
+    ids=lambda wanted: "-".join(wanted),
+)
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_what_is_to_be_said_of_an_object_is_said_by_the_driver(wanted: dict[str, Any], anonymous: bool) -> None:
+    # Nobody listens there: a request would fail, and fall to the driver without being remembered.
+    options = {"endpoint_url": "http://127.0.0.1:1", "s3_additional_kwargs": wanted}
+    options |= {"anon": True} if anonymous else {"key": "k", "secret": "s"}
+    before = set(direct_small._by_driver_until)
+    assert direct_small.put_small("s3://b/k", [memoryview(DATA)], options) is None
+    assert len(set(direct_small._by_driver_until) - before) == 1
+
+
+def test_an_object_has_the_metadata_that_was_asked_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        wanted = {"s3_additional_kwargs": {"Metadata": {"mine": "yes"}, "ContentType": "text/plain"}}
+        small, large = (
+            put(far, "a", DATA, **wanted),
+            put(far, "b", bytes(6 << 20), default_block_size=5 << 20, **wanted),
+        )
+        for uri in (small, large):
+            fs, path = filesystem.open_filesystem(uri, far.options())
+            bucket, key, _ = fs.split_path(path)
+            head = fs.call_s3("head_object", Bucket=bucket, Key=key)
+            assert (head["Metadata"].get("mine"), head["ContentType"]) == ("yes", "text/plain")
+
+
+def test_who_asks_pays_where_he_says_so(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri = put(far, "a", DATA, requester_pays=True)
+        assert read_small(uri, {**far.options(), "requester_pays": True}) == DATA
+        assert [each.status for each in far.proxy.log()] == [200, 200]
 
 
 def test_an_error_is_the_drivers(request: pytest.FixtureRequest, tmp_path: Path) -> None:

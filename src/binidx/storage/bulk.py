@@ -12,6 +12,7 @@ its errors.
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import ssl
@@ -194,6 +195,16 @@ _idle: dict[tuple[Any, ...], list[tuple[socket.socket, float]]] = {}
 """Connections that wait for their next request, by where they lead and by process: a forked child has its own."""
 
 _idle_lock = threading.Lock()
+
+
+@atexit.register
+def _close_all() -> None:
+    with _idle_lock:
+        for place, waiting in _idle.items():
+            for stream, _ in waiting if place[0] == os.getpid() else []:
+                stream.close()
+
+
 os.register_at_fork(after_in_child=lambda: globals().update(_idle_lock=threading.Lock()))
 
 

@@ -41,7 +41,9 @@ def put_small(
         asked, sent = {"Bucket": bucket, "Key": key, **(part or {})}, {}
         if not _wants_no_sums(await fs.get_s3(bucket)):
             asked["ChecksumCRC32"] = sent["x-amz-checksum-crc32"] = _crc32(data)
-        status, tag, _ = await _answer(fs, bucket, "upload_part" if part else "put_object", asked, sent, data)
+        method = "upload_part" if part else "put_object"
+        await _check_nothing_else(fs, bucket, method, asked)
+        status, tag, _ = await _answer(fs, bucket, method, asked, sent, data)
         _expect(status, 200)
         return tag
 
@@ -79,6 +81,13 @@ async def _answer(
     async with ask(address.url, headers=address.headers, **options) as response:
         body = await response.read()
         return response.status, response.headers.get("ETag", ""), body
+
+
+async def _check_nothing_else(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]) -> None:
+    """NotDirectError if its user wants more said of what is written: encryption, class, tags, types, metadata ..."""
+    wanted = fs._get_s3_method_kwargs(getattr(await fs.get_s3(bucket), method), **asked)
+    if more := wanted.keys() - asked.keys() - {"RequestPayer"}:
+        raise NotDirectError(f"it is to be written with {', '.join(sorted(more))}")
 
 
 def _expect(status: int, *good: int) -> None:
