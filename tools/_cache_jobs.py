@@ -34,10 +34,9 @@ def _readers(uri: str, options: Mapping[str, Any]) -> Iterator[DiskCache]:
     if object_exists(uri, options):
         yield cached(open_object(uri, storage_options=options))
         return
-    source = open_source(uri, options)
-    for prefix in source.prefixes:
-        yield cached(open_object(get_idx_path(prefix), storage_options=options))
-        yield cached(open_bin(prefix, storage_options=options))
+    for pair in open_source(uri, options).pairs:
+        yield cached(open_object(get_idx_path(pair.prefix), storage_options=options))
+        yield cached(open_bin(pair.prefix, storage_options=options))
 
 
 def cached(reader: RangeReader) -> DiskCache:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +134,7 @@ def test_verify_names_the_row_that_is_of_another_document(sources: list[str], tm
     with pytest.raises(FormatError, match=r"lineage.parquet: row 7[01] is of another document than .*part-0 has there"):
         verify_dataset(sources[0], lineage=True)
     assert verify_dataset(sources[0]).lineage is None
-    with pytest.raises(ObjectNotFoundError, match=r"bare.lineage.parquet: no such object"):
+    with pytest.raises(ObjectNotFoundError, match=r"bare.lineage.parquet: not there, so there is nothing to compare"):
         verify_dataset(build(tmp_path / "bare", 100), lineage=True)
     with pytest.raises(ConfigError, match="lineage, and quick"):
         verify_dataset(sources[0], lineage=True, quick=True)
@@ -147,6 +149,22 @@ def test_verify_compares_the_counts_of_the_manifest(tmp_path: Path) -> None:
     Path(f"{source}.manifest.json").write_text(told % 999)
     with pytest.raises(FormatError, match=r"manifest.json: tells of 999 tokens, .*en.idx has 1000"):
         verify_dataset(source, quick=True)
+
+
+def test_manifests_of_two_tokenizers_are_not_merged(tmp_path: Path) -> None:
+    sources = [build(tmp_path / name, 10) for name in "abc"]
+    for source, digest in zip(sources[:2], ("1" * 64, "2" * 64), strict=True):
+        job = {"tokenizer": {"uri": f"tokenizer-{digest[0]}.json", "digest": digest}}
+        Path(f"{source}.manifest.json").write_text(json.dumps({"binidx_manifest": 1, "job": job}))
+    merge_virtually([sources[2], sources[1]], tmp_path / "list")
+    for tool in (merge_datasets, merge_virtually, functools.partial(shuffle_datasets, seed=1)):
+        with pytest.raises(
+            FormatError, match=r"b.manifest.json: made by the tokenizer tokenizer-2.json \(222222222222\)"
+        ):
+            tool(sources, tmp_path / "all")
+    with pytest.raises(FormatError, match=r"b.manifest.json: made by"):
+        merge_datasets([sources[0], tmp_path / "list"], tmp_path / "all")
+    assert merge_datasets([sources[0], sources[2]], tmp_path / "all").num_documents == 20
 
 
 def test_a_long_document_is_hashed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,6 @@ class Source:
         codec: how it is stored.
         sums_uri: of its checksums; None: there are none, or they are not trusted.
         opened: what identified it then.
-        prefixes: of the pairs of files: one.
         places: that it must not be written to while it is read: `place_of`.
 
     Raises:
@@ -51,7 +50,7 @@ class Source:
     num_parts, mixed = 0, False
 
     def __init__(self, prefix: str, options: Options, *, distrust_sums: bool = False) -> None:
-        self.prefix, self.prefixes, self.options, self.places = prefix, [prefix], options, {place_of(prefix)}
+        self.prefix, self.options, self.places = prefix, options, {place_of(prefix)}
         self._told = told = listed_pair(prefix)
         found = get_bin_path(prefix) if told else find_bin(prefix, options)
         if found is None:
@@ -99,6 +98,11 @@ class Source:
     def plain_bytes(self) -> int:
         """Bytes of its tokens, and of what follows them."""
         return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.tables[0].plain_bytes
+
+    @property
+    def pairs(self) -> list[Source]:
+        """The pairs of files that it is made of."""
+        return [self]
 
     def part_at(self, place: int) -> str:
         """The prefix of what holds a plain byte."""

@@ -54,7 +54,7 @@ class VirtualSource:
         self.prefix, self.options, self.bin_uri, self._listed = prefix, options, parts.uri, parts
         with listed(parts.prefixes, options):
             self.parts = together(lambda each: Source(each, options), parts.prefixes)
-        self.num_parts, self.prefixes = len(self.parts), parts.prefixes
+        self.num_parts = len(self.parts)
         self.places = {place_of(prefix)}.union(*(each.places for each in self.parts))
         codecs = {each.codec for each in self.parts}
         self.mixed = len(codecs) > 1
@@ -90,9 +90,14 @@ class VirtualSource:
                 raise FormatError(f"{part.bin_uri}: {size} bytes, {self.bin_uri} needs {needed}")
         return sum(self._num_bytes)
 
+    @property
+    def pairs(self) -> list[Source]:
+        """As of a `Source`."""
+        return self.parts
+
     def part_at(self, place: int) -> str:
         """The prefix of the part that holds a plain byte."""
-        return self.prefixes[int(np.searchsorted(np.cumsum(self._num_bytes), place, "right"))]
+        return self.parts[int(np.searchsorted(np.cumsum(self._num_bytes), place, "right"))].prefix
 
     def check_movable(self) -> None:
         """ConfigError unless it can be moved as it is stored."""

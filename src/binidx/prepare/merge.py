@@ -32,6 +32,7 @@ from binidx.format.listed import listed
 from binidx.format.virtual_source import join_tables
 from binidx.prepare.finished import Finished, Options, Prefix, free_target, publish
 from binidx.prepare.lineage import Lineage, LineageTargets, to_first
+from binidx.prepare.sidecars import check_tokenizers
 from binidx.storage.join import IN_FLIGHT, open_join
 from binidx.storage.join_plan import Piece, num_bytes
 from binidx.storage.resumable import Watch, in_flight
@@ -84,7 +85,7 @@ def merge_datasets(
 
     Raises:
         ConfigError: nothing to merge, the target is a source, or some are compressed and others not.
-        FormatError: a source is no sound dataset, has another dtype, or modes where others have none.
+        FormatError: a source is no sound dataset, has another dtype or tokenizer, or modes where others have none.
         ObjectExistsError: something stands at the target.
         ObjectChangedError: a source changed meanwhile.
 
@@ -96,6 +97,7 @@ def merge_datasets(
     for each in opened:
         each.source.check_movable()
     place = free_target(target, check_alike(opened)[0], opened, target_options, overwrite=overwrite)
+    check_tokenizers(opened)
     with merged_index(opened, watch) as columns:
         rows = Lineage(opened if lineage else [], source_options)
         with closing(LineageTargets(rows, [place])) as sidecar:

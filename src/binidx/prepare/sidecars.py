@@ -1,13 +1,14 @@
 """What stands beside a dataset, against the dataset: its manifest's counts, its lineage row by row.
 
 manifest   documents, sequences and tokens are those of the .idx
+           its tokenizer is that of the others that are merged with it
 lineage    a row for each document; its hash, if it has one, is that of the document's bytes in the .bin
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.sidecars import LINEAGE, MANIFEST
+from binidx.format.source import Source
+from binidx.format.virtual import together
 from binidx.prepare.finished import Finished, Options
 from binidx.prepare.lineage import read_rows
 from binidx.prepare.preprocess.manifest import read_manifest
@@ -44,6 +47,27 @@ def check_manifest(opened: Finished, options: Options) -> bool:
         if told[name] != count:
             raise FormatError(f"{uri}: tells of {told[name]} {name}, {opened.prefix}.idx has {count}; one is another's")
     return True
+
+
+def check_tokenizers(opened: Sequence[Finished]) -> None:
+    """FormatError where manifests tell that datasets which are to be one are of different tokenizers."""
+    pairs = [pair for each in opened for pair in each.source.pairs]
+    told = together(lambda each: _tokenizer_of(each) if each.has(MANIFEST) else None, pairs)
+    known = [(each.prefix, tokenizer) for each, tokenizer in zip(pairs, told, strict=True) if tokenizer]
+    for prefix, (uri, digest) in known[1:]:
+        first, (needed, wanted) = known[0]
+        if digest != wanted:
+            raise FormatError(
+                f"{prefix}{MANIFEST}: made by the tokenizer {uri} ({digest[:12]}), needed that of {first}, "
+                f"{needed} ({wanted[:12]}): ids of two mean different text; where they do not, move the manifest away"
+            )
+
+
+def _tokenizer_of(pair: Source) -> tuple[str, str] | None:
+    """Its URI and digest; None where the manifest does not tell."""
+    manifest = read_manifest(pair.prefix + MANIFEST, pair.options) or {}
+    tokenizer = manifest.get("job", {}).get("tokenizer", {})
+    return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
 
 
 def check_lineage(opened: Finished, plain: RangeReader, options: Options, watch: Watch) -> int:

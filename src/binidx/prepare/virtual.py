@@ -19,6 +19,7 @@ from binidx.format.virtual import Part, format_parts, get_parts_path, prefix_of_
 from binidx.prepare.finished import Finished, Options, Prefix
 from binidx.prepare.lineage import bring_lineage
 from binidx.prepare.merge import check_alike, open_all
+from binidx.prepare.sidecars import check_tokenizers
 from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.publish import create_object, object_exists
@@ -62,6 +63,7 @@ def merge_virtually(
     _check_free(os.fspath(target), uri, storage_options, overwrite)
     opened, watch = open_all(prefixes, storage_options), watch or Silent()
     check_alike(opened, mixed=True)
+    check_tokenizers(opened)
     for each in opened:
         if each.source.num_parts:
             raise ConfigError(f"{each.prefix}: is itself a virtual merge, needed its parts")

@@ -32,6 +32,7 @@ from binidx.prepare.lineage import Lineage, LineageTargets
 from binidx.prepare.merge import check_alike, open_all
 from binidx.prepare.shuffle.buckets import MIB, Buckets, Column, Run, batches, plan_shuffle
 from binidx.prepare.shuffle.keys import shuffle_keys
+from binidx.prepare.sidecars import check_tokenizers
 from binidx.storage.filesystem import local_path
 from binidx.storage.ranges import Range, cut
 from binidx.storage.resumable import Watch
@@ -87,6 +88,7 @@ def shuffle_datasets(
     began, watch = time.monotonic(), watch or Silent()
     opened = open_all(sources, source_options)
     codec, multimodal = check_alike(opened)
+    check_tokenizers(opened)
     place = free_target(target, codec, opened, target_options, overwrite=overwrite)
     for each in opened:
         check_index(each, each.source.plain_bytes(), watch)
