@@ -44,12 +44,12 @@ def test_another_writers_object_on_gcs_is_not_taken_for_ours(gs: str, monkeypatc
     uri, look = f"{gs}/sent/raced", send.look_up
 
     def look_later(uri: str, options: Any) -> Any:
-        fsspec.filesystem("gs").pipe_file(uri, bytes(some_bytes(11)))
+        fsspec.filesystem("gs").pipe_file(uri, bytes(some_bytes(12)))
         return look(uri, options)
 
     monkeypatch.setattr(send, "look_up", look_later)
     assert send_object(uri, some_bytes(10)) is None
-    assert read_whole(open_object(uri, cache=False)) == some_bytes(11)
+    assert read_whole(open_object(uri, cache=False)) == some_bytes(12)
 
 
 def test_a_store_that_says_nothing_of_what_it_took_gives_no_identity() -> None:
