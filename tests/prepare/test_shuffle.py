@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from random_datasets import DTYPES, Document, build_ours, random_documents
 from shuffling import new_order, read_documents, small_buckets
 
-from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, StorageError
+from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
 from binidx.format.convert import convert_dataset
 from binidx.format.convert_source import Way
 from binidx.prepare.shuffle.dataset import shuffle_datasets
