@@ -141,6 +141,16 @@ def test_a_damaged_page_is_a_format_error(tmp_path: Path) -> None:
         read_file(path)
 
 
+def test_a_bit_that_flipped_is_a_format_error_where_pages_have_checksums(tmp_path: Path) -> None:
+    options = {"use_dictionary": False, "compression": "none", "write_page_checksum": True, "write_statistics": False}
+    path = write(tmp_path / "a.parquet", {"text": ["abcdef" * 100] * 10}, **options)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"abcdef") + 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="row group 0 is damaged"):
+        read_file(path)
+
+
 def test_a_file_that_changed_since_the_plan_is_not_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"text": ["a"]})
     plan = plan_slices(find_inputs(str(path)), 1 << 20)

@@ -129,7 +129,9 @@ def _source(reader: RangeReader, about: Any, groups: range, names: Sequence[str]
 def _opened(uri: str, source: Any, metadata: Any = None) -> Any:
     """As a parquet file, whose footer need not be read again if it is known."""
     try:
-        return parquet.ParquetFile(source, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False)
+        return parquet.ParquetFile(
+            source, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False, page_checksum_verification=True
+        )
     except pa.ArrowException as error:
         raise FormatError(f"{uri}: no parquet file, or damaged ({error})") from error
 

@@ -69,6 +69,7 @@ class LineageWriter:
             use_dictionary=["source"],
             # Rows and places rise by little: their differences are a byte or two.
             column_encoding={"row": "DELTA_BINARY_PACKED", "byte": "DELTA_BINARY_PACKED"},
+            write_page_checksum=True,
         )
 
     def add(self, source: str, batch: Batch, found: Stored) -> None:
@@ -201,7 +202,7 @@ def _groups(uri: str, options: Options) -> Iterator[Any]:
 
 def open_rows(reader: RangeReader) -> Any:
     """A sidecar as pyarrow's ParquetFile."""
-    return parquet.ParquetFile(Source(reader), read_dictionary=["source"])
+    return parquet.ParquetFile(Source(reader), read_dictionary=["source"], page_checksum_verification=True)
 
 
 def _strings(ids: Strings | None, count: int) -> Any:
