@@ -105,11 +105,21 @@ def look(directory: str, content: int, *, must_be_whole: bool) -> bool:
     cache = cache_of(directory, content)
     # Once more, for a store that stalls: a manifest that does not come within 10 s is none, and nobody writes one now.
     found = cache.load({"algorithm": ALGORITHM}, NAMES) or cache.load({"algorithm": ALGORITHM}, NAMES)
-    if (found is None and must_be_whole) or (found is not None and not same(found, content)):
-        return False
+    if found is None and must_be_whole:
+        return wrong(directory, "nothing is there")
+    if found is not None and not same(found, content):
+        return wrong(directory, "other arrays are served")
     if not same(without_claim(cache, content), content) or cache.load({"algorithm": ALGORITHM}, NAMES) is None:
-        return False
-    return all(bytes(cache.files.read(f"{name}.npy")) == saved(array) for name, array in expected(content).items())
+        return wrong(directory, "it cannot be built anew")
+    for name, array in expected(content).items():
+        if bytes(cache.files.read(f"{name}.npy")) != saved(array):
+            return wrong(directory, f"{name}.npy is another one")
+    return True
+
+
+def wrong(directory: str, what: str) -> bool:
+    print(f"{directory}: {what}", file=sys.stderr)
+    return False
 
 
 def same(arrays: dict[str, np.ndarray], content: int) -> bool:

@@ -164,8 +164,9 @@ def built(pair: str, cache: str, tmp_path: Path, **how: Any) -> tuple[list[dict[
 
 
 def test_of_the_ranks_of_two_nodes_one_builds_and_the_other_node_fetches_it_once(
-    pair: str, s3: Any, tmp_path: Path
+    pair: str, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")  # however full the disk is
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
         base = s3.fresh()
         for suffix in (".bin", ".idx"):

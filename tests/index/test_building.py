@@ -90,6 +90,7 @@ def test_what_was_sent_is_kept_for_the_node_which_fetches_nothing(
     s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SENT_FROM_MEMORY", in_memory)
+    monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")  # however full the disk is
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
         uri = s3.fresh()
         built, loaded = cached(uri), cached(uri)
@@ -100,7 +101,8 @@ def test_what_was_sent_is_kept_for_the_node_which_fetches_nothing(
     np.testing.assert_array_equal(loaded, ARRAY)
 
 
-def test_a_kept_copy_that_was_spoilt_is_fetched_from_the_store(s3: Any) -> None:
+def test_a_kept_copy_that_was_spoilt_is_fetched_from_the_store(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")
     uri = s3.fresh()
     path = Path(file_under(cached(uri)))
     gc.collect()

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from claiming import FINGERPRINT, NAME, ask
+from servers.latency_proxy import latency_proxy
 
-from binidx.index import turn
+from binidx.index import done, turn
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 from binidx.index.turn import checking, lock_path, pause_after
@@ -118,17 +119,51 @@ def test_of_eight_processes_on_two_nodes_one_builds(run: Run) -> None:
     assert claim_of(run).read() is None
 
 
+def test_a_node_that_waits_fetches_arrays_while_the_others_are_built(
+    tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(done, "TOLD_BYTES", 0)
+    monkeypatch.setenv("BINIDX_INDEX_DIR", f"{tmp_path}/node0")
+    monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")  # however full the disk is
+    with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment(), running(tmp_path, s3.fresh()) as run:
+
+        def fetched() -> list[str]:
+            return [
+                each.path.rpartition("-")[2] for each in proxy.log() if each.method == "GET" and ".npy" in each.path
+            ]
+
+        def build(building: Building) -> None:
+            run.start("node1")
+            run.ready()
+            with building.array("a", (100_000,), np.int64) as array:
+                array[:] = np.arange(100_000)
+            until = time.monotonic() + 60
+            while not fetched():
+                assert time.monotonic() < until, "nobody fetches it before all is built"
+                time.sleep(0.05)
+
+        IndexCache(run.cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
+        assert [found["sum"] for found in run.results()] == [SUM]
+        assert fetched() == ["a.npy"]
+    assert run.builders() == []
+
+
+@pytest.mark.parametrize("said", [1, ["a"], {"a": 1}, {"a": {"bytes": 1}}, {"b": {}}, "a"])
+def test_what_a_claim_says_is_done_may_be_anything(tmp_path: Path, said: Any) -> None:
+    fetch = done.FetchDone(IndexCache(f"{tmp_path}", NAME).files, ["a"])
+    fetch(said)
+    fetch(said)
+
+
 def test_when_the_builder_is_killed_its_node_goes_on_at_once(run: Run) -> None:
     """And with it the other node, which never gets so far as to find the claim dead."""
     for number in range(6):
-        run.start(f"node{number % 2}", start=run.gate, build=1)
+        run.start(f"node{number % 2}", start=run.gate, build=1, dead=1000)
     run.go()
     victim = run.builder()
     os.kill(victim, signal.SIGKILL)
-    killed = time.monotonic()
     left = [each for each in run.processes if each.pid != victim]
     assert [each["sum"] for each in run.results(left)] == [SUM] * 5
-    assert time.monotonic() - killed < 1 + 15
     assert len(run.builders()) == 2
 
 

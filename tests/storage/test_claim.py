@@ -69,6 +69,20 @@ def test_a_holder_at_work_is_seen_to_live_and_a_dead_one_is_not(claim: Claim, mo
     assert watch.silent_seconds > 0.3
 
 
+def test_what_the_holder_tells_of_its_work_is_there_before_the_next_beat(
+    claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 1000.0)
+    with claim.take() as holding:  # type: ignore[union-attr]
+        for done in ({"a": 1}, {"a": 1, "b": [2]}):
+            holding.tell(done)
+            until = time.monotonic() + 60
+            while (word := claim.read()) is None or word.done != done:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+        assert word == holding.word
+
+
 def test_who_fails_leaves_his_traceback_where_those_that_wait_find_it(claim: Claim) -> None:
     early, late, holding = Watch(claim), Watch(claim), claim.take()
     assert holding is not None

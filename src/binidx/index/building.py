@@ -56,6 +56,7 @@ class Building:
     Args:
         uri_of: from a name to where its `.npy` goes; None keeps all in memory.
         storage_options: passed to fsspec.
+        tell: called with `stored` when there is more of it.
 
     Attributes:
         arrays: those that are done, read-only.
@@ -64,9 +65,12 @@ class Building:
     """
 
     def __init__(
-        self, uri_of: Callable[[str], str] | None = None, storage_options: Mapping[str, Any] | None = None
+        self,
+        uri_of: Callable[[str], str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        tell: Callable[[Mapping[str, StoredArray]], None] = lambda stored: None,
     ) -> None:
-        self.uri_of, self.storage_options = uri_of, storage_options
+        self.uri_of, self.storage_options, self.tell = uri_of, storage_options, tell
         self.arrays: Arrays = {}
         self.stored: dict[str, StoredArray] = {}
         self.failure: Exception | None = None
@@ -101,6 +105,7 @@ class Building:
                 if not self.failure:
                     digest, identity = self._finish(uri, name, buffer, mapped is None)
                     self.stored[name] = StoredArray(npy.dtype.str, npy.shape, npy.size, digest, identity)
+                    self.tell(self.stored)
         except (OSError, NotImplementedError) as error:
             if not filled:
                 raise

@@ -21,14 +21,15 @@ from typing import Any
 from binidx.errors import FormatError, StorageError
 from binidx.index.ahead import taken
 from binidx.index.building import Arrays, Build, Building
+from binidx.index.done import FetchDone, telling
 from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
 from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
 from binidx.index.litter import sweep_litter
-from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, library_version, mismatches
+from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, StoredArray, library_version, mismatches
 from binidx.index.outcome import BUILT, FOUND, TAKEN_OVER, Outcome, tell
 from binidx.index.reuse import copy_twin, remember
-from binidx.index.turn import Built, load_else_build
+from binidx.index.turn import Built, Tell, load_else_build
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +76,12 @@ class IndexCache:
         wanted, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
         said: set[str] = set()
 
-        def make() -> Built:
+        def make(say: Tell) -> Built:
             nonlocal how
             how, reused = TAKEN_OVER, self.reuse(description, wanted, names)
             if reused is not None:
                 return reused, True
-            how, built = BUILT, self.build(description, wanted, build)
+            how, built = BUILT, self.build(description, wanted, build, telling(say))
             return built.arrays, built.failure is None
 
         arrays = load_else_build(
@@ -88,6 +89,7 @@ class IndexCache:
             load=lambda: self.load(wanted, names, said),
             build=make,
             storage_options=self.storage_options,
+            ahead=FetchDone(self.files, names),
         )
         tell(lambda: Outcome(self.files, how, time.monotonic() - began))
         return arrays
@@ -136,9 +138,15 @@ class IndexCache:
         copied = copy_twin(self.files, description, fingerprint, self.origin, self.order(), names)
         return self.load(fingerprint, names) if copied else None
 
-    def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> Building:
+    def build(
+        self,
+        description: str,
+        fingerprint: Mapping[str, Any],
+        build: Build,
+        tell: Callable[[Mapping[str, StoredArray]], None] = lambda stored: None,
+    ) -> Building:
         """Build the arrays into their files, then write the manifest that makes them count."""
-        building = Building(self.files.array_uri, self.storage_options)
+        building = Building(self.files.array_uri, self.storage_options, tell)
         build(building)
         if building.failure is None:
             try:

@@ -49,6 +49,7 @@ SLICE_SECONDS = 0.1
 logger = logging.getLogger(__name__)
 
 Check = Callable[[], None]
+Tell = Callable[[Mapping[str, Any]], None]
 Built = tuple[Arrays, bool]
 """What was built, and whether others can have it."""
 
@@ -96,22 +97,25 @@ def called_away() -> bool:
 def load_else_build(
     uri: str,
     load: Callable[[], Arrays | None],
-    build: Callable[[], Built],
+    build: Callable[[Tell], Built],
     storage_options: Mapping[str, Any] | None = None,
+    ahead: Tell = lambda done: None,
 ) -> Arrays:
     """The arrays, loaded, or built and published by one of all processes that ask for them now.
 
     Args:
         uri: of what makes them count when it appears, the manifest. The claim lies beside it.
         load: None where there is nothing to be loaded; may be asked often.
-        build: builds and publishes the arrays; that they could not be published is no error, but has to be said.
+        build: builds and publishes the arrays; that they could not be published is no error, but has to be said. What
+            it tells meanwhile, those that wait on other nodes are told: `ahead`.
+        ahead: told, by another builder, what is done already; may be told the same often. Returns at once.
 
     Raises:
         PeerError: the process that was to build failed, and how.
     """
     check_all()
     found = load()
-    return InTurn(uri, load, build, storage_options).arrays() if found is None else found
+    return InTurn(uri, load, build, storage_options, ahead).arrays() if found is None else found
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,9 @@ class InTurn:
 
     uri: str
     load: Callable[[], Arrays | None]
-    build: Callable[[], Built]
+    build: Callable[[Tell], Built]
     storage_options: Mapping[str, Any] | None = None
+    ahead: Tell = lambda done: None
 
     def arrays(self) -> Arrays:
         while True:
@@ -129,7 +134,7 @@ class InTurn:
             if found is not None:
                 return found
             if alone:
-                return self.build()[0]
+                return self.build(lambda done: None)[0]
 
     def _round(self) -> tuple[Arrays | None, bool]:
         """What came of one turn of this node, and whether we are to build without the others."""
@@ -182,6 +187,8 @@ class InTurn:
         watch, passed, began = Watch(claim), set[str](), time.monotonic()
         while True:
             word = watch.look()
+            if word is not None and word.done:
+                self.ahead(word.done)
             if word is None or watch.silent_seconds > 2 * BEAT_SECONDS:
                 found = self.load()
                 if found is not None:
@@ -208,7 +215,7 @@ class InTurn:
             # The one who held it before may have published since we looked.
             found = self.load()
             if found is None:
-                found, holding.published = self.build()
+                found, holding.published = self.build(holding.tell)
                 if not holding.published:
                     leave_alone(turn)
             return found

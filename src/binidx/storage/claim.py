@@ -1,9 +1,10 @@
 """A claim: an object that says somebody is at work on something, and by its changes that he is alive.
 
-    {"holder": "9f3c...", "state": "building", "beat": 7, "where": "node7, process 4242", "node": "...", "error": ""}
+    {"holder": "9f3c...", "state": "building", "beat": 7, "where": "node7, process 4242", "node": "...", "error": "",
+     "done": {...}}
 
     taken        put-if-absent: of many one gets it. A store without that lets two have it
-    held         rewritten every BEAT_SECONDS by a thread of the holder
+    held         rewritten every BEAT_SECONDS by a thread of the holder, and when a part of the work is done
     let go       deleted; rewritten as "free" where nobody may delete
     failed       "failed", with the traceback: for those that saw it held
     unpublished  the work is done, but others cannot have it: for those that saw it held
@@ -56,6 +57,7 @@ class Word:
         where: machine and process, for people.
         node: of the lock that the holder has on its node: `node_lock`. Empty: of none.
         error: the traceback of what failed.
+        done: what the holder tells of the work so far.
     """
 
     holder: str
@@ -64,6 +66,7 @@ class Word:
     where: str = ""
     node: str = ""
     error: str = ""
+    done: Mapping[str, Any] = field(default_factory=dict)
 
     def format(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -147,15 +150,22 @@ class Holding:
     def __init__(self, claim: Claim, word: Word) -> None:
         self.claim, self.word = claim, word
         self.published = True
-        self._ended = threading.Event()
+        self._ended, self._done = False, word.done
+        self._news = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="binidx-claim", daemon=True)
 
     def __enter__(self) -> Holding:
         self._thread.start()
         return self
 
+    def tell(self, done: Mapping[str, Any]) -> None:
+        """Those that watch, of the work so far, which takes the place of what was told before. Returns at once."""
+        self._done = done
+        self._news.set()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ended.set()
+        self._ended = True
+        self._news.set()
         self._thread.join(LAST_BEAT_SECONDS)
         if self._thread.is_alive():
             return  # a beat on its way to a store that stalls could come after our last word: others find it dead
@@ -180,8 +190,12 @@ class Holding:
             self.claim.write(dataclasses.replace(self.word, state=FREE))
 
     def _beat(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
-            self.word = dataclasses.replace(self.word, beat=self.word.beat + 1)
+        while True:
+            self._news.wait(BEAT_SECONDS)
+            self._news.clear()
+            if self._ended:
+                return
+            self.word = dataclasses.replace(self.word, beat=self.word.beat + 1, done=self._done)
             try:
                 self.claim.write(self.word)
             except StorageError as trouble:
