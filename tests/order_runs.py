@@ -26,13 +26,10 @@ def write_source(prefix: Path, choose: random.Random, several_sequences: bool) -
     return str(prefix)
 
 
-def random_run(directory: Path, seed: int) -> Any:
-    """The train dataset of a random config: one source or a blend, one epoch or several."""
-    choose = random.Random(seed)
-    prefixes = [
-        write_source(directory / f"s{n}", choose, choose.random() < 0.5) for n in range(choose.choice([1, 1, 3]))
-    ]
-    weights = [choose.random() + 0.05 for _ in prefixes] if len(prefixes) > 1 or choose.random() < 0.5 else None
+def random_config(
+    choose: random.Random, seed: int, prefixes: list[str], weights: list[float] | None, cache: str, **fields: Any
+) -> tuple[GPTDatasetConfig, list[int | None]]:
+    """Of random lengths and splits over these sources, and how many samples of each split are asked for."""
     config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=choose.choice([1, 7, 16, 33]),
@@ -43,7 +40,18 @@ def random_run(directory: Path, seed: int) -> Any:
         reset_attention_mask=False,
         eod_mask_loss=False,
         add_extra_token_to_sequence=choose.random() < 0.8,
-        path_to_cache=f"{directory}/cache",
+        path_to_cache=cache,
+        **fields,
     )
-    sizes = [choose.choice([choose.randrange(1, 60), choose.randrange(60, 300)]), 1, 0]
+    return config, [choose.choice([choose.randrange(1, 60), choose.randrange(60, 300)]), 1, 0]
+
+
+def random_run(directory: Path, seed: int) -> Any:
+    """The train dataset of a random config: one source or a blend, one epoch or several."""
+    choose = random.Random(seed)
+    prefixes = [
+        write_source(directory / f"s{n}", choose, choose.random() < 0.5) for n in range(choose.choice([1, 1, 3]))
+    ]
+    weights = [choose.random() + 0.05 for _ in prefixes] if len(prefixes) > 1 or choose.random() < 0.5 else None
+    config, sizes = random_config(choose, seed, prefixes, weights, f"{directory}/cache")
     return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[0]

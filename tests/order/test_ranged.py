@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from cases import Tokenizer
 from conftest import Bucket
-from order_runs import write_source
+from order_runs import random_config, write_source
 from servers.latency_proxy import latency_proxy
 
 from binidx.dataset.config import GPTDatasetConfig
@@ -37,20 +37,7 @@ def random_run(place: str, sources: list[str], seed: int) -> Run:
     choose = random.Random(seed)
     prefixes = sources[: choose.choice([1, len(sources)])]
     weights = [choose.random() + 0.05 for _ in prefixes] if choose.random() < 0.6 else None
-    config = GPTDatasetConfig(
-        random_seed=seed,
-        sequence_length=choose.choice([1, 7, 16, 33]),
-        blend=(prefixes, weights),
-        split=choose.choice(["1,0,0", "90,10,0"]),
-        tokenizer=Tokenizer(pad=-5, eod=-6),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        add_extra_token_to_sequence=choose.random() < 0.8,
-        path_to_cache=f"{place}/cache{seed}",
-        cache_small_indices=True,
-    )
-    sizes = [choose.choice([choose.randrange(1, 60), choose.randrange(60, 300)]), 1, 0]
+    config, sizes = random_config(choose, seed, prefixes, weights, f"{place}/cache{seed}", cache_small_indices=True)
     return Run(config, sizes if weights else [None] * 3, 1)
 
 
