@@ -71,7 +71,7 @@ def body(arguments: argparse.Namespace) -> int:
             watch=bar.update,
         )
     size = total * baked.stored_length * order.token_dtype.itemsize
-    print(f"{arguments.to}: {total:,} samples in {len(mine)} parts, {written} written now, {human_bytes(size)}")
+    print(f"{arguments.to}: {total:,} samples in {len(mine)} part{'s' * (len(mine) != 1)}, {written} written now, {human_bytes(size)}")
     return 0
 
 

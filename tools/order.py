@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--to", metavar="URI", help="directory of the files")
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     options.add_argument("--steps-per-file", type=int, metavar="N", help="a file for N steps of all ranks")
-    options.add_argument("--no-docs", action="store_true", help="without documents: three times as fast")
+    options.add_argument("--no-docs", action="store_true", help="without documents: twice as fast")
     options.add_argument("--spans", action="store_true", help="each piece of a document with its length and place")
     options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")

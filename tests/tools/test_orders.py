@@ -153,7 +153,7 @@ def test_order_writes_and_goes_on(run_file: Path, capsys: pytest.CaptureFixture[
 def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for shard in ("0/2", "1/2"):
         assert main(["bake", str(run_file), f"{tmp_path}/baked", "--shard", shard]) == 0
-    assert "120 samples in 1 parts, 1 written now" in capsys.readouterr().out
+    assert "120 samples in 1 part, 1 written now" in capsys.readouterr().out
     train = binidx.Run.load(str(run_file)).build()[0]
     baked = binidx.BakedDataset(f"{tmp_path}/baked", train.config)
     for number in (0, 7, 119):
