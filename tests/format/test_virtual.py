@@ -20,7 +20,9 @@ import binidx
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.convert import Way, convert_dataset
 from binidx.format.virtual import place_of_part, prefix_of_part
+from binidx.format.virtual_source import open_source
 from binidx.prepare.merge import merge_datasets
+from binidx.prepare.verify import verify_dataset
 from binidx.prepare.virtual import merge_virtually
 from binidx.storage.joined import Joined
 from binidx.storage.local_file import LocalFile
@@ -187,6 +189,19 @@ def test_counts_that_a_part_has_not_are_an_error(tmp_path: Path) -> None:
     path.write_text(json.dumps(whole))
     with pytest.raises(FormatError, match=r"p2\.idx: \(dtype, sequences, tokens\) are "):
         binidx.IndexedDataset(tmp_path / "virtual")
+    for where, value in (("tokens", -1), ("sequences", "3"), ("dtype", "nonsense"), ("dtype", "uint32")):
+        wrong = json.loads(path.read_text())
+        (wrong if where == "dtype" else wrong["parts"][2])[where] = value
+        (tmp_path / "wrong.parts.json").write_text(json.dumps(wrong))
+        for tool in (binidx.IndexedDataset, open_source):
+            with pytest.raises(FormatError, match=r"wrong.parts.json: no list of parts"):
+                tool(tmp_path / "wrong")
+    for end in ("sequences", "tokens"):
+        wrong = json.loads(path.read_text())
+        wrong["parts"][2][end] += 1
+        (tmp_path / "wrong.parts.json").write_text(json.dumps(wrong))
+        with pytest.raises(FormatError, match=r"wrong.parts.json|p2.bin: .* bytes"):
+            verify_dataset(tmp_path / "wrong")
 
 
 def test_what_cannot_be_a_virtual_merge_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ import numpy as np
 import xxhash
 
 from binidx.errors import FormatError, ObjectChangedError, StorageError
-from binidx.format.idx import SequenceIndex
+from binidx.format.idx import DType, SequenceIndex
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
 from binidx.storage.look_up import says_no
@@ -125,8 +125,9 @@ def parse_parts(text: bytes, uri: str) -> Parts:
         if (whole["format"], whole["version"]) != (FORMAT, VERSION):
             raise ValueError(f"{whole['format']} {whole['version']}")
         parts = [Part(**each) for each in whole["parts"]]
+        DType.code_from_dtype(whole["dtype"])
         if not parts or not all(is_part(part) for part in parts):
-            raise ValueError(f"{len(parts)} parts, or one without a prefix and what identifies its files")
+            raise ValueError(f"{len(parts)} parts, or one without a prefix, counts and what identifies its files")
         return Parts(uri, str(whole["dtype"]), parts, xxhash.xxh3_128_hexdigest(text))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         needed = f"needed {FORMAT} {VERSION}, as binidx merge --virtual writes it"
@@ -134,9 +135,9 @@ def parse_parts(text: bytes, uri: str) -> Parts:
 
 
 def is_part(part: Part) -> bool:
-    return isinstance(part.prefix, str) and all(
-        isinstance(each, dict) and "size" in each for each in (part.idx, part.bin)
-    )
+    counts = all(isinstance(each, int) and each >= 0 for each in (part.sequences, part.tokens))
+    marks = all(isinstance(each, dict) and "size" in each for each in (part.idx, part.bin))
+    return isinstance(part.prefix, str) and counts and marks
 
 
 def place_of_part(uri: str, prefix: str) -> str:

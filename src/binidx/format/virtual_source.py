@@ -151,7 +151,9 @@ class VirtualSource:
         self.check_movable()
         stops = np.cumsum([0, *self._num_bytes], dtype=np.int64)
         wanted = np.clip(plain_bytes - stops[:-1], 0, self._num_bytes).tolist()
-        some = [(part, count) for part, count in zip(self.parts, wanted, strict=True) if count]
+        # A compressed one without tokens is asked, too: it may hold others, which its table would tell of.
+        both = zip(self.parts, wanted, strict=True)
+        some = [(part, count) for part, count in both if count or part.codec != "raw"]
         found = together(lambda each: each[0].pieces(each[1]), some)
         return [piece for each in found for piece in each]
 
