@@ -1,10 +1,9 @@
 """Large ranges of an object, each read by a thread over a connection of its own, straight into its answer's memory.
 
-    signed URL of its driver ──► GET ──► head ──► recv(all of the body) into one buffer
+    signed URL of its driver ──► http.client ──► readinto(all of the body)
 
 On an event loop an answer comes in the pieces in which it arrives, 16 to 64 KiB mostly; each is a turn of the loop,
-some objects and two copies: 0.8 to 2.5 ms of CPU a megabyte. Here the kernel fills the buffer in one call: 0.3 ms. TLS
-comes by its records, without a turn of a loop for each.
+some objects and two copies: 0.8 to 2.5 ms of CPU a megabyte. Here the kernel writes into the buffer: 0.6 ms.
 
 Nothing is tried twice here. What does not come as it should, the reader asks for in its own way, with its retries and
 its errors.
@@ -14,12 +13,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import ssl
-import struct
 import threading
 import time
-from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from typing import Any
 
 import numpy as np
@@ -34,9 +31,6 @@ STALL_SECONDS = 15
 
 IDLE_SECONDS = 10.0
 """A connection that was not used for so long is not used again: stores close them after 20 s and more."""
-
-HEAD_BYTES = 64 << 10
-
 
 TRIES = 3
 """Of one object that failed, before the rest of it is left to its reader."""
@@ -115,83 +109,44 @@ def _fetched(address: Address, where: Range) -> memoryview:
             return _asked(kept, address, where)
         except ConnectionError:  # the store closed it meanwhile
             pass
-    return _asked(_connected(address), address, where)
+    return _asked(_new(address), address, where)
 
 
-def _asked(connection: _Connection, address: Address, where: Range) -> memoryview:
+def _asked(connection: HTTPConnection, address: Address, where: Range) -> memoryview:
+    start, stop = where
     try:
-        connection.socket.sendall(_question(address, where))
-        body = _answer(connection.socket, where)
+        headers = {**address.headers, "Range": f"bytes={start}-{stop - 1}"}
+        connection.request("GET", address.url.raw_path_qs, headers=headers)
+        answer = connection.getresponse()
+        _check(answer, where)
+        body = np.empty(stop - start, np.uint8).data
+        _fill(answer, body)
     except BaseException:
-        connection.socket.close()
+        connection.close()
         raise
-    _keep(connection)
+    _keep(address, connection)
     return body
 
 
-def _question(address: Address, where: Range) -> bytes:
-    url = address.url
-    headers = {"Host": url.host_port_subcomponent, **address.headers, "Range": f"bytes={where[0]}-{where[1] - 1}"}
-    lines = [f"GET {url.raw_path_qs} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    return "\r\n".join(lines).encode("latin-1")
-
-
-def _answer(stream: socket.socket, where: Range) -> memoryview:
-    size = where[1] - where[0]
-    head, begun = _head(stream)
-    _check(head, where)
-    if len(begun) > size:
-        raise OSError("more came than was asked for")
-    body = np.empty(size, np.uint8)
-    view = body.data
-    view[: len(begun)] = begun
-    _fill(stream, view[len(begun) :])
-    return view
-
-
-def _head(stream: socket.socket) -> tuple[bytes, bytes]:
-    """The head of an answer, and what of its body came with it."""
-    data = b""
-    while (end := data.find(b"\r\n\r\n")) < 0:
-        more = stream.recv(HEAD_BYTES)
-        if not more or len(data) > HEAD_BYTES:
-            raise ConnectionResetError("no answer")
-        data += more
-    return data[:end], data[end + 4 :]
-
-
-def _check(head: bytes, where: Range) -> None:
-    """OSError unless it is the head of just these bytes, on a connection that stays."""
-    status, *lines = head.decode("latin-1").split("\r\n")
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    code = status.split(" ")[1:2]
-    if code != ["206"] or not status.startswith("HTTP/1.1 "):
-        raise OSError(f"answered {status}")
+def _check(answer: HTTPResponse, where: Range) -> None:
+    """OSError unless just these bytes come, on a connection that stays."""
     start, stop = where
-    plain = fields.get("content-encoding", "identity") == "identity" and "transfer-encoding" not in fields
-    asked = fields.get("content-range", "").startswith(f"bytes {start}-{stop - 1}/")
-    stays = fields.get("connection", "keep-alive").lower() == "keep-alive"
-    if fields.get("content-length") != str(stop - start) or not (plain and asked and stays):
-        raise OSError("answered something else")
+    told = answer.getheader("Content-Range", ""), answer.getheader("Content-Encoding", "identity")
+    if answer.status != 206 or answer.length != stop - start or answer.will_close:
+        raise OSError(f"answered {answer.status}, {answer.length} bytes")
+    if not told[0].startswith(f"bytes {start}-{stop - 1}/") or told[1] != "identity":
+        raise OSError(f"answered {told}")
 
 
-def _fill(stream: socket.socket, view: memoryview) -> None:
-    # OpenSSL gives one record a call, whatever is asked.
-    all_of_it = 0 if isinstance(stream, ssl.SSLSocket) else socket.MSG_WAITALL
+def _fill(answer: HTTPResponse, view: memoryview) -> None:
     while view:
-        count = stream.recv_into(view, 0, all_of_it)
+        count = answer.readinto(view)
         if not count:
             raise OSError("the answer was cut off")
         view = view[count:]
 
 
-@dataclass(frozen=True)
-class _Connection:
-    place: tuple[Any, ...]
-    socket: socket.socket
-
-
-_idle: dict[tuple[Any, ...], list[tuple[socket.socket, float]]] = {}
+_idle: dict[tuple[Any, ...], list[tuple[HTTPConnection, float]]] = {}
 """Connections that wait for their next request, by where they lead and by process: a forked child has its own."""
 
 _idle_lock = threading.Lock()
@@ -201,8 +156,8 @@ _idle_lock = threading.Lock()
 def _close_all() -> None:
     with _idle_lock:
         for place, waiting in _idle.items():
-            for stream, _ in waiting if place[0] == os.getpid() else []:
-                stream.close()
+            for connection, _ in waiting if place[0] == os.getpid() else []:
+                connection.close()
 
 
 os.register_at_fork(after_in_child=lambda: globals().update(_idle_lock=threading.Lock()))
@@ -213,37 +168,28 @@ def _place(address: Address) -> tuple[Any, ...]:
     return os.getpid(), url.scheme, url.host, url.port, id(_context(address))
 
 
-def _kept(address: Address) -> _Connection | None:
-    place, now = _place(address), time.monotonic()
+def _kept(address: Address) -> HTTPConnection | None:
+    now = time.monotonic()
     with _idle_lock:
-        waiting = _idle.get(place, [])
-        found, since = waiting.pop() if waiting else (None, 0.0)
-        fresh = now - since < IDLE_SECONDS
-        old = [] if fresh else [each for each, _ in waiting]
-        if not fresh:
-            waiting.clear()
-    for each in old if fresh or found is None else [found, *old]:
+        waiting = _idle.get(_place(address), [])
+        old = [each for each, since in waiting if now - since >= IDLE_SECONDS]
+        waiting[:] = [(each, since) for each, since in waiting if now - since < IDLE_SECONDS]
+        found = waiting.pop()[0] if waiting else None
+    for each in old:
         each.close()
-    return _Connection(place, found) if found is not None and fresh else None
+    return found
 
 
-def _keep(connection: _Connection) -> None:
+def _keep(address: Address, connection: HTTPConnection) -> None:
     with _idle_lock:
-        _idle.setdefault(connection.place, []).append((connection.socket, time.monotonic()))
+        _idle.setdefault(_place(address), []).append((connection, time.monotonic()))
 
 
-def _connected(address: Address) -> _Connection:
+def _new(address: Address) -> HTTPConnection:
     url, context = address.url, _context(address)
-    stream = socket.create_connection((url.host, url.port), timeout=STALL_SECONDS)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if context is not None:
-        stream = context.wrap_socket(stream, server_hostname=url.host)
-    else:
-        # A timeout of Python's would end each call with what is there: the kernel's lets one wait for all of a body.
-        stream.settimeout(None)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            stream.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STALL_SECONDS, 0))
-    return _Connection(_place(address), stream)
+    if context is None:
+        return HTTPConnection(url.host, url.port, timeout=STALL_SECONDS)
+    return HTTPSConnection(url.host, url.port, timeout=STALL_SECONDS, context=context)
 
 
 def _context(address: Address) -> ssl.SSLContext | None:
