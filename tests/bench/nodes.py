@@ -150,7 +150,8 @@ def cold(place: Place) -> list[Row]:
         log = place.proxy.log()
         puts = sum(each.method in ("PUT", "POST") and f"/{Path(run.cache).name}/" in each.path for each in log)
         manifests = count(log, "PUT", "binidx.json") - count(log, "PUT", "-claim")
-        notes = f"{len(run.builders())} of 8 built, {puts} PUTs, {manifests} manifest; {len(log)} requests"
+        notes = f"{len(run.builders())} of 8 built, {puts} PUTs, {manifests} manifest; {len(log)} requests, "
+        notes += f"{fetched(log) / 1e6:.0f} MB down"
         assert len(run.builders()) == 1
     ours, theirs = sorted(eight)[ROUNDS // 2], sorted(alone)[ROUNDS // 2]
     return [Row("8 gloo ranks on 2 nodes, cold", ours, theirs, "s", False, notes, "one process alone, cold")]
