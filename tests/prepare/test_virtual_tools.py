@@ -255,6 +255,16 @@ def test_lineage_of_the_list_is_that_of_what_comes_out(tmp_path: Path) -> None:
     assert read_lineage(tmp_path / "head") == read_lineage(tmp_path / "virtual")[:40]
 
 
+def test_its_parts_are_warmed(tmp_path: Path, s3: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+    base = s3.fresh()
+    parts = stored(parts_of(tmp_path)[:2], base, ["plain", "compressed"])
+    merge_virtually(parts, f"{base}/list")
+    for fetched in (True, False):
+        assert main(["cache", "warm", f"{base}/list", "--dir", f"{tmp_path}/cache", "--bytes", "1GiB", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["num_objects"], told["fetched_bytes"] > 0) == (4, fetched)
+
+
 def test_shifted_numbers_are_read_by_any_bytes() -> None:
     content = np.arange(25_000, dtype="<i8")
     reader = Shifted(MemoryObject(b"head" + (content - 5).tobytes()), 4, len(content), 5)
