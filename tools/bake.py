@@ -71,7 +71,8 @@ def body(arguments: argparse.Namespace) -> int:
             watch=bar.update,
         )
     size = total * baked.stored_length * order.token_dtype.itemsize
-    print(f"{arguments.to}: {total:,} samples in {len(mine)} part{'s' * (len(mine) != 1)}, {written} written now, {human_bytes(size)}")
+    parts = "1 part" if len(mine) == 1 else f"{len(mine)} parts"
+    print(f"{arguments.to}: {total:,} samples in {parts}, {written} written now, {human_bytes(size)}")
     return 0
 
 
