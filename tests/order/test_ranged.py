@@ -159,6 +159,24 @@ def test_a_step_moves_kilobytes_and_a_second_time_nothing(
     assert traced.bytes <= 4096 * 60 + 1000 * traced.requests
 
 
+def test_an_account_moves_kilobytes_and_where_the_arrays_but_not_the_idx(
+    large: Run, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path))
+    with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy, proxy.in_environment():
+        fsspec.filesystem("s3").clear_instance_cache()
+        order = RunOrder.open(large)
+        account(order, 3)
+        accounted = proxy.counts()
+        order.where(0, [777], 100)
+        searched = proxy.counts() - accounted
+    arrays = order.sources[0].document_index, order.sources[0].shuffle_index
+    whole = sum(len(array) * array.row_bytes for array in arrays)
+    assert accounted.requests <= 10
+    assert accounted.bytes <= 4096 * 6 + 1000 * accounted.requests
+    assert searched.bytes <= whole + 4096 * 20 + 1000 * searched.requests
+
+
 def test_a_cache_of_other_options_is_not_believed(large: Run) -> None:
     other = Run(replace(large.config, add_extra_token_to_sequence=False), [None, None, None], 8)
     order = RunOrder.open(other)
