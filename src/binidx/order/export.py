@@ -19,9 +19,8 @@ from typing import Any, Protocol
 
 from binidx.errors import ConfigError, ObjectExistsError, ObjectNotFoundError
 from binidx.order.arrow import pa, parquet
-from binidx.order.parquet_file import ParquetFile
 from binidx.order.run_order import Docs
-from binidx.storage.as_file import Source
+from binidx.storage.as_file import Sink, Source
 from binidx.storage.backends import open_object
 from binidx.storage.publish import Writer, create_object, join_uri
 
@@ -31,12 +30,19 @@ GROUP_BYTES = 32 << 20
 
 METADATA = b"binidx"
 
-CODECS: Mapping[str, str] = {
-    **dict.fromkeys(["step", "rank", "slot", "sample", "epoch"], "lz4_raw"),
-    **{f"spans.list.element.{part}": "lz4_raw" for part in ("doc", "start", "len", "dst")},
-    "input_ids.list.element": "zstd",
+SPAN_PARTS = ("doc", "start", "len", "dst")
+LAYOUT: Mapping[str, Any] = {
+    "use_dictionary": ["source"],
+    "write_statistics": ["step"],
+    "column_encoding": {"sample": "DELTA_BINARY_PACKED"},
+    "compression": {
+        **dict.fromkeys(["step", "rank", "slot", "sample", "epoch"], "lz4"),
+        **{f"spans.list.element.{part}": "lz4" for part in SPAN_PARTS},
+        "input_ids.list.element": "zstd",
+    },
 }
-"""Numbers of documents and places in them hardly repeat: there a codec costs more than it saves."""
+"""Numbers of documents and places in them hardly repeat, so a dictionary or a codec costs more than it saves; those of
+samples mostly rise evenly. What is not named here is not compressed. Row groups are found by their steps."""
 
 
 class Order(Protocol):
@@ -122,14 +128,14 @@ def _write_part(
     out: Writer,
     watch: Callable[[int], object],
 ) -> None:
-    file = None
+    writer: Any = None
     for table in _groups(order, part, columns):
-        if file is None:
-            file = ParquetFile(out, table.schema, {METADATA.decode(): json.dumps(mark)}, CODECS, ranged=("step",))
-        file.write_table(table)
+        if writer is None:
+            marked = table.schema.with_metadata({METADATA: json.dumps(mark)})
+            writer = parquet.ParquetWriter(Sink(out), marked, **LAYOUT)
+        writer.write_table(table.cast(writer.schema), row_group_size=max(len(table), 1))
         watch(len(table))
-    if file is not None:
-        file.close()
+    writer.close()
 
 
 def _groups(order: Order, part: Part, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
