@@ -33,7 +33,7 @@ from binidx.tools.demo.tokenizer import train_bpe
 from tests.bench.table import Row
 
 SLOW_BYTES = 12_000_000
-FAST_BYTES = 450_000_000
+FAST_BYTES = 150_000_000
 TRAINING_BYTES = 12_000_000
 DOCUMENT_CHARACTERS = 3000
 VOCAB_SIZE = 50_257

@@ -31,6 +31,9 @@ class Held:
         check_ranges(self.uri, self.size, ranges)
         return [self._data[start:stop] for start, stop in ranges]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Held, (self.uri, bytes(self._data))
+
 
 class Late:
     """An object that is opened when the first of it is read.
