@@ -95,7 +95,7 @@ def test_what_was_damaged_is_fetched_again_and_nothing_else(tmp_path: Path, dama
 
 def test_random_flips_never_give_a_wrong_byte(tmp_path: Path) -> None:
     choose = random.Random(4)
-    for _ in range(15):
+    for _ in range(6):
         for block in warm(tmp_path):
             for _ in range(choose.randrange(4)):
                 flip(block, choose.randrange(block.stat().st_size), choose.randrange(8))
