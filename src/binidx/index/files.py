@@ -15,8 +15,7 @@ from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.index.manifest import Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.index.npy import parse_npy
 from binidx.storage import filesystem
-from binidx.storage.backends import Keep, open_object
-from binidx.storage.disk_cache import DiskCache
+from binidx.storage.backends import Keep, open_kept, open_object
 from binidx.storage.look_up import Found, found_of, look_up
 from binidx.storage.publish import create_object, join_uri, put_if_absent, read_small
 from binidx.storage.threads import Threads
@@ -82,19 +81,16 @@ class IndexFiles:
 
     def _read_stored(self, suffix: str, stored: StoredArray) -> memoryview:
         """Without asking for the object first where the manifest knows it. (A copy of a cache has other ETags.)"""
-        if stored.identity is not None:
-            told = {"size": stored.identity["size"], "ETag": stored.identity["etag"]}
+        if (found := found_of(stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
-                return self.read(suffix, cache="disk", found=Found(told))
+                return self.read(suffix, cache="disk", found=found)
         return self.read(suffix, cache="disk")
 
     def bring(self, name: str, stored: StoredArray) -> None:
         """Let an array come to this node, whose processes will want it; nothing where it is not kept here."""
-        found = found_of(stored.identity)
-        uri = self.array_uri(name)
-        reader = open_object(uri, storage_options=self.storage_options, cache="disk", found=found) if found else None
-        if isinstance(reader, DiskCache):
-            read_whole(reader)
+        copy = open_kept(self.array_uri(name), stored.identity, self.storage_options)
+        if copy is not None:
+            read_whole(copy)
 
     def publish_manifest(self, manifest: Manifest) -> None:
         """Make the arrays count. Of equal ones the first to say so stays; what says anything else is replaced."""

@@ -18,10 +18,11 @@ from typing import Any, Literal
 from binidx.storage import filesystem
 from binidx.storage.checked_object import CheckedObject
 from binidx.storage.chunk_cache import STORE, ChunkCache, ChunkStore
+from binidx.storage.disk_cache import DiskCache
 from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.kept import with_disk_cache
 from binidx.storage.local_file import LocalFile
-from binidx.storage.look_up import Found, look_up
+from binidx.storage.look_up import Found, found_of, look_up
 from binidx.storage.ranges import RangeReader
 from binidx.storage.segments import CODECS, TAIL_BYTES, SegmentedObject, codec_of
 from binidx.storage.settings import ReadSettings
@@ -125,3 +126,12 @@ def layered(
 
 # protocol -> what opens its URIs, where FsspecObject is not good enough
 OPENERS: dict[str, Callable[[str, Mapping[str, Any] | None], RangeReader]] = {}
+
+
+def open_kept(
+    uri: str, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
+) -> DiskCache | None:
+    """This node's copy of the object that has this identity, there or to be made; None: it keeps none."""
+    found = found_of(identity)
+    reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
+    return reader if isinstance(reader, DiskCache) else None

@@ -15,13 +15,13 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage import filesystem
-from binidx.storage.backends import open_object
-from binidx.storage.disk_cache import DiskCache
+from binidx.storage.backends import open_kept
 from binidx.storage.kept import keep_whole
-from binidx.storage.look_up import found_of, look_up
-from binidx.storage.parts import MAX_PARTS, PARTS, S3Parts
+from binidx.storage.look_up import look_up
+from binidx.storage.parts import MAX_PARTS, PARTS
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import cut
+from binidx.storage.s3_parts import S3Parts
 from binidx.storage.unfinished import ONE_PUT
 
 IN_FLIGHT = 8
@@ -60,9 +60,8 @@ def keep_sent(
     Returns:
         The bytes as they are kept; None where the store did not say what they are, or there is no place for them.
     """
-    found = found_of(identity)
-    reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
-    return keep_whole(reader, data) if isinstance(reader, DiskCache) else None
+    copy = open_kept(uri, identity, storage_options)
+    return keep_whole(copy, data) if copy is not None else None
 
 
 def _known_by_digest(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None) -> dict[str, Any] | None:
