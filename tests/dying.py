@@ -11,11 +11,11 @@ import os
 import sys
 
 from binidx.format.bin_object import open_bin
-from binidx.format.convert import Silent, convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert import convert_dataset
+from binidx.format.convert_way import Way
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.backends import open_object
-from binidx.storage.resumable import same_content
+from binidx.storage.resumable import Silent, same_content
 
 
 class Dying:

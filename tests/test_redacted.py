@@ -19,8 +19,8 @@ from binidx.errors import (
     ShortReadError,
 )
 from binidx.redacted import redacted, redacted_text
-from binidx.storage.cause import cause_of
-from binidx.storage.filesystem import status_of, storage_errors
+from binidx.storage.cause import cause_of, status_of
+from binidx.storage.filesystem import storage_errors
 from binidx.storage.retries import passes
 from binidx.text.batch import Problem
 

@@ -18,7 +18,7 @@ from distant import Distant, distant_store
 from restless import content
 
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 
 pytestmark = [
     pytest.mark.slow,

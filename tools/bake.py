@@ -24,7 +24,7 @@ if __name__ == "__main__":  # python tools/bake.py: see convert.py
 from binidx.errors import ConfigError
 from binidx.order.baking import bake, plan_bake
 
-from ._face import human_bytes, parser, run
+from ._face import counts, human_bytes, parser, run
 from ._orders import add_run, open_run, steps_of
 
 
@@ -71,8 +71,7 @@ def body(arguments: argparse.Namespace) -> int:
             watch=bar.update,
         )
     size = total * baked.stored_length * order.token_dtype.itemsize
-    parts = "1 part" if len(mine) == 1 else f"{len(mine)} parts"
-    print(f"{arguments.to}: {total:,} samples in {parts}, {written} written now, {human_bytes(size)}")
+    print(f"{arguments.to}: {total:,} samples in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}")
     return 0
 
 

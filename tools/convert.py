@@ -41,7 +41,7 @@ if __name__ == "__main__":  # python tools/convert.py: a script says itself whic
 
 from binidx.errors import ConfigError
 from binidx.format.convert import Conversion, convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.storage.copy_state import PART_BYTES
 from binidx.storage.resumable import SAVE_SECONDS
 from binidx.storage.segment_writer import check_level

@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from binidx.errors import ShortReadError
-from binidx.storage.ranges import Range, RangeReader, check_ranges
+from binidx.storage.joined import InMemory
+from binidx.storage.ranges import Range, RangeReader
 
 Make = Callable[[bytes], RangeReader]
 """A reader over an object with this content."""
@@ -31,18 +32,17 @@ CONTENT = random.Random(0).randbytes(200_003)
 SECONDS_OF_A_CHILD = 30.0
 
 
-class MemoryObject:
+class MemoryObject(InMemory):
     """Bytes in memory as an object; `asked` remembers the ranges of each read."""
 
     def __init__(self, data: bytes, uri: str = "memory-object") -> None:
-        self.uri, self.size = uri, len(data)
+        super().__init__(uri, data)
         self.data = data
         self.asked: list[list[Range]] = []
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         self.asked.append(list(ranges))
-        check_ranges(self.uri, self.size, ranges)
-        return [memoryview(self.data)[start:stop] for start, stop in ranges]
+        return super().read(ranges)
 
     def __reduce__(self) -> tuple[type[MemoryObject], tuple[bytes, str]]:
         return MemoryObject, (self.data, self.uri)

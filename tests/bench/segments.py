@@ -29,7 +29,7 @@ from servers.far_object import far_object
 from servers.latency_proxy import latency_proxy
 
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.storage.backends import open_object
 from binidx.storage.checked_object import CheckedObject
 from binidx.storage.checksums import BLOCK_BYTES

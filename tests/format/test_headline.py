@@ -12,7 +12,7 @@ from random_datasets import Document, build_ours
 
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.format.headline import read_headline
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.virtual import merge_virtually

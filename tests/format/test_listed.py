@@ -17,7 +17,7 @@ from binidx.format import listed as listing
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.listed import MANY, listed, listed_pair, together
 from binidx.storage import listing as storage_listing
-from binidx.storage.direct import NotDirectError
+from binidx.storage.address import NotDirectError
 from binidx.storage.filesystem import identity_of
 from binidx.storage.listing import common_start, list_together, parse_page, stretches_of
 from binidx.storage.publish import create_object, delete_object, object_identity

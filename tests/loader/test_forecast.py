@@ -15,7 +15,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.index.epochs import plan_epochs
 from binidx.index.npy import npy_of
 from binidx.loader.costs import costs_of, total

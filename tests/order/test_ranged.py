@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from cases import Tokenizer
 from conftest import Bucket
 from order_runs import random_config, write_source
-from servers.latency_proxy import latency_proxy
+from servers.latency_proxy import Proxy, latency_proxy
 
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.errors import ObjectChangedError
@@ -141,35 +142,34 @@ def large(s3: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_a_step_moves_kilobytes_and_a_second_time_nothing(
-    large: Run, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def counting(s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """What is asked of the bucket from now on, by a node that has nothing of it."""
     monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path))
     with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy, proxy.in_environment():
         fsspec.filesystem("s3").clear_instance_cache()
-        order = RunOrder.open(large)
-        opened = proxy.counts()
-        order.trace(range(100, 101))
-        traced = proxy.counts() - opened
-        order.trace(range(100, 101))
-        assert (proxy.counts() - opened - traced).requests == 0
+        yield proxy
+
+
+def test_a_step_moves_kilobytes_and_a_second_time_nothing(large: Run, counting: Proxy) -> None:
+    order = RunOrder.open(large)
+    opened = counting.counts()
+    order.trace(range(100, 101))
+    traced = counting.counts() - opened
+    order.trace(range(100, 101))
+    assert (counting.counts() - opened - traced).requests == 0
     assert opened.requests <= 8
     # 8 samples: one place of shuffle_index, 8 of each other array, 3 documents a sample; 4 KiB each.
     assert traced.requests <= 1 + 8 + 8 + 3 * 8
     assert traced.bytes <= 4096 * 60 + 1000 * traced.requests
 
 
-def test_an_account_moves_kilobytes_and_where_the_arrays_but_not_the_idx(
-    large: Run, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path))
-    with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy, proxy.in_environment():
-        fsspec.filesystem("s3").clear_instance_cache()
-        order = RunOrder.open(large)
-        account(order, 3)
-        accounted = proxy.counts()
-        order.where(0, [777], 100)
-        searched = proxy.counts() - accounted
+def test_an_account_moves_kilobytes_and_where_the_arrays_but_not_the_idx(large: Run, counting: Proxy) -> None:
+    order = RunOrder.open(large)
+    account(order, 3)
+    accounted = counting.counts()
+    order.where(0, [777], 100)
+    searched = counting.counts() - accounted
     arrays = order.sources[0].document_index, order.sources[0].shuffle_index
     whole = sum(len(array) * array.row_bytes for array in arrays)
     assert accounted.requests <= 10

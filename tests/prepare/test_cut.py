@@ -13,7 +13,7 @@ from random_datasets import Document, build_ours, random_documents
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format import index_stream
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.prepare import cut
 from binidx.prepare.cut import head_dataset, split_dataset, uniform
 

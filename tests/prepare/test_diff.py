@@ -15,11 +15,12 @@ from random_datasets import Document, build_ours
 
 from binidx.errors import ConfigError, FormatError
 from binidx.format import index_stream
-from binidx.format.convert import Silent, convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert import convert_dataset
+from binidx.format.convert_way import Way
 from binidx.prepare import diff
 from binidx.prepare.diff import Matching, diff_datasets, hash_documents, order_breaks
 from binidx.prepare.finished import Finished
+from binidx.storage.resumable import Silent
 
 
 def dataset(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> str:

@@ -19,7 +19,7 @@ from binidx.errors import BinidxError, ConfigError, FormatError, ObjectChangedEr
 from binidx.format import index_stream
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.merge import merge_datasets
 from binidx.prepare.virtual import merge_virtually

@@ -20,7 +20,7 @@ from shuffling import new_order, read_documents, small_buckets
 
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.prepare.shuffle.dataset import shuffle_datasets
 
 MIB = 1 << 20
@@ -119,7 +119,7 @@ def test_a_source_replaced_meanwhile_is_noticed_and_leaves_nothing(s3: Bucket, t
 DYING = """
 import os, signal, sys
 from binidx.prepare.shuffle.dataset import shuffle_datasets
-from binidx.format.convert import Silent
+from binidx.storage.resumable import Silent
 class Dying(Silent):
     def begin(self, what, total, done): self.what = what
     def advance(self, count):

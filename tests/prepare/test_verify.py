@@ -14,7 +14,7 @@ from servers.latency_proxy import latency_proxy
 from binidx.errors import ConfigError, FormatError
 from binidx.format import index_stream
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.prepare import verify
 from binidx.prepare.verify import verify_dataset
 

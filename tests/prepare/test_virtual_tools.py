@@ -20,7 +20,7 @@ from random_datasets import Document, build_ours, random_documents
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ShortReadError
 from binidx.format import index_stream
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.joined_idx import Shifted
 from binidx.format.packed_convert import indexed_to_packed

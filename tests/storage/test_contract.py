@@ -21,7 +21,7 @@ from stacks import LAYERS, STORES, Layer, Shelf
 from binidx import storage, testing
 from binidx.storage.backends import open_object
 from binidx.storage.fsspec_object import FsspecObject
-from binidx.storage.joined import Held, Late
+from binidx.storage.joined import InMemory, Late
 from binidx.storage.local_file import LocalFile
 from binidx.storage.ranges import Range, RangeReader
 from binidx.testing import FaultyObject, MemoryObject, check_range_reader
@@ -78,7 +78,7 @@ def test_what_is_opened_by_its_uri_keeps_the_contract(
 
 def test_objects_in_memory_keep_the_contract() -> None:
     check_range_reader(MemoryObject)
-    check_range_reader(lambda data: Held("held", data))
+    check_range_reader(lambda data: InMemory("held", data))
     check_range_reader(lambda data: Late("late", len(data), partial(MemoryObject, data)))
 
 
@@ -88,7 +88,7 @@ def test_no_reader_of_the_house_is_missing_here(tmp_path: Path) -> None:
     ours = [kind for kind in classes if kind.__module__ in names and hasattr(kind, "read")]
     reads = {kind for kind in ours if "ranges" in inspect.signature(kind.read).parameters}
     made = (stacked(MarkedObject, tmp_path, name)(b"data") for name in LAYERS)
-    assert reads - {RangeReader} == {FsspecObject, LocalFile, Held, Late, *map(type, made)} - {FaultyObject}
+    assert reads - {RangeReader} == {FsspecObject, LocalFile, InMemory, Late, *map(type, made)} - {FaultyObject}
 
 
 def test_a_chained_uri_keeps_the_contract(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from servers.http_objects import http_objects
 
 from binidx.errors import BinidxError
 from binidx.storage import filesystem
-from binidx.storage.direct import ADDRESSES, Address, DirectRequests
+from binidx.storage.address import ADDRESSES, Address
+from binidx.storage.direct import DirectRequests
 from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.pinned import Opened
 from binidx.storage.publish import create_object

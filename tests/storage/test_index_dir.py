@@ -17,7 +17,7 @@ from conftest import Bucket
 from random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
-from binidx.format.pair import open_index
+from binidx.format.pair import open_pair
 from binidx.storage import index_dir
 from binidx.storage.backends import open_object
 from binidx.storage.disk_cache import DiskCache
@@ -27,8 +27,11 @@ from binidx.storage.settings import ReadSettings
 
 OPEN = """
 import sys
-from binidx.format.pair import open_index
-print(open_index(sys.argv[1]).num_tokens)
+from binidx.format.idx import get_idx_path, parse_index
+from binidx.storage.backends import open_object
+from binidx.storage.transfer import read_whole
+uri = get_idx_path(sys.argv[1])
+print(parse_index(read_whole(open_object(uri, cache="disk")), uri=uri).num_tokens)
 """
 
 
@@ -137,4 +140,4 @@ def test_eight_processes_fetch_the_bytes_of_one(s3: Bucket, tmp_path: Path) -> N
             moved.append((proxy.counts() - before).bytes)
     assert size <= moved[0]
     assert moved[0] == moved[1]
-    assert open_index(prefix).num_tokens == 40_000
+    assert open_pair(prefix, cache=False).index.num_tokens == 40_000

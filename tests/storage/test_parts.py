@@ -12,9 +12,10 @@ from conftest import Bucket
 
 from binidx.errors import StorageError
 from binidx.storage.backends import open_object
-from binidx.storage.parts import LocalParts, Parts, S3Parts, StreamParts, digest_of, open_parts
+from binidx.storage.parts import LocalParts, Parts, StreamParts, digest_of, open_parts
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import cut
+from binidx.storage.s3_parts import S3Parts
 from binidx.storage.transfer import read_whole
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from converting import MIB, AtEvent, build, dying, memory, names_beside, pair, u
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.resumable import CorruptCopyError
 

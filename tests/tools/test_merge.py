@@ -9,7 +9,7 @@ from binidx.tools import main
 from converting import build, pair
 
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 
 
 def test_it_merges_and_says_what_it_did(tmp_path: Path, capsys) -> None:

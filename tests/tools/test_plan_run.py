@@ -19,7 +19,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 import binidx
 from binidx.dataset.stage import Stage
 from binidx.format.convert import convert_dataset
-from binidx.format.convert_source import Way
+from binidx.format.convert_way import Way
 from binidx.order.accounts import account
 from binidx.order.run_order import RunOrder
 from binidx.prepare.virtual import merge_virtually

@@ -2,7 +2,7 @@
 
     1  the source is opened as a dataset, so every rule of the format is checked
     2  TARGET.convert.json says what an earlier run of the same copy has done
-    3  .bin: part by part, then read back; compressed or plain as the source is, or as told: `convert_source`
+    3  .bin: part by part, then read back; compressed or plain as the source is, or as told: `convert_way`
     4  .bin.xxh3, where there is one or it is asked for
     5  .manifest.json and .lineage.parquet, where there are any
     6  .idx, as the .bin
@@ -27,8 +27,8 @@ from typing import Any
 
 from binidx.errors import ConfigError
 from binidx.format.convert_journal import ConvertJournal
-from binidx.format.convert_source import Way
 from binidx.format.convert_target import Target
+from binidx.format.convert_way import Way, check_call
 from binidx.format.idx import SequenceIndex
 from binidx.format.pair import open_pair
 from binidx.format.sidecars import SIDECARS
@@ -41,7 +41,7 @@ from binidx.storage.encode import encode_object
 from binidx.storage.parts import forget_parts
 from binidx.storage.publish import create_object, object_exists
 from binidx.storage.ranges import RangeReader
-from binidx.storage.resumable import SAVE_SECONDS, CopyCounts, CorruptCopyError, Watch, copy_object
+from binidx.storage.resumable import SAVE_SECONDS, CopyCounts, CorruptCopyError, Silent, Watch, copy_object
 from binidx.storage.settings import OURS
 from binidx.storage.transfer import stream
 
@@ -73,16 +73,6 @@ class Conversion:
     def to_json(self) -> dict[str, Any]:
         """All of it as one JSON object."""
         return asdict(self)
-
-
-class Silent:
-    """A Watch that looks away."""
-
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
-
-    def advance(self, num_bytes: int) -> None: ...
-
-    def say(self, message: str) -> None: ...
 
 
 def convert_dataset(
@@ -299,12 +289,3 @@ def check_apart(source: Source | VirtualSource, target: str) -> None:
             f"{target}: is the virtual merge {source.bin_uri} or a part of it, needed another place to write it to; "
             "compression and checksums in place are for each part alone"
         )
-
-
-def check_call(source: str, target: str, way: Way, verify: str) -> None:
-    """ConfigError for what can be told before anything is opened."""
-    way.check()
-    if verify not in ("checksum", "size"):
-        raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
-    if target.endswith("/"):
-        raise ConfigError(f"{target}: a folder, needed a prefix such as {target}{source.rstrip('/').split('/')[-1]}")

@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from binidx import native
 from binidx.errors import FormatError
 from binidx.format.idx import HEADER, parse_counts
-from binidx.storage.joined import Held
+from binidx.storage.joined import InMemory
 from binidx.storage.ranges import RangeReader, cut
 from binidx.storage.transfer import read_whole
 
@@ -79,7 +79,7 @@ class IndexStream:
 
     def __init__(self, reader: RangeReader, uri: str) -> None:
         self.uri = uri
-        self.reader = Held(reader.uri, read_whole(reader)) if reader.size <= AT_ONCE else reader
+        self.reader = InMemory(reader.uri, read_whole(reader)) if reader.size <= AT_ONCE else reader
         head = self.reader.read([(0, min(HEADER.size, self.size))])[0]
         self.dtype, self.num_sequences, num_bounds, self.multimodal = parse_counts(head, self.size, uri=self.uri)
         self.num_documents = num_bounds - 1

@@ -18,7 +18,7 @@ import numpy as np
 from binidx.errors import FormatError
 from binidx.format.idx import HEADER, format_header
 from binidx.format.index_stream import IndexStream
-from binidx.storage.joined import Held, Joined
+from binidx.storage.joined import InMemory, Joined
 from binidx.storage.ranges import Range, RangeReader, check_ranges
 
 NUMBER_BYTES = 8
@@ -79,13 +79,13 @@ def _columns(
     """Reader, first byte, bytes: of each piece, from front to back."""
     sequences, documents = [each.num_sequences for each in parts], [each.num_documents for each in parts]
     header = format_header(parts[0].dtype, sum(sequences), sum(documents) + 1)
-    yield Held(uri, header), 0, len(header)
+    yield InMemory(uri, header), 0, len(header)
     for each in parts:
         yield each.reader, HEADER.size, 4 * each.num_sequences
     for each, before in zip(parts, _sums(num_bytes), strict=False):
         pointers = Shifted(each.reader, HEADER.size + 4 * each.num_sequences, each.num_sequences, before)
         yield pointers, 0, pointers.size
-    yield Held(uri, bytes(NUMBER_BYTES)), 0, NUMBER_BYTES
+    yield InMemory(uri, bytes(NUMBER_BYTES)), 0, NUMBER_BYTES
     for each, before in zip(parts, _sums(sequences), strict=False):
         second = HEADER.size + 12 * each.num_sequences + NUMBER_BYTES
         bounds = Shifted(each.reader, second, each.num_documents, before)

@@ -76,19 +76,6 @@ def open_pair(
         return virtual
 
 
-def open_index(
-    path_prefix: str | os.PathLike[str],
-    multimodal: bool = False,
-    mmap: bool = True,
-    *,
-    storage_options: Options = None,
-) -> SequenceIndex:
-    """The checked index of a prefix alone: mapped when it is local, fetched whole and at once when it is not."""
-    uri = get_idx_path(os.fspath(path_prefix))
-    reader = open_object(uri, storage_options=storage_options, mmap=mmap, cache="disk")
-    return parse_index(read_whole(reader), uri=uri, multimodal=multimodal)
-
-
 def identity_of(reader: RangeReader) -> dict[str, Any]:
     """What identified the object when it was opened; nothing where the reader does not know."""
     found: dict[str, Any] = getattr(reader, "identity", {})

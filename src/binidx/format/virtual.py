@@ -36,6 +36,7 @@ from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
+from binidx.storage.cause import text
 from binidx.storage.look_up import says_no
 from binidx.storage.publish import join_uri
 from binidx.storage.threads import Threads
@@ -114,24 +115,24 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
     return parse_parts(bytes(found), uri)
 
 
-def parse_parts(text: bytes, uri: str) -> Parts:
+def parse_parts(data: bytes, uri: str) -> Parts:
     """What the file says.
 
     Raises:
         FormatError: it is no such file, or one of another version.
     """
     try:
-        whole = json.loads(text)
+        whole = json.loads(data)
         if (whole["format"], whole["version"]) != (FORMAT, VERSION):
             raise ValueError(f"{whole['format']} {whole['version']}")
         parts = [Part(**each) for each in whole["parts"]]
         DType.code_from_dtype(whole["dtype"])
         if not parts or not all(is_part(part) for part in parts):
             raise ValueError(f"{len(parts)} parts, or one without a prefix, counts and what identifies its files")
-        return Parts(uri, str(whole["dtype"]), parts, xxhash.xxh3_128_hexdigest(text))
+        return Parts(uri, str(whole["dtype"]), parts, xxhash.xxh3_128_hexdigest(data))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         needed = f"needed {FORMAT} {VERSION}, as binidx merge --virtual writes it"
-        raise FormatError(f"{uri}: no list of parts ({filesystem.text(error)}); {needed}") from error
+        raise FormatError(f"{uri}: no list of parts ({text(error)}); {needed}") from error
 
 
 def is_part(part: Part) -> bool:

@@ -27,7 +27,7 @@ from binidx.format.listed import listed
 from binidx.format.source import Options, Source, place_of
 from binidx.format.virtual import Parts, read_parts, together
 from binidx.storage.join_plan import Piece, num_bytes
-from binidx.storage.joined import Held, Joined, Late
+from binidx.storage.joined import InMemory, Joined, Late
 from binidx.storage.publish import object_exists
 from binidx.storage.ranges import RangeReader
 from binidx.storage.seek_table import SeekTable, format_table
@@ -125,7 +125,7 @@ class VirtualSource:
             return self.open_plain()
         pieces = self.pieces(sum(self._num_bytes))
         pieces.append(Piece(None, data=join_tables(self.tables)))
-        readers = [each.reader or Held(self.bin_uri, each.data) for each in pieces]
+        readers = [each.reader or InMemory(self.bin_uri, each.data) for each in pieces]
         return Joined(self.bin_uri, readers, [*map(num_bytes, pieces)], starts=[each.start for each in pieces])
 
     def open_plain(self) -> RangeReader:

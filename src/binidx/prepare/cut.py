@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.format.bin_writer import BinWriter
-from binidx.format.convert import Silent
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
 from binidx.format.index_stream import Documents
@@ -34,7 +33,7 @@ from binidx.prepare.finished import Finished, Options, Prefix, free_target, publ
 from binidx.prepare.lineage import Lineage, LineageTargets
 from binidx.storage.join import open_join
 from binidx.storage.ranges import Range, RangeReader, cut
-from binidx.storage.resumable import Watch
+from binidx.storage.resumable import Silent, Watch
 from binidx.storage.transfer import ROUND_BYTES
 
 PART_BYTES = 8 << 20

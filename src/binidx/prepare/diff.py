@@ -22,11 +22,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
-from binidx.format.convert import Silent
 from binidx.format.idx import stored
 from binidx.prepare.finished import Finished, Options, Prefix
 from binidx.storage.ranges import Range, RangeReader, cut
-from binidx.storage.resumable import Watch
+from binidx.storage.resumable import Silent, Watch
 
 BUCKETS = 16
 """The first four bits of a hash; one bucket is sorted at a time."""

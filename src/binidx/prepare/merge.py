@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError
-from binidx.format.convert import Silent
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
 from binidx.format.joined_idx import is_multimodal
@@ -35,7 +34,7 @@ from binidx.prepare.lineage import Lineage, LineageTargets, to_first
 from binidx.prepare.sidecars import check_tokenizers
 from binidx.storage.join import IN_FLIGHT, open_join
 from binidx.storage.join_plan import Piece, num_bytes
-from binidx.storage.resumable import Watch, in_flight
+from binidx.storage.resumable import Silent, Watch, in_flight
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -221,7 +220,7 @@ def check_all(opened: Sequence[Finished]) -> None:
 
 
 def _together(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """`map`, so many at once that a distant store answers a thousand in seconds."""
+    """`map`, so many at once that a distant store answers a thousand in seconds; a virtual merge calls `together`."""
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
         pending = [threads.submit(contextvars.copy_context().run, work, each) for each in items]
         return [each.result() for each in pending]

@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import BinidxError, ConfigError, FormatError
-from binidx.format.convert import Silent
 from binidx.format.idx import stored
 from binidx.prepare.finished import Finished, Options, Prefix
 from binidx.prepare.sidecars import check_lineage, check_manifest
 from binidx.storage.ranges import Range, RangeReader, cut
-from binidx.storage.resumable import Watch
+from binidx.storage.resumable import Silent, Watch
 from binidx.storage.transfer import ROUND_BYTES
 
 PART_BYTES = 8 << 20

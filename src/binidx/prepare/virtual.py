@@ -13,7 +13,6 @@ from typing import Any
 
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_object import find_bin
-from binidx.format.convert import Silent
 from binidx.format.idx import get_idx_path
 from binidx.format.virtual import Part, format_parts, get_parts_path, prefix_of_part
 from binidx.prepare.finished import Finished, Options, Prefix
@@ -23,7 +22,7 @@ from binidx.prepare.sidecars import check_tokenizers
 from binidx.storage.filesystem import local_path
 from binidx.storage.join import IN_FLIGHT
 from binidx.storage.publish import create_object, object_exists
-from binidx.storage.resumable import Watch, in_flight
+from binidx.storage.resumable import Silent, Watch, in_flight
 
 
 @dataclass(frozen=True)

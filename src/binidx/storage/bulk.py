@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from binidx.storage.direct import ADDRESSES, RENEW_SECONDS, Address
+from binidx.storage.address import RENEW_SECONDS, Address, address_of
 from binidx.storage.fsspec_object import FsspecObject
 from binidx.storage.pinned import Opened
 from binidx.storage.ranges import Range, RangeReader
@@ -91,7 +91,7 @@ def _address_of(reader: Any) -> Address:
     from fsspec.asyn import sync
 
     fs, path = reader.place()
-    find = next((ADDRESSES[each.__name__] for each in type(fs).__mro__ if each.__name__ in KINDS), None)
+    find = address_of(fs, KINDS)
     if find is None:
         raise _NotHereError
     found: Address = sync(fs.loop, find, fs, Opened(reader.uri, path, reader.identity))

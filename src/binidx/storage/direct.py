@@ -1,9 +1,5 @@
 """Ranges asked straight of a driver's HTTP session: its connections, certificates and credentials, a tenth of its CPU.
 
-    s3://        a URL that its client signs (SigV4), good for an hour, renewed after four minutes
-    gs://        the media URL and the bearer header of its credentials, renewed as often
-    http(s)://   the URL itself
-
 s3fs spends 590 us of CPU on a request, nearly all of it in botocore, where one over a signed URL costs 55 us. All that
 tells where and as whom to ask (environment, profile, key, token, anonymous, requester pays, endpoint, region, TLS)
 stays the driver's: it signs, and its session carries the request. What is refused, or cannot be asked for in this way,
@@ -16,12 +12,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-from binidx.storage import filesystem
+from binidx.storage.address import RENEW_SECONDS, Address, AddressOf, NotDirectError, signed
+from binidx.storage.cause import text
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
 from binidx.storage.ranges import Range
@@ -29,47 +24,8 @@ from binidx.storage.retries import PASSING, complete, wrong_length, wrong_place
 
 log = logging.getLogger(__name__)
 
-RENEW_SECONDS = 240
-"""Drivers renew credentials five minutes and more before they end: what is signed now is good for so long at least.
-What was left to the driver is tried again as late."""
-
 OF_THE_OBJECT = {404, 412, 416}
 """Statuses that tell of the object, not of who asks and how."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where and how an object is asked for: an aiohttp session, a URL that is sent as it is, headers and options."""
-
-    session: Any
-    url: Any
-    headers: Mapping[str, str] = field(repr=False)
-    options: Mapping[str, Any] = field(repr=False)
-
-
-PLAIN = {"Accept-Encoding": "identity"}
-"""Ranges of the bytes as they are, not of what a server makes of them on the way."""
-
-
-def stay() -> dict[str, Any]:
-    """Options of a request: a signature does not hold elsewhere, and the scheduler sees what stalls without a timer for
-    each piece of an answer, which would be a tenth of the CPU. All of an answer is wanted, so nothing is gained by
-    holding its connection back at each 128 KiB."""
-    from aiohttp import ClientTimeout
-
-    return {
-        "allow_redirects": False,
-        "timeout": ClientTimeout(total=None, sock_connect=5),
-        "read_bufsize": MOST_HELD,
-    }
-
-
-MOST_HELD = 8 << 20
-"""Bytes of an answer before they are taken: as large as a request is at most."""
-
-
-class NotDirectError(Exception):
-    """This object cannot be asked for without its driver."""
 
 
 class HTTPStatusError(OSError):
@@ -129,7 +85,7 @@ class DirectRequests:
                     self._found_at = time.monotonic()
                 except Exception as error:
                     # Whatever it is, the driver meets it too if it matters, and tells it in its own words.
-                    self._leave_it(filesystem.text(error))
+                    self._leave_it(text(error))
             return self._address
 
     def _leave_it(self, reason: str, *, refused: bool = False) -> None:
@@ -187,16 +143,6 @@ async def _body(uri: str, where: Range, response: Any) -> bytes:
     return bytes(body)
 
 
-AddressOf = Callable[[Any, Opened], Awaitable[Address]]
-
-
-async def _address_on_s3(fs: Any, opened: Opened) -> Address:
-    bucket, key, version = fs.split_path(opened.path)
-    asked = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-    address = await signed(fs, bucket, "get_object", asked)
-    return replace(address, headers={**address.headers, **_condition(opened)})
-
-
 async def get_signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]) -> bytes:
     """The body of an answer of S3 to a question of one of its client's methods.
 
@@ -211,98 +157,10 @@ async def get_signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]
             body: bytes = await response.read()
             return body
     except Exception as error:
-        raise error if isinstance(error, NotDirectError) else NotDirectError(filesystem.text(error)) from error
-
-
-async def signed(
-    fs: Any, bucket: str, method: str, asked: Mapping[str, Any], sent: Mapping[str, str] | None = None
-) -> Address:
-    """Where a question of S3's client is asked without it.
-
-    Args:
-        sent: headers that come of what is asked, and are signed with it.
-
-    Raises:
-        NotDirectError: it cannot be asked like this.
-    """
-    await fs.set_session()
-    client = await fs.get_s3(bucket)
-    wanted = fs._get_s3_method_kwargs(getattr(client, method), **asked)
-    client.meta.events.register_first(f"{RESOLVES}.s3", _in_its_region, unique_id="binidx-region")
-    url = await client.generate_presigned_url(method, Params=wanted, ExpiresIn=3600)
-    http = client._endpoint.http_session
-    if http._proxy_config.proxy_url_for(url):
-        raise NotDirectError("a proxy stands before it")
-    payer = {"x-amz-request-payer": "requester"} if wanted.get("RequestPayer") else {}
-    names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
-    if unknown := set(names) - {"host", *payer, *(sent or {})}:
-        raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    return Address(await http._get_session(None), _literal(url), {**PLAIN, **payer, **(sent or {})}, stay())
-
-
-def _in_its_region(context: dict[str, Any], **_: Any) -> None:
-    """Botocore would send signed URLs, and only these, to s3.amazonaws.com, for the sake of clients of 2006."""
-    if context.get("is_presign_request"):
-        context["use_global_endpoint"] = False
-
-
-RESOLVES = "before-endpoint-resolution"
-"""The event of a client of botocore that comes before it decides where a request goes."""
-
-
-async def _address_on_gcs(fs: Any, opened: Opened) -> Address:
-    session = unlimited(await fs._set_session())
-    bucket = fs.split_path(opened.path)[0]
-    if hasattr(fs, "_is_zonal_bucket") and await fs._is_zonal_bucket(bucket):
-        raise NotDirectError("a zonal bucket speaks gRPC")
-    # A token may have to be fetched, which blocks.
-    headers = await asyncio.get_running_loop().run_in_executor(None, fs._get_headers, None)
-    url = fs.url(opened.path, generation=opened.identity.get("generation"))
-    if payer := fs._get_params({}).get("userProject"):
-        url += f"&userProject={payer}"
-    return Address(session, _literal(url), {**PLAIN, **headers}, stay())
-
-
-async def _address_on_http(fs: Any, opened: Opened) -> Address:
-    options = dict(fs.kwargs)
-    headers = {**PLAIN, **options.pop("headers", {}), **_condition(opened)}
-    return Address(unlimited(await fs.set_session()), fs.encode_url(opened.path), headers, options)
-
-
-def unlimited(session: Any) -> Any:
-    """The session, with as many connections as requests are in flight, which is bounded elsewhere.
-
-    aiohttp stops at 100 where nobody says otherwise, and neither fsspec nor gcsfs has an option that would.
-    """
-    if getattr(session.connector, "limit", 0) == AIOHTTPS_LIMIT:
-        session.connector._limit = 0
-    return session
-
-
-AIOHTTPS_LIMIT = 100
-
-
-def _condition(opened: Opened) -> dict[str, str]:
-    etag = opened.identity.get("etag", "W/")
-    return {} if etag.startswith("W/") else {"If-Match": etag}
-
-
-def _literal(url: str) -> Any:
-    """A URL whose quoting is signed, and not to be done again."""
-    from yarl import URL
-
-    return URL(url, encoded=True)
+        raise error if isinstance(error, NotDirectError) else NotDirectError(text(error)) from error
 
 
 def _said(body: str) -> str:
     """`SlowDown: Please reduce your request rate.` of an error of S3, else the beginning of what was sent."""
     found = [re.search(f"<{name}>(.*?)</{name}>", body, re.DOTALL) for name in ("Code", "Message")]
     return ": ".join(each[1] for each in found if each) or " ".join(body.split())[:100]
-
-
-ADDRESSES: dict[str, AddressOf] = {
-    "S3FileSystem": _address_on_s3,
-    "GCSFileSystem": _address_on_gcs,
-    "HTTPFileSystem": _address_on_http,
-}
-"""class of the filesystem, or a base of it -> where its objects are asked for without it"""

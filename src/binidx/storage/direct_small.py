@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from binidx.storage import filesystem
-from binidx.storage.direct import RENEW_SECONDS, NotDirectError, signed
+from binidx.storage.address import RENEW_SECONDS, NotDirectError, signed
 from binidx.storage.pending import SLOWEST
 from binidx.storage.retries import PASSING
 from binidx.storage.settings import ReadSettings

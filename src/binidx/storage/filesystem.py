@@ -20,9 +20,7 @@ from binidx.errors import (
     StorageError,
     UnreachableError,
 )
-from binidx.storage.cause import cause_of, names_of
-from binidx.storage.cause import status_of as status_of
-from binidx.storage.cause import text as text
+from binidx.storage.cause import cause_of, names_of, status_of, text
 from binidx.storage.driver_options import CONCURRENCY, CONCURRENCY_WITHOUT_DRIVER, users_config, with_defaults
 from binidx.storage.settings import ReadSettings, drivers_own
 

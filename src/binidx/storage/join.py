@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from binidx.storage import filesystem
 from binidx.storage.join_files import FileJoin
 from binidx.storage.join_plan import Copied, Part, Piece, num_bytes, plan_parts
-from binidx.storage.parts import S3Parts
 from binidx.storage.publish import create_object, delete_object
 from binidx.storage.ranges import Bytes, cut
+from binidx.storage.s3_parts import S3Parts
 from binidx.storage.transfer import ROUND_BYTES
 
 Options = Mapping[str, Any] | None

@@ -21,7 +21,7 @@ from binidx.storage.ranges import Bytes, Range, RangeReader, check_ranges
 from binidx.storage.vectored import read_many
 
 
-class Held:
+class InMemory:
     """Bytes in memory as an object."""
 
     def __init__(self, uri: str, data: Bytes) -> None:
@@ -32,7 +32,7 @@ class Held:
         return [self._data[start:stop] for start, stop in ranges]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Held, (self.uri, bytes(self._data))
+        return InMemory, (self.uri, bytes(self._data))
 
 
 class Late:

@@ -23,7 +23,8 @@ from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 from binidx.storage import filesystem
-from binidx.storage.direct import NotDirectError, get_signed
+from binidx.storage.address import NotDirectError
+from binidx.storage.direct import get_signed
 from binidx.storage.inquiry import ask_store
 from binidx.storage.settings import ReadSettings
 from binidx.storage.threads import Threads

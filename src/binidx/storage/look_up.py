@@ -13,6 +13,7 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage import filesystem
+from binidx.storage.cause import status_of
 from binidx.storage.inquiry import ask_store, object_info, object_on_gcs
 from binidx.storage.settings import ReadSettings
 
@@ -75,7 +76,7 @@ def look_up(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_b
 def says_no(error: StorageError) -> bool:
     """Whether a store failed to open an object because there is none, as far as it tells us."""
     cause = error.__cause__
-    refused = isinstance(cause, PermissionError) or filesystem.status_of(cause) in REFUSALS
+    refused = isinstance(cause, PermissionError) or status_of(cause) in REFUSALS
     return refused or isinstance(error, FileNotFoundError)
 
 

@@ -23,7 +23,7 @@ from binidx.errors import StorageError
 from binidx.storage import filesystem
 from binidx.storage.publish import create_object, delete_object
 from binidx.storage.ranges import Bytes, Range
-from binidx.storage.s3_parts import S3Parts as S3Parts
+from binidx.storage.s3_parts import S3Parts
 from binidx.storage.unfinished import sync_directory
 
 MAX_PARTS = 10_000

@@ -18,6 +18,7 @@ from typing import Any
 
 from binidx.errors import ObjectChangedError, ShortReadError, StorageError
 from binidx.storage import filesystem
+from binidx.storage.cause import status_of
 from binidx.storage.ranges import Range
 
 
@@ -43,7 +44,7 @@ def smells_of_change(error: StorageError) -> bool:
     cause = error.__cause__
     past_the_end = isinstance(cause, OSError) and cause.errno == errno.EINVAL
     gone_or_short = isinstance(error, (ShortReadError, FileNotFoundError))
-    return past_the_end or gone_or_short or filesystem.status_of(cause) in (404, 412, 416)
+    return past_the_end or gone_or_short or status_of(cause) in (404, 412, 416)
 
 
 def _in_words(identity: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
-from binidx.storage.cause import cause_of
+from binidx.storage.cause import cause_of, status_of
 from binidx.storage.direct_small import get_small
 from binidx.storage.inquiry import object_info
 from binidx.storage.ranges import Bytes
@@ -135,7 +135,7 @@ def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] |
                 raise
             return None
         except Exception as error:
-            if filesystem.status_of(error) == 416:
+            if status_of(error) == 416:
                 return b""
             raise
 
@@ -253,7 +253,7 @@ def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
         in_directory(fs, path, lambda: fs.pipe_file(path, data, mode="create"))
     except Exception as error:
         # Only AWS's wording makes s3fs say FileExistsError; other servers' 412 comes as OSError EINVAL.
-        if isinstance(error, FileExistsError) or filesystem.status_of(error) in (409, 412):
+        if isinstance(error, FileExistsError) or status_of(error) in (409, 412):
             return False
         raise filesystem.translated(uri, error) from cause_of(error)
     return True

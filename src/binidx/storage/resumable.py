@@ -49,6 +49,16 @@ class Watch(Protocol):
         """Something worth a line."""
 
 
+class Silent:
+    """A Watch that looks away."""
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
+
+    def advance(self, num_bytes: int) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+
 class CorruptCopyError(StorageError):
     """What arrived is not what was sent; it was removed."""
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError
 from binidx.storage import filesystem
-from binidx.storage.cause import cause_of, names_of
+from binidx.storage.cause import cause_of, names_of, status_of, text
 from binidx.storage.ranges import Range
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
@@ -41,7 +41,7 @@ def patience(error: Exception, *, opening: bool = False) -> int:
     """How often in all a request may fail in this way; 0: as often as the deadline allows."""
     if not passes(error) and not isinstance(error, ShortReadError):
         return 1
-    unheard_of = opening and filesystem.status_of(error) is None
+    unheard_of = opening and status_of(error) is None
     return FEW_TRIES if unheard_of or isinstance(error, ShortReadError) else 0
 
 
@@ -51,7 +51,7 @@ def passes(error: BaseException) -> bool:
     if "FileNotFoundError" in names:
         hidden = filesystem.reason_of(error)
         return hidden is not None and passes(hidden)
-    status = filesystem.status_of(error)
+    status = status_of(error)
     if status is not None and status >= 400:
         return status in PASSING
     if isinstance(error, BinidxError):
@@ -121,7 +121,7 @@ def wrong_length(uri: str, where: Range, found: int | str) -> ShortReadError:
 def out_of_time(uri: str, where: str, history: History, seconds: float) -> StorageError:
     """The error of a read whose deadline passed while this range had no answer."""
     last = history.failures[-1][1] if history.failures else None
-    told = f"{history}, the last of {filesystem.text(last)}" if last else "no answer came"
+    told = f"{history}, the last of {text(last)}" if last else "no answer came"
     unheard_of = isinstance(filesystem.translated(uri, last), UnreachableError) if last else history.opening
     error = (UnreachableError if unheard_of else StorageError)(
         f"{uri}: {where} not done within {seconds:.0f} s; {told}; "
@@ -151,7 +151,7 @@ def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> F
 
 
 def _shortly(error: Exception) -> str:
-    status = filesystem.status_of(error)
+    status = status_of(error)
     # fsspec's http says FileNotFoundError whatever happened.
     hidden = filesystem.reason_of(error) if isinstance(error, FileNotFoundError) else None
     told = hidden or (error.__cause__ if isinstance(error, BinidxError) and error.__cause__ else error)

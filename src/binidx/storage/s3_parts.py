@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from binidx.storage import filesystem
+from binidx.storage.cause import status_of
 from binidx.storage.direct_small import put_small
 from binidx.storage.held import Held, cut_views
 from binidx.storage.ranges import Bytes, Range
@@ -88,7 +89,7 @@ class S3Parts:
                 answer = self._call("list_parts", UploadId=token, **page)
             except OSError as error:
                 # 404: completed or aborted since; 400: never an upload of this store
-                if isinstance(error, FileNotFoundError) or filesystem.status_of(error) in (400, 404):
+                if isinstance(error, FileNotFoundError) or status_of(error) in (400, 404):
                     return None
                 raise
             found.update({part["PartNumber"]: (part["Size"], part["ETag"]) for part in answer.get("Parts", [])})

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from binidx.storage import filesystem
-from binidx.storage.direct import ADDRESSES, DirectRequests, unlimited
+from binidx.storage.address import address_of, unlimited
+from binidx.storage.direct import DirectRequests
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
 from binidx.storage.retries import complete
@@ -31,7 +32,7 @@ def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch:
     """
     kinds = [each.__name__ for each in type(fs).__mro__]
     driver = next((DRIVERS[each] for each in kinds if each in DRIVERS), _of_any)(fs, opened)
-    address = next((ADDRESSES[each] for each in kinds if each in ADDRESSES), None)
+    address = address_of(fs)
 
     async def by_driver(start: int, stop: int) -> bytes:
         return complete(opened.uri, (start, stop), await driver(start, stop))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.format.sidecars import SIDECARS
+from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.backends import open_stored
 from binidx.storage.filesystem import local_path, split_query
 from binidx.storage.ranges import RangeReader
@@ -38,7 +39,7 @@ SUFFIXES = {
     ".parquet": PARQUET,
 }  # fmt: skip
 
-NO_TEXT = (*SIDECARS, ".quarantine.jsonl", ".parts.json")
+NO_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)
 """Ends of names that tell a format, and are what these tools have written there."""
 
 

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
-from binidx.format.convert import Silent
 from binidx.format.idx import DType
 from binidx.prepare.cut import uniform
 from binidx.prepare.estimate.cost import Cost, cost_of
 from binidx.prepare.estimate.sampling import Estimate, Seen, Stratum, draw, estimate_total
 from binidx.prepare.estimate.units import UNIT_BYTES, Units
 from binidx.prepare.finished import Options
-from binidx.storage.resumable import Watch, in_flight
+from binidx.storage.resumable import Silent, Watch, in_flight
 from binidx.text.batch import Batch
 from binidx.text.filters import Filters
 from binidx.text.inputs import find_inputs

@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from binidx.format.convert import Silent
 from binidx.prepare.preprocess.machines import sizes_of
 from binidx.prepare.preprocess.plan import Part
 from binidx.prepare.preprocess.record import Record
-from binidx.storage.resumable import Watch
+from binidx.storage.resumable import Silent, Watch
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.format.bin_writer import BinWriter
-from binidx.format.convert import Silent
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
 from binidx.format.index_stream import Documents
@@ -35,7 +34,7 @@ from binidx.prepare.shuffle.keys import shuffle_keys
 from binidx.prepare.sidecars import check_tokenizers
 from binidx.storage.filesystem import local_path
 from binidx.storage.ranges import Range, cut
-from binidx.storage.resumable import Watch
+from binidx.storage.resumable import Silent, Watch
 
 MEMORY_BYTES = 2 << 30
 PART_BYTES = 8 * MIB

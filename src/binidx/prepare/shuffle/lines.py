@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
-from binidx.format.convert import Silent
 from binidx.format.source import place_of
 from binidx.prepare.shuffle.buckets import MIB, Buckets, Plan, plan_shuffle
 from binidx.prepare.shuffle.keys import shuffle_keys
 from binidx.storage.as_file import Sink
 from binidx.storage.publish import Writer, create_object, object_exists
-from binidx.storage.resumable import Watch
+from binidx.storage.resumable import Silent, Watch
 from binidx.storage.segments import CODECS
 from binidx.text.inputs import find_inputs
 from binidx.text.lines import Lines, own_bytes, whole_lines

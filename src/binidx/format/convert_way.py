@@ -38,3 +38,12 @@ class Way:
             raise ConfigError(f"compression level {self.level}: needed to compress, or no level")
         if self.checksums and self.codec == "zstd":
             raise ConfigError("checksums: needed a plain .bin; each compressed segment has its own")
+
+
+def check_call(source: str, target: str, way: Way, verify: str) -> None:
+    """ConfigError for what can be told before anything is opened."""
+    way.check()
+    if verify not in ("checksum", "size"):
+        raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
+    if target.endswith("/"):
+        raise ConfigError(f"{target}: a folder, needed a prefix such as {target}{source.rstrip('/').split('/')[-1]}")
