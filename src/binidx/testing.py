@@ -33,11 +33,10 @@ SECONDS_OF_A_CHILD = 30.0
 
 
 class MemoryObject(InMemory):
-    """Bytes in memory as an object; `asked` remembers the ranges of each read."""
+    """Bytes in memory as an object: `asked` remembers the ranges of each read; other `data` may take its place."""
 
     def __init__(self, data: bytes, uri: str = "memory-object") -> None:
         super().__init__(uri, data)
-        self.data = data
         self.asked: list[list[Range]] = []
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -45,7 +44,7 @@ class MemoryObject(InMemory):
         return super().read(ranges)
 
     def __reduce__(self) -> tuple[type[MemoryObject], tuple[bytes, str]]:
-        return MemoryObject, (self.data, self.uri)
+        return MemoryObject, (bytes(self.data), self.uri)
 
 
 class FaultyObject:

@@ -25,14 +25,15 @@ class InMemory:
     """Bytes in memory as an object."""
 
     def __init__(self, uri: str, data: Bytes) -> None:
-        self.uri, self.size, self._data = uri, len(data), memoryview(data)
+        self.uri, self.size, self.data = uri, len(data), data
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        return [self._data[start:stop] for start, stop in ranges]
+        view = memoryview(self.data)
+        return [view[start:stop] for start, stop in ranges]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InMemory, (self.uri, bytes(self._data))
+        return InMemory, (self.uri, bytes(self.data))
 
 
 class Late:
