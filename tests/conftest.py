@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ S3_SERVERS = {"seaweed": s3_server, "ceph": ceph_server}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--s3", choices=[*S3_SERVERS], default="seaweed", help="the S3 server to test against")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: much of a test is waiting for a server, a child process or the disk."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(scope="session", autouse=True)
