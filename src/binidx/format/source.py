@@ -22,6 +22,7 @@ from binidx.storage import filesystem
 from binidx.storage.backends import layered, open_object, open_stored
 from binidx.storage.checksums import SUFFIX
 from binidx.storage.join_plan import Piece
+from binidx.storage.look_up import found_of
 from binidx.storage.publish import object_exists, object_identity
 from binidx.storage.ranges import RangeReader
 from binidx.storage.seek_table import SeekTable
@@ -117,7 +118,7 @@ class Source:
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
         """Its `.idx`; mapped, its pages count as memory of this process until others need them."""
-        found = self._told.idx if self._told else None
+        found = self._told.idx if self._told else found_of(self.opened["idx"])
         return open_object(get_idx_path(self.prefix), storage_options=self.options, mmap=mmap, cache=False, found=found)
 
     def open_stored(self) -> RangeReader:
@@ -125,7 +126,8 @@ class Source:
         told, sums = self._told, None
         if self.sums_uri is not None:
             sums = open_stored(self.sums_uri, storage_options=self.options, found=told.sums if told else None)
-        tokens = open_stored(self.bin_uri, storage_options=self.options, found=told.bin if told else None)
+        found = told.bin if told else found_of(self.opened["bin"])
+        tokens = open_stored(self.bin_uri, storage_options=self.options, found=found)
         return layered(tokens, sums=sums, cache=False)
 
     def has(self, end: str) -> bool:

@@ -12,28 +12,19 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
 from typing import Any
 
-from binidx.storage.address import RENEW_SECONDS, Address, AddressOf, NotDirectError, signed
+from binidx.storage.address import RENEW_SECONDS, Address, AddressOf
 from binidx.storage.cause import text
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
 from binidx.storage.ranges import Range
-from binidx.storage.retries import PASSING, complete, wrong_length, wrong_place
+from binidx.storage.retries import PASSING, HTTPStatusError, complete, wrong_length, wrong_place
 
 log = logging.getLogger(__name__)
 
 OF_THE_OBJECT = {404, 412, 416}
 """Statuses that tell of the object, not of who asks and how."""
-
-
-class HTTPStatusError(OSError):
-    """A status that is no answer."""
-
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"{status} {said}")
-        self.status = status
 
 
 class DirectRequests:
@@ -141,23 +132,6 @@ async def _body(uri: str, where: Range, response: Any) -> bytes:
             response.close()
             raise wrong_length(uri, where, f"more than {most}")
     return bytes(body)
-
-
-async def get_signed(fs: Any, bucket: str, method: str, asked: Mapping[str, Any]) -> bytes:
-    """The body of an answer of S3 to a question of one of its client's methods.
-
-    Raises:
-        NotDirectError: it is to be asked by the driver, whose error is the one to tell.
-    """
-    try:
-        address = await signed(fs, bucket, method, asked)
-        async with address.session.get(address.url, headers=address.headers, **address.options) as response:
-            if response.status != 200:
-                raise NotDirectError(f"status {response.status}")
-            body: bytes = await response.read()
-            return body
-    except Exception as error:
-        raise error if isinstance(error, NotDirectError) else NotDirectError(text(error)) from error
 
 
 def _said(body: str) -> str:

@@ -2,6 +2,9 @@
 
 Drivers wait long for a store that takes connections and never answers: s3fs 15 s each of its tries, the others minutes;
 and gcsfs half a minute for one that takes none.
+
+Whether an object is there is asked by one request: a HEAD of S3 to a signed URL, an entry of GCS's JSON. The drivers
+ask more, and list for a directory of that name, which they do here only for who wants to know.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from binidx.storage import filesystem
+from binidx.storage.address import NotDirectError
 from binidx.storage.pending import PendingRead
-from binidx.storage.retries import passes, retried
+from binidx.storage.retries import PASSING, HTTPStatusError, passes, retried
 from binidx.storage.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
+from binidx.storage.signed import ask_signed, key_of
 from binidx.storage.transports import has_coroutines
 
 Told = TypeVar("Told")
@@ -58,9 +63,12 @@ def ask_store(
 
 
 def object_info(
-    fs: Any, path: str, uri: str, settings: ReadSettings, *, in_flight: int, tries: int = 0
+    fs: Any, path: str, uri: str, settings: ReadSettings, *, in_flight: int, tries: int = 0, folders: bool = True
 ) -> dict[str, Any]:
     """What the store says of an object now, never from a listing remembered earlier.
+
+    Args:
+        folders: where there is no such object, look for a directory of that name, and say that it is one.
 
     Raises:
         ObjectNotFoundError: nothing there, or a directory.
@@ -70,21 +78,50 @@ def object_info(
         ask = functools.partial(filesystem.object_info, fs, path, uri)
         return retried(uri, ask, deadline_seconds=settings.deadline_seconds)
     fs.invalidate_cache()
-    on_gcs = "GCSFileSystem" in (each.__name__ for each in type(fs).__mro__)
-    ask_it = functools.partial(_info_on_gcs, fs) if on_gcs else fs._info
-    told = ask_store(fs, uri, lambda: ask_it(path), settings, in_flight=in_flight, tries=tries)
-    return filesystem.checked_info(told, uri)
+    look = look_of(fs, settings)
+
+    async def told() -> dict[str, Any]:
+        try:
+            if look is not None:
+                return await look(fs, path)
+        except Exception as error:  # the driver looks again in its own ways, and tells it in its own words
+            if passes(error) or (isinstance(error, FileNotFoundError) and not folders):
+                raise
+        info: dict[str, Any] = await fs._info(path)
+        return info
+
+    return filesystem.checked_info(ask_store(fs, uri, told, settings, in_flight=in_flight, tries=tries), uri)
 
 
-async def _info_on_gcs(fs: Any, path: str) -> dict[str, Any]:
-    """As the driver's: what is refused, or not there, it looks for again in its own ways, by listing."""
-    try:
-        return await object_on_gcs(fs, path)
-    except Exception as error:
-        if passes(error):
-            raise
-    info: dict[str, Any] = await fs._info(path)
-    return info
+Look = Callable[[Any, str], Coroutine[Any, Any, dict[str, Any]]]
+
+
+def look_of(fs: Any, settings: ReadSettings) -> Look | None:
+    """How to ask for one object by one request; None: as the driver does."""
+    looks: dict[str, Look] = {"GCSFileSystem": object_on_gcs}
+    if settings.fast is not False:
+        looks["S3FileSystem"] = object_on_s3
+    return next((looks[each.__name__] for each in type(fs).__mro__ if each.__name__ in looks), None)
+
+
+async def object_on_s3(fs: Any, path: str) -> dict[str, Any]:
+    """By a signed request.
+
+    Raises:
+        FileNotFoundError: the store has none.
+        NotDirectError: it refuses, or cannot be asked so.
+        HTTPStatusError: a status that passes.
+    """
+    answer = await ask_signed(fs, "head_object", key_of(fs, path))
+    if answer.status == 404:
+        raise FileNotFoundError(path)
+    if answer.status in PASSING:
+        raise HTTPStatusError(answer.status)
+    size = answer.headers.get("Content-Length")
+    if answer.status != 200 or size is None:
+        raise NotDirectError(f"status {answer.status}")
+    told = {"ETag": "ETag", "LastModified": "Last-Modified", "VersionId": "x-amz-version-id"}
+    return {"size": int(size), "type": "file", **{name: answer.headers.get(sent) for name, sent in told.items()}}
 
 
 async def object_on_gcs(fs: Any, path: str) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from xml.etree import ElementTree
 
 from binidx.storage import filesystem
 from binidx.storage.address import NotDirectError
-from binidx.storage.direct import get_signed
 from binidx.storage.inquiry import ask_store
 from binidx.storage.settings import ReadSettings
+from binidx.storage.signed import ask_signed
 from binidx.storage.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -121,8 +121,11 @@ async def _page_on_s3(fs: Any, wanted: Wanted) -> tuple[dict[str, Info], str]:
     asked = {"Bucket": wanted.bucket, "Prefix": wanted.common, "Delimiter": wanted.delimiter, **place}
     if wanted.fast:
         try:
-            return parse_page(await get_signed(fs, wanted.bucket, "list_objects_v2", asked))
-        except (NotDirectError, ElementTree.ParseError) as error:
+            answer = await ask_signed(fs, "list_objects_v2", asked)
+            if answer.status == 200:
+                return parse_page(answer.body)
+            logger.debug("%s: its driver lists: status %d", wanted.bucket, answer.status)
+        except Exception as error:  # whatever it is, the driver meets it too if it matters
             logger.debug("%s: its driver lists: %s", wanted.bucket, error)
     told = await fs._call_s3("list_objects_v2", fs.kwargs, **asked)
     found = {

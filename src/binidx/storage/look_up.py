@@ -6,6 +6,7 @@ listing is forbidden S3 says 403 of what is not there, so a store that refuses t
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage import filesystem
+from binidx.storage.address import NotDirectError
 from binidx.storage.cause import status_of
-from binidx.storage.inquiry import ask_store, object_info, object_on_gcs
+from binidx.storage.inquiry import ask_store, object_info, object_on_gcs, object_on_s3
 from binidx.storage.settings import ReadSettings
 
 REFUSALS = {401, 403, 404, 405, 410}
@@ -65,7 +67,7 @@ def look_up(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_b
     try:
         if look is None:
             return Found(object_info(fs, path, uri, brief, in_flight=in_flight))
-        found = ask_store(fs, uri, lambda: look(fs, path, end_bytes), brief, in_flight=in_flight)
+        found = ask_store(fs, uri, lambda: look(fs, path, end_bytes, brief), brief, in_flight=in_flight)
         return Found(filesystem.checked_info(found.info, uri), found.end)
     except StorageError as error:
         if says_no(error):
@@ -80,10 +82,13 @@ def says_no(error: StorageError) -> bool:
     return refused or isinstance(error, FileNotFoundError)
 
 
-async def _ask_s3(fs: Any, path: str, end_bytes: int) -> Found:
+async def _ask_s3(fs: Any, path: str, end_bytes: int, settings: ReadSettings) -> Found:
     bucket, key, _ = fs.split_path(path)
     marks = ("ETag", "LastModified", "VersionId")
     if not end_bytes:
+        if settings.fast is not False:
+            with contextlib.suppress(NotDirectError):
+                return Found(await object_on_s3(fs, path))
         told = await fs._call_s3("head_object", fs.kwargs, Bucket=bucket, Key=key)
         return Found({"size": told["ContentLength"], **{name: told.get(name) for name in marks}})
     told = await fs._call_s3("get_object", fs.kwargs, Bucket=bucket, Key=key, Range=f"bytes=-{end_bytes}")
@@ -93,7 +98,7 @@ async def _ask_s3(fs: Any, path: str, end_bytes: int) -> Found:
     return Found({"size": size, **{name: told.get(name) for name in marks}}, end if len(end) == part_bytes else b"")
 
 
-async def _ask_http(fs: Any, path: str, end_bytes: int) -> Found:
+async def _ask_http(fs: Any, path: str, end_bytes: int, settings: ReadSettings) -> Found:
     session = await fs.set_session()
     method, wanted = ("GET", {"Range": f"bytes=-{end_bytes}"}) if end_bytes else ("HEAD", {})
     headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", **wanted}
@@ -107,7 +112,7 @@ async def _ask_http(fs: Any, path: str, end_bytes: int) -> Found:
         return Found(info, end if len(end) == part_bytes else b"")
 
 
-async def _ask_gcs(fs: Any, path: str, end_bytes: int) -> Found:
+async def _ask_gcs(fs: Any, path: str, end_bytes: int, settings: ReadSettings) -> Found:
     """Without the end: what tells the generation brings no bytes."""
     return Found(await object_on_gcs(fs, path))
 
@@ -121,7 +126,7 @@ def _sizes(content_range: str | None, length: int | None) -> tuple[int | None, i
     return size, last + 1 - first if last + 1 == size else 0
 
 
-Look = Callable[[Any, str, int], Coroutine[Any, Any, Found]]
+Look = Callable[[Any, str, int, ReadSettings], Coroutine[Any, Any, Found]]
 
 LOOKS: dict[str, Look] = {"S3FileSystem": _ask_s3, "GCSFileSystem": _ask_gcs, "HTTPFileSystem": _ask_http}
 """class of the filesystem, or a base of it -> how to ask by one request"""

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage import filesystem
 from binidx.storage.cause import cause_of, status_of
-from binidx.storage.direct_small import get_small
+from binidx.storage.direct_small import delete_one, get_small
 from binidx.storage.inquiry import object_info
 from binidx.storage.ranges import Bytes
 from binidx.storage.settings import ReadSettings
@@ -147,7 +147,7 @@ def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
     with filesystem.storage_errors(uri), contextlib.suppress(FileNotFoundError):
         if path is not None:
             os.unlink(path)
-        else:
+        elif not delete_one(uri, storage_options or {}):
             fs, path = filesystem.open_filesystem(uri, storage_options or {})
             fs.rm_file(path)
 
@@ -155,7 +155,7 @@ def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
     """Asked of the store itself each time, never of a listing. A directory is no object."""
     try:
-        object_identity(uri, storage_options)
+        _told(uri, storage_options, folders=False)
     except ObjectNotFoundError:
         return False
     return True
@@ -167,11 +167,15 @@ def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, A
     Raises:
         ObjectNotFoundError: there is no such object.
     """
+    return filesystem.identity_of(_told(uri, storage_options, folders=True))
+
+
+def _told(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> dict[str, Any]:
     uri, options = os.fspath(uri), storage_options or {}
     settings = ReadSettings.of(options)
     in_flight = filesystem.in_flight(uri, options, settings)
     fs, path = filesystem.open_filesystem(uri, options, reading=in_flight)
-    return filesystem.identity_of(object_info(fs, path, uri, settings, in_flight=in_flight))
+    return object_info(fs, path, uri, settings, in_flight=in_flight, folders=folders)
 
 
 def join_uri(base: str, *parts: str) -> str:

@@ -37,6 +37,14 @@ LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseErro
 Found = TypeVar("Found")
 
 
+class HTTPStatusError(OSError):
+    """A status that is no answer."""
+
+    def __init__(self, status: int, said: str = "") -> None:
+        super().__init__(f"{status} {said}".rstrip())
+        self.status = status
+
+
 def patience(error: Exception, *, opening: bool = False) -> int:
     """How often in all a request may fail in this way; 0: as often as the deadline allows."""
     if not passes(error) and not isinstance(error, ShortReadError):
