@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from distant import Distant, distant_store
 
-from binidx.errors import AccessError
+from binidx.errors import AccessError, ObjectNotFoundError
 from binidx.storage import direct_small, filesystem
 from binidx.storage.held import CHUNK_BYTES, Held
-from binidx.storage.publish import create_object, read_small
+from binidx.storage.look_up import look_up
+from binidx.storage.publish import create_object, delete_object, object_exists, object_identity, read_small
 
 DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)
 
@@ -48,6 +49,48 @@ def test_the_store_refuses_what_its_sum_does_not_fit(
         assert read_small(put(far, "a", DATA), far.options()) == DATA
         assert [each.status for each in far.proxy.log()][:2] == [400, 200]
         direct_small._by_driver_until.clear()
+
+
+def test_a_look_and_a_deletion_are_one_request_each(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = put(far, "a", DATA[:1000]), far.options()
+        far.proxy.reset()
+        found = object_identity(uri, options)
+        assert object_exists(uri, options)
+        delete_object(uri, options)
+        assert not object_exists(uri, options)
+        assert look_up(uri, options) is None
+        delete_object(uri, options)
+        log = [(each.method, each.status) for each in far.proxy.log()]
+        assert found["size"] == 1000
+        uri = put(far, "a", DATA[:1000])
+        by_driver = object_identity(uri, {**options, "binidx": {"fast": False}})
+    assert found == by_driver
+    assert log == [("HEAD", 200)] * 2 + [("DELETE", 204)] + [("HEAD", 404)] * 2 + [("DELETE", 204)]
+
+
+def test_a_folder_is_told_of_to_who_wants_to_open_it(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        put(far, "folder/a", DATA[:10])
+        uri, options = f"{far.base}/folder", far.options()
+        assert not object_exists(uri, options)
+        with pytest.raises(ObjectNotFoundError, match="found a directory, needed an object"):
+            object_identity(uri, options)
+
+
+@pytest.mark.parametrize("fault", ["503", "500", "403", "404", "reset", "close"])
+def test_a_look_and_a_deletion_that_fail_are_made_again(
+    request: pytest.FixtureRequest, tmp_path: Path, fault: str
+) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = put(far, "a", DATA[:1000]), far.options()
+        far.proxy.become(script=[fault], only="all")
+        assert object_identity(uri, options)["size"] == 1000
+        far.proxy.become(script=[fault], only="all")
+        delete_object(uri, options)
+        direct_small._by_driver_until.clear()
+        assert far.proxy.counts().faults[fault] == 2
+        assert not object_exists(uri, options)
 
 
 @pytest.mark.parametrize("fault", ["503", "500", "403", "reset", "close", "reset-late", "truncate"])
