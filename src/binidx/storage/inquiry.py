@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from binidx.storage import filesystem
 from binidx.storage.address import NotDirectError
+from binidx.storage.cause import text
 from binidx.storage.pending import PendingRead
 from binidx.storage.retries import PASSING, HTTPStatusError, passes, retried
 from binidx.storage.scheduler import scheduler
@@ -109,10 +110,13 @@ async def object_on_s3(fs: Any, path: str) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the store has none.
-        NotDirectError: it refuses, or cannot be asked so.
+        NotDirectError: it refuses, cannot be asked so, or is not reached: of which the driver tells in its own words.
         HTTPStatusError: a status that passes.
     """
-    answer = await ask_signed(fs, "head_object", key_of(fs, path))
+    try:
+        answer = await ask_signed(fs, "head_object", key_of(fs, path))
+    except Exception as error:
+        raise error if isinstance(error, NotDirectError) else NotDirectError(text(error)) from error
     if answer.status == 404:
         raise FileNotFoundError(path)
     if answer.status in PASSING:
