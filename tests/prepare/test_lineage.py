@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from converting import build, names_beside
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lineages import END, build_with_lineage, read_lineage
+from preprocessing import texts, write_lines
 from shuffling import new_order, small_buckets
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
@@ -190,3 +194,22 @@ def test_convert_copies_what_tells_of_the_documents_and_removes_what_told_of_oth
         assert names_beside(target) == ["en.bin", "en.idx", "en.lineage.parquet", "en.manifest.json"]
         convert_dataset(build(tmp_path / "bare", 10), target, overwrite=True)
         assert names_beside(target) == ["en.bin", "en.idx"]
+
+
+def test_a_job_with_lineage_imports_no_pandas(tmp_path: Path) -> None:
+    # 0.3 s and 40 MB of each worker, where it is installed, and pyarrow would.
+    program = """if True:
+        import sys
+        from concurrent.futures import ThreadPoolExecutor
+        from preprocessing import job_of
+        from binidx.prepare.preprocess.run import preprocess
+        with ThreadPoolExecutor(1) as here:
+            preprocess(job_of([sys.argv[1]], sys.argv[2]), executor=here)
+        print("pandas" in sys.modules)
+    """
+    source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in texts(50)])
+    command = [sys.executable, "-c", program, source, str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    told = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    assert told.strip() == "False"
+    assert Path(f"{tmp_path}/out_text_document.lineage.parquet").exists()

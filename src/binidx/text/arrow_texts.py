@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError
+from binidx.text.arrow_numbers import to_numpy
 from binidx.text.batch import Strings
 
 Bad = tuple[int, str, str]
@@ -50,7 +51,7 @@ def texts_of(array: Any, name: str) -> Texts:
     if not _is_list(array.type):
         return _of_strings(array, name, bad)
     lists = array.cast(pa.large_list(array.type.value_type))
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    lengths = to_numpy(pc.fill_null(pc.list_value_length(lists), 0))
     documents, values = _bounds(lengths), lists.flatten()
     owner = np.repeat(np.arange(len(array)), lengths)
     nulls = sorted({int(owner[item]) for item in _rows(values.is_null())})
@@ -71,7 +72,7 @@ def strings_of(array: Any) -> Strings:
         values = pa.array(
             [None if each is None else json.dumps(each, default=str) for each in array.to_pylist()], pa.large_string()
         )
-    return Strings(*_buffers(values), values.is_valid().to_numpy(zero_copy_only=False))
+    return Strings(*_buffers(values), to_numpy(values.is_valid()))
 
 
 def _of_strings(array: Any, name: str, bad: list[Bad]) -> Texts:
@@ -117,7 +118,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _rows(mask: Any) -> list[int]:
-    found: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+    found: list[int] = np.flatnonzero(to_numpy(mask)).tolist()
     return found
 
 

@@ -29,6 +29,7 @@ from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object
 from binidx.storage.ranges import RangeReader
 from binidx.storage.resumable import in_flight
+from binidx.text.arrow_numbers import bitmap, strings, to_arrow, to_numpy
 from binidx.text.batch import Batch, Strings
 from binidx.tokenize.stored import Stored
 
@@ -117,11 +118,15 @@ def table_of(sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, plac
     """Rows as a table; `numbers` say which of the sources each is of. None: nulls, and Arrow arrays are welcome."""
     given = zip(("row", "byte", "id", "hash"), (rows, places, ids, hashes), strict=True)
     columns = [
-        pa.nulls(len(numbers), SCHEMA.field(name).type) if values is None else pa.array(values, SCHEMA.field(name).type)
+        pa.nulls(len(numbers), SCHEMA.field(name).type) if values is None else _column(values, SCHEMA.field(name).type)
         for name, values in given
     ]
-    named = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(sources, pa.string()))
+    named = pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), strings(sources))
     return pa.Table.from_arrays([named, *columns], schema=SCHEMA)
+
+
+def _column(values: Any, kind: Any) -> Any:
+    return to_arrow(values, kind) if isinstance(values, np.ndarray) else values
 
 
 def token_bounds(found: Stored) -> NDArray[np.int64]:
@@ -188,7 +193,7 @@ def _numbered(part: PartRows, options: Options) -> Iterator[Any]:
         base = bases[first : first + len(table)]
         first += len(table)
         if len(base) == len(table):
-            rows = pa.array(table.column("row").to_numpy() + base, pa.int64())
+            rows = to_arrow(to_numpy(table.column("row")) + base, pa.int64())
             yield table.set_column(1, SCHEMA.field("row"), rows)
     if first != len(bases):
         raise FormatError(f"{uri}: {first} rows, needed {len(bases)}, one for each document of the part")
@@ -208,7 +213,7 @@ def open_rows(reader: RangeReader) -> Any:
 def _strings(ids: Strings | None, count: int) -> Any:
     if ids is None:
         return pa.nulls(count, pa.string())
-    validity = pa.array(ids.present, pa.bool_()).buffers()[1]
+    validity = bitmap(ids.present)
     offsets = pa.py_buffer((ids.offsets - ids.offsets[0]).astype(np.int32).tobytes())
     data = pa.py_buffer(ids.bytes[ids.offsets[0] : ids.offsets[-1]].tobytes())
     return pa.Array.from_buffers(pa.string(), count, [validity, offsets, data])
