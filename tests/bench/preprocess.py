@@ -51,12 +51,12 @@ FAR_MS = 30
 
 WORKER = """
 import json, sys
-from binidx.prepare.preprocess.local_workers import keep_one_arena
+from binidx.prepare.preprocess.local_workers import settle_malloc
 from binidx.prepare.preprocess.plan import plan_parts
 from binidx.prepare.preprocess.tokenising import make_part
 from binidx.text.inputs import find_inputs
 from tests.bench.preprocess import LARGE_PART_BYTES, job_of
-keep_one_arena()
+settle_malloc()
 job = job_of(*sys.argv[1:4], part_bytes=LARGE_PART_BYTES)
 for part in plan_parts(job, find_inputs(job.inputs)):
     make_part(job, part)
