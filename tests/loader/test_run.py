@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizing
 from cases import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
@@ -113,6 +114,19 @@ def test_a_tokenizer_keeps_what_the_samples_depend_on() -> None:
     assert (saved.eod, saved.pad, saved.eos) == (3, 3, None)
     with pytest.raises(ConfigError, match="object: has no unique_identifiers"):
         SavedTokenizer.of(object())
+
+
+def test_the_tokenizer_of_a_file_serves_as_the_tokenizer_of_a_run(prefixes: list[str], tmp_path: Path) -> None:
+    def described() -> Any:
+        return binidx.describe_tokenizer(tokenizing.save("gpt2", tmp_path), eod=0)
+
+    run = make(prefixes, tokenizer=described())
+    run.save("memory://runs/described.json")
+    loaded, again = binidx.Run.load("memory://runs/described.json"), make(prefixes, tokenizer=described())
+    names = {each.build()[0].unique_description_hash for each in (run, loaded, again)}  # type: ignore[union-attr]
+    assert len(names) == 1
+    for number in range(8):
+        assert_same_sample(loaded.build()[0][number], run.build()[0][number])  # type: ignore[index]
 
 
 def broken(prefixes: list[str], **changes: Any) -> bytes:

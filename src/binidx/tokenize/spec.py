@@ -13,6 +13,7 @@ The content stays where it is; `read_content` fetches it and compares its digest
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -61,6 +62,11 @@ class TokenizerSpec:
     def __post_init__(self) -> None:
         if self.specials not in POLICIES:
             raise ConfigError(f"specials: found {self.specials}, needs one of {', '.join(POLICIES)}")
+
+    @property
+    def unique_identifiers(self) -> OrderedDict[str, str]:
+        """What names it in index caches and saved runs, where it stands as a dataset's tokenizer: its content."""
+        return OrderedDict([("class", "binidx.TokenizerSpec"), ("digest", self.digest)])
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON has."""
