@@ -48,7 +48,7 @@ def steps_of(order: RunOrder, text: str | None) -> range:
     count = order.num_steps()
     first, _, stop = (text or ":").partition(":")
     if not stop and count is None:
-        raise ConfigError("steps: a cyclic run has no end, needs --steps A:B")
+        raise ConfigError("steps: this run has no end, needs --steps A:B")
     try:
         return range(int(first or 0), int(stop) if stop else count or 0)
     except ValueError:
@@ -60,11 +60,23 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
     count = order.num_steps()
     stop = count if before_step is None else before_step
     if stop is None:
-        raise ConfigError("a cyclic run has no end, needs --before-step N")
+        raise ConfigError("this run has no end, needs --before-step N")
     if stop < 0 or (count is not None and stop > count):
         steps = "steps without end" if count is None else f"{count} steps"
         raise ConfigError(f"--before-step {stop}: the run has {steps}, counted from 0")
     return stop
+
+
+def step_at(order: RunOrder, consumed_samples: int) -> int:
+    """The step that a checkpoint with so many samples consumed goes on with."""
+    schedule = order.reading.schedule
+    step = schedule.step_of(max(consumed_samples, schedule.consumed_samples))
+    if schedule.samples_before(step) != consumed_samples:
+        near = [schedule.samples_before(each) for each in (step, step + 1)]
+        raise ConfigError(
+            f"--consumed-samples {consumed_samples}: within a step; steps begin at {near[0]:,} and {near[1]:,}"
+        )
+    return step
 
 
 def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None:

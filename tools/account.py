@@ -9,6 +9,7 @@ exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
   binidx account run.json --before-step 41200 --picture sources.png
+  binidx account run.json --consumed-samples 21094400 --repeats
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from binidx.order.accounts import SourceAccount, account
 from binidx.storage.publish import create_object
 
 from ._face import parser, run
-from ._orders import add_run, open_run, stop_step
+from ._orders import add_run, open_run, step_at, stop_step
 from ._table import table as columns
 
 UNITS = ((10**9, "billion "), (10**6, "million "), (10**3, "thousand "), (1, ""))
@@ -37,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     options = parser("account", __doc__)
     add_run(options)
-    options.add_argument("--before-step", type=int, metavar="N", help="what was read before step N; by default all")
+    until = options.add_mutually_exclusive_group()
+    until.add_argument("--before-step", type=int, metavar="N", help="what was read before step N; by default all")
+    until.add_argument("--consumed-samples", type=int, metavar="N", help="what was read at a checkpoint that says so")
     options.add_argument("--repeats", action="store_true", help="how many documents were seen 0, 1, 2, ... times")
     options.add_argument("--to", metavar="URI", help="write the rows as parquet")
     options.add_argument("--picture", metavar="PNG", help="draw the epochs and tokens of each source")
@@ -46,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         order = open_run(arguments, in_ranges=not arguments.repeats)
-        stop = stop_step(order, arguments.before_step)
+        asked = arguments.consumed_samples
+        stop = stop_step(order, arguments.before_step if asked is None else step_at(order, asked))
         accounts = account(order, stop, repeats=arguments.repeats)
         if arguments.to:
             write_parquet(accounts, arguments.to, arguments.storage_options)

@@ -125,6 +125,21 @@ def test_account_adds_up(run_file: Path, capsys: pytest.CaptureFixture[str], tmp
     assert Path(f"{tmp_path}/a.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_account_at_a_checkpoint_is_that_before_its_next_step(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*asked: str) -> str:
+        assert main(["account", str(run_file), *asked]) == 0
+        return capsys.readouterr().out
+
+    assert said("--consumed-samples", "40") == said("--before-step", "5")
+    assert said("--consumed-samples", "0") == said("--before-step", "0")
+    assert said("--consumed-samples", "120") == said()
+    assert main(["account", str(run_file), "--consumed-samples", "43"]) == 2
+    assert "within a step; steps begin at 40 and 48" in capsys.readouterr().err
+    assert main(["account", str(run_file), "--consumed-samples", "128"]) == 2
+
+
 @pytest.mark.parametrize("stop", ["-1", "16"])
 @pytest.mark.parametrize("command", [["account"], ["where", "--document", "7", "--source"]])
 def test_steps_that_the_run_does_not_have(
@@ -201,6 +216,9 @@ def test_packed_runs_are_ordered_and_compared(tmp_path: Path, capsys: pytest.Cap
     found = parquet.read_table(f"{tmp_path}/out/worker_0-of-2_ordered_dataset.parquet")
     assert (found.num_rows, len(found["input_ids"][0])) == (100, 9)
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
+    assert "this run has no end, needs --steps A:B" in capsys.readouterr().err
+    assert main(["trace", f"{tmp_path}/run.json", "--step", "0"]) == 2
+    assert "a run over packed files; binidx order takes it" in capsys.readouterr().err
     (tmp_path / "run.json").write_text(json.dumps({**described, "fork": "mine"}))
     assert main(["order", f"{tmp_path}/run.json", "--to", f"{tmp_path}/out"]) == 2
     assert "fork: found 'mine', needs one of lit-gpt" in capsys.readouterr().err

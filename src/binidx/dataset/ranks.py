@@ -170,8 +170,9 @@ class Company:
     def _fail(self, error: BaseException) -> None:
         """Tell the others, unless they told us."""
         trace = "".join(traceback.format_exception(error)).rstrip()
+        what = "".join(traceback.format_exception_only(error)).partition("\n")[0]
         with contextlib.suppress(Exception):
-            self._end(f"{self._name()} failed; what it raised:\n\n{trace}")
+            self._end(f"{self._name()} failed: {what}; what it raised:\n\n{trace}")
             self.look()
             if isinstance(error, Exception):  # somebody who presses ctrl-C waits for nobody
                 self._wait_for_told()

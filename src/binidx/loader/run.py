@@ -204,6 +204,8 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
         found = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"no JSON: {error}") from error
+    if isinstance(found, dict) and "fork" in found:
+        raise ConfigError("a run over packed files; binidx order takes it, and binidx.order.load_packed_run")
     _check_fields("run", found, Run)
     config = found["config"]
     _check_fields("config", config, GPTDatasetConfig, ["storage_options"])
