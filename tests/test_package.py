@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import binidx
+import binidx.order
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,6 +37,25 @@ def test_every_public_name_is_there() -> None:
     assert set(binidx.__all__) <= set(dir(binidx))
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = binidx.Nonsense
+
+
+def test_every_public_name_stands_in_the_page_of_names() -> None:
+    page = (ROOT / "docs/names.md").read_text()
+    rows = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
+    assert sorted(re.findall(r"`(\w+)`", rows)) == binidx.__all__
+    assert {f"`{name}`" for name in binidx.order.__all__} <= set(re.findall(r"`\w+`", page.split("`binidx.order`")[1]))
+
+
+def test_every_page_is_reached_from_the_readme_and_no_link_leads_nowhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").glob("*.md")]
+    linked = {
+        (page.parent / link).resolve()
+        for page in pages
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    }
+    assert [path for path in linked if not path.exists()] == []
+    from_readme = re.findall(r"\]\((docs/[^)#]+)", pages[0].read_text())
+    assert {*from_readme} == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 
 
 def test_every_package_is_in_the_wheel() -> None:
