@@ -63,12 +63,12 @@ def test_a_bad_line_at_every_position_is_left_out_and_written_down(kind: str, tm
 
 
 def test_a_workers_memory_does_not_grow_with_the_rows_that_are_written_down(tmp_path: Path) -> None:
-    """Fails where the writer does not flush, or keeps the problems: by 13 MB."""
+    """Fails where the writer does not flush, or keeps the problems: by 13 MB. hf has small batches."""
 
     def peak(count: int) -> int:
         row = json.dumps({"txet": "x" * 5000})
         inputs = [write_lines(tmp_path / f"{count}.jsonl", [row] * count)]
-        job = job_of(inputs, tmp_path / str(count), on_error="quarantine", part_bytes=1 << 30)
+        job = job_of(inputs, tmp_path / str(count), on_error="quarantine", part_bytes=1 << 30, engine="hf")
         tracemalloc.start()
         report = run(job)
         found = tracemalloc.get_traced_memory()[1]
@@ -205,7 +205,7 @@ def test_a_wrong_engine_stops_the_job(tmp_path: Path, monkeypatch: pytest.Monkey
         return ids ^ 1, bounds
 
     monkeypatch.setattr(Gigatoken, "encode", wrong)
-    with pytest.raises(MismatchError, match="--engine hf is exact"):
+    with pytest.raises(MismatchError, match="--tokenizer-engine hf is exact"):
         preprocess(job_of(corpus(tmp_path / "in"), tmp_path / "en", engine="gigatoken"), executor=Here())
     assert not list(tmp_path.glob("en_text*"))
 

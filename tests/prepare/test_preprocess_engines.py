@@ -161,3 +161,8 @@ def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:
             workers_of(name)
     with pytest.raises(UnreachableError, match=r"dask=tcp://127.0.0.1:1: .*needed the address of a scheduler"):
         preprocess(job_of(corpus(tmp_path / "in"), tmp_path / "en"), engine="dask=tcp://127.0.0.1:1")
+
+
+def test_an_address_that_ray_does_not_read_is_one_error() -> None:
+    with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed the address of a cluster, as HOST:6379$"):
+        workers_of("ray:127.0.0.1").open()

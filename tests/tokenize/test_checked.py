@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizing import buffers, lists, plain_texts, save
 
 from binidx.errors import MismatchError
+from binidx.tokenize import checked as checked_module
 from binidx.tokenize.checked import Checked
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engine import Encoded, Engine
@@ -54,7 +55,13 @@ def test_a_wrong_engine_is_caught_with_both_lists_and_the_text(exact: Engine) ->
     wrong = [*right[:2], right[2] + 1, *right[3:]]
     with pytest.raises(MismatchError, match="text 1, 18 bytes, beginning 'one two three four'") as raised:
         checked.encode(*texts)
-    for part in (f"wrong has {wrong[:10]}", f"hf {right[:10]}", "2 is the first that differs", "--engine hf is exact"):
+    parts = (
+        f"wrong has {wrong[:10]}",
+        f"hf {right[:10]}",
+        "2 is the first that differs",
+        "--tokenizer-engine hf is exact",
+    )
+    for part in parts:
         assert part in str(raised.value)
 
 
@@ -105,3 +112,28 @@ def test_the_reference_is_not_compared_with_itself(exact: Engine, tmp_path: Path
         "hf",
         "gigatoken",
     )
+
+
+class Measured(Wrong):
+    """Remembers how many bytes it was given at once."""
+
+    name = "measured"
+
+    def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
+        self.given = [*getattr(self, "given", []), int(offsets[-1] - offsets[0])]
+        return self.engine.encode(texts, offsets)
+
+
+def test_of_a_text_too_long_for_the_reference_the_beginning_is_compared(
+    exact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = buffers(["one two three été " * 50])
+    for cut in range(95, 105):  # also in the middle of a character
+        monkeypatch.setattr(checked_module, "LONGEST_BYTES", cut)
+        needed = Measured(exact, b"")
+        checked = Checked(Wrong(exact, b"never"), needed, first=1)
+        assert lists(checked.encode(*long)) == lists(exact.encode(*long))
+        assert checked.compared == 1
+        assert cut - 1 <= needed.given[0] <= cut
+    with pytest.raises(MismatchError, match=r"text 0, \d+ bytes, beginning 'one two three"):
+        Checked(Wrong(exact, b"one"), exact, first=1).encode(*long)

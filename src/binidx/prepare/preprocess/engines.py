@@ -35,9 +35,16 @@ class RayExecutor(Executor):
         self._remote = functools.cache(self._ray.remote)
         self._ours = not self._ray.is_initialized()
         if self._ours and (address or "RAY_ADDRESS" in os.environ):
-            self._ray.init(address or None, **QUIET)
+            self._join(address)
         elif self._ours:
             self._ray.init(num_cpus=count, include_dashboard=False, **QUIET)
+
+    def _join(self, address: str) -> None:
+        try:
+            self._ray.init(address or None, **QUIET)
+        except (ValueError, OSError) as error:
+            named = f"ray:{address}" if address else "RAY_ADDRESS"
+            raise UnreachableError(f"{named}: {error}; needed the address of a cluster, as HOST:6379") from error
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # Without tries of its own: the driver counts them.
