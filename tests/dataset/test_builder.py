@@ -192,6 +192,23 @@ def test_contradicting_options_are_refused(changes: dict[str, Any], sizes: list[
         ours(sizes, **{"blend": (["a"], None), "split": "1,0,0", **changes})
 
 
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        (binidx.BERTMaskedWordPieceDataset, "classification_head"),
+        (binidx.T5MaskedWordPieceDataset, "sequence_length_encoder, sequence_length_decoder"),
+        (binidx.BlockShuffledGPTDataset, "block_samples, blocks_mixed"),
+        (binidx.MultimodalDataset, "image_h, image_w"),
+        (binidx.GPTFIMDataset, "fim_rate, "),
+    ],
+)
+def test_a_config_of_another_kind_names_the_one_that_is_needed(kind: Any, missing: str) -> None:
+    config = binidx.GPTDatasetConfig(**GPT, blend=(["a"], None), split="1,0,0")
+    needed = f"found a GPTDatasetConfig, without {missing}.*; {kind.__name__} needs a {kind.__name__}Config"
+    with pytest.raises(ConfigError, match=needed):
+        binidx.BlendedMegatronDatasetBuilder(kind, [1, 0, 0], lambda: True, config)
+
+
 def test_a_class_with_a_constructor_of_its_own_is_given_an_array(prefixes) -> None:
     class Own(binidx.GPTDataset):
         def __init__(self, dataset, path, indices, *rest) -> None:

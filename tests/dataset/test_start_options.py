@@ -67,9 +67,15 @@ def test_the_dtype_is_that_of_the_header_whatever_the_tokenizer_has(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("said", "message"),
-    [({"other": (30, 31)}, "says nothing of .*en, whose .idx has "), ({}, None), (None, None)],
+    [
+        ({"other": (30, 31)}, "says nothing of .*en, whose .idx has "),
+        ({"en": 30}, r"says 30 of .*en, whose .idx has \(30, 31\) sequences and bounds"),
+        ({}, None),
+        (None, None),
+    ],
 )
 def test_each_prefix_has_to_be_among_the_counts(tmp_path: Path, said: Any, message: str | None) -> None:
+    said = said and {str(tmp_path / name): count for name, count in said.items()}
     given = arguments(write(tmp_path / "en", 999), tmp_path, sequences_per_dataset=said)
     if message is None:
         assert len(build(given)) >= 50

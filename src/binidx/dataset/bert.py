@@ -50,6 +50,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     """
 
     config: BERTMaskedWordPieceDatasetConfig
+    config_class = BERTMaskedWordPieceDatasetConfig
 
     def __init__(
         self,

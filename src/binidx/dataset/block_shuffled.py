@@ -50,6 +50,7 @@ class BlockShuffledGPTDataset(GPTDataset):
     """
 
     config: BlockShuffledGPTDatasetConfig
+    config_class = BlockShuffledGPTDatasetConfig
 
     @staticmethod
     def _key_config_attributes() -> list[str]:

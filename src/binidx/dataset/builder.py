@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import get_annotations
 from math import ceil
 from typing import Any
 
@@ -61,6 +62,7 @@ class BlendedMegatronDatasetBuilder:
         self.config = config
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
+        check_kind(cls, config)
         for split, blend, size in zip(Split, self._blends(), sizes, strict=True):
             if size is None and blend is not None and blend[1] is not None:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
@@ -208,3 +210,11 @@ def sizes_per_dataset(
 def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
     """The same of weights that add up to 1."""
     return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
+
+
+def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:
+    """ConfigError where the config is another kind's: one without the options that this kind has of its own."""
+    needed = getattr(cls, "config_class", BlendedMegatronDatasetConfig)
+    if missing := [name for name in get_annotations(needed) if not hasattr(config, name)]:
+        found = f"{type(config).__name__}, without {', '.join(missing)}"
+        raise ConfigError(f"config: found a {found}; {cls.__name__} needs a {needed.__name__}")

@@ -84,6 +84,7 @@ class GPTFIMDataset(GPTDataset):
     """
 
     config: GPTFIMDatasetConfig
+    config_class = GPTFIMDatasetConfig
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
         """The sample of its tokens, cut by the draws of its number."""
@@ -107,7 +108,7 @@ def rearrangement_of(config: GPTFIMDatasetConfig) -> Rearrangement:
     tokenizer = getattr(config.tokenizer, "_tokenizer", config.tokenizer)
     for name in ("tokens_to_ids", "ids_to_text", "text_to_ids"):
         if not hasattr(tokenizer, name):
-            raise ConfigError(f"{type(tokenizer).__name__}: has no {name}, samples are cut in the text")
+            raise ConfigError(f"{type(tokenizer).__name__}: has no {name}, cuts in the text need it; give Megatron's")
     named = cast(Mapping[str, str], config.fim_extra_tokens)
     ids = dict(zip(EXTRA_TOKENS, tokenizer.tokens_to_ids([named[name] for name in EXTRA_TOKENS]), strict=True))
     if unknown := [named[name] for name, token in ids.items() if token is None]:

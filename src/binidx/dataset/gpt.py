@@ -175,8 +175,8 @@ class GPTDataset(GPTIndexed):
 def check_counts(dataset: IndexedDataset, needed: Sequence[int] | None) -> None:
     """ConfigError unless a dataset has as many sequences and document bounds as its config says."""
     found = dataset.index.sequence_count, dataset.index.document_count
-    if needed is None or tuple(needed) != found:
-        said = "nothing" if needed is None else tuple(needed)
+    said = tuple(needed) if isinstance(needed, Sequence) else "nothing" if needed is None else needed
+    if said != found:
         raise ConfigError(
             f"sequences_per_dataset: says {said} of {dataset.path_prefix}, whose .idx has {found} sequences and bounds"
         )

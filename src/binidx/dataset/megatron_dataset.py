@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import chain
 from json.encoder import encode_basestring_ascii
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,9 @@ class MegatronDataset(Identified, ABC):
 
     Source: Megatron Core, `MegatronDataset`; `spans`, `assemble` and `__getitems__` are ours.
     """
+
+    config_class: ClassVar[type[BlendedMegatronDatasetConfig]] = BlendedMegatronDatasetConfig
+    """The config whose options this kind asks for; one that has them under another name will do."""
 
     def __init__(
         self,

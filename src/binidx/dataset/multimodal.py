@@ -72,6 +72,7 @@ class MockMultimodalDataset(MockGPTDataset):
     """
 
     config: MultimodalDatasetConfig
+    config_class = MultimodalDatasetConfig
 
     def __getitem__(self, idx: int | None) -> Sample:
         shape = 3, self.config.image_h or 0, self.config.image_w or 0
@@ -102,6 +103,7 @@ class MultimodalDataset(MegatronDataset):
     """
 
     config: MultimodalDatasetConfig
+    config_class = MultimodalDatasetConfig
     dataset: IndexedDataset
 
     def __init__(

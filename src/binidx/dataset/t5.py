@@ -61,6 +61,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     """
 
     config: T5MaskedWordPieceDatasetConfig
+    config_class = T5MaskedWordPieceDatasetConfig
     config_attention_mask = staticmethod(config_attention_mask)
 
     def __init__(
