@@ -13,7 +13,7 @@ import pytest
 from distant import Distant, distant_store
 
 from binidx.errors import AccessError, ObjectNotFoundError
-from binidx.storage import direct_small, filesystem
+from binidx.storage import direct_small, filesystem, signed
 from binidx.storage.held import CHUNK_BYTES, Held
 from binidx.storage.look_up import look_up
 from binidx.storage.publish import create_object, delete_object, object_exists, object_identity, read_small
@@ -48,7 +48,7 @@ def test_the_store_refuses_what_its_sum_does_not_fit(
     with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
         assert read_small(put(far, "a", DATA), far.options()) == DATA
         assert [each.status for each in far.proxy.log()][:2] == [400, 200]
-        direct_small._by_driver_until.clear()
+        signed._by_driver_until.clear()
 
 
 def test_a_look_and_a_deletion_are_one_request_each(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_look_and_a_deletion_that_fail_are_made_again(
         assert object_identity(uri, options)["size"] == 1000
         far.proxy.become(script=[fault], only="all")
         delete_object(uri, options)
-        direct_small._by_driver_until.clear()
+        signed._by_driver_until.clear()
         assert far.proxy.counts().faults[fault] == 2
         assert not object_exists(uri, options)
 
@@ -97,10 +97,10 @@ def test_a_look_and_a_deletion_that_fail_are_made_again(
 def test_what_fails_is_done_by_the_driver(request: pytest.FixtureRequest, tmp_path: Path, fault: str) -> None:
     with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=[fault], only="all") as far:
         uri = put(far, "a", DATA)
-        direct_small._by_driver_until.clear()
+        signed._by_driver_until.clear()
         far.proxy.become(script=[fault])
         assert read_small(uri, far.options()) == DATA
-        direct_small._by_driver_until.clear()
+        signed._by_driver_until.clear()
 
 
 def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureReques
         put(far, "a", DATA)
         put(far, "b", DATA)
         log = far.proxy.log()
-        direct_small._by_driver_until.clear()
+        signed._by_driver_until.clear()
     assert [each.status for each in log] == [403, 200, 200]
 
 
@@ -132,9 +132,9 @@ def test_what_is_to_be_said_of_an_object_is_said_by_the_driver(wanted: dict[str,
     # Nobody listens there: a request would fail, and fall to the driver without being remembered.
     options = {"endpoint_url": "http://127.0.0.1:1", "s3_additional_kwargs": wanted}
     options |= {"anon": True} if anonymous else {"key": "k", "secret": "s"}
-    before = set(direct_small._by_driver_until)
+    before = set(signed._by_driver_until)
     assert direct_small.put_small("s3://b/k", [memoryview(DATA)], options) is None
-    assert len(set(direct_small._by_driver_until) - before) == 1
+    assert len(set(signed._by_driver_until) - before) == 1
 
 
 def test_an_object_has_the_metadata_that_was_asked_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from binidx.storage import filesystem
-from binidx.storage.address import RENEW_SECONDS, NotDirectError
+from binidx.storage.address import NotDirectError
 from binidx.storage.pending import SLOWEST
-from binidx.storage.retries import PASSING
 from binidx.storage.settings import ReadSettings
-from binidx.storage.signed import ask_signed, key_of
+from binidx.storage.signed import ask_signed, key_of, refusals_remembered
 
 ANSWER_SECONDS = 30.0
 """For an answer, besides what the bytes need on the slowest link; then the driver has its turn."""
@@ -37,17 +35,17 @@ def put_small(
     """
 
     async def ask(fs: Any, path: str) -> str:
-        await fs.set_session()
-        bucket, key, _ = fs.split_path(path)
-        asked, sent = {"Bucket": bucket, "Key": key, **(part or {})}, {}
-        if not _wants_no_sums(await fs.get_s3(bucket)):
-            asked["ChecksumCRC32"] = sent["x-amz-checksum-crc32"] = _crc32(data)
         method = "upload_part" if part else "put_object"
-        await _check_nothing_else(fs, bucket, method, asked)
-        seconds = ANSWER_SECONDS + sum(map(len, data)) / SLOWEST
-        answer = await ask_signed(fs, method, asked, sent=sent, data=data, seconds=seconds)
-        _expect(answer.status, 200)
-        return answer.headers.get("ETag", "")
+        with refusals_remembered(fs, method):  # before sums are made in vain
+            await fs.set_session()
+            bucket, key, _ = fs.split_path(path)
+            asked, sent = {"Bucket": bucket, "Key": key, **(part or {})}, {}
+            if not _wants_no_sums(await fs.get_s3(bucket)):
+                asked["ChecksumCRC32"] = sent["x-amz-checksum-crc32"] = _crc32(data)
+            await _check_nothing_else(fs, bucket, method, asked)
+            seconds = ANSWER_SECONDS + sum(map(len, data)) / SLOWEST
+            answer = await ask_signed(fs, method, asked, sent=sent, data=data, seconds=seconds)
+            return answer.headers.get("ETag", "")
 
     tag: str | None = _tried(uri, storage_options, ask)
     return tag
@@ -57,8 +55,7 @@ def get_small(uri: str, storage_options: Mapping[str, Any]) -> tuple[bytes | Non
     """All of an object in a tuple, or None in it where there is none; None: its driver is to be asked."""
 
     async def ask(fs: Any, path: str) -> tuple[bytes | None]:
-        answer = await ask_signed(fs, "get_object", key_of(fs, path), seconds=ANSWER_SECONDS)
-        _expect(answer.status, 200, 404)
+        answer = await ask_signed(fs, "get_object", key_of(fs, path), good=(200, 404), seconds=ANSWER_SECONDS)
         return (answer.body if answer.status == 200 else None,)
 
     found: tuple[bytes | None] | None = _tried(uri, storage_options, ask)
@@ -70,8 +67,8 @@ def delete_one(uri: str, storage_options: Mapping[str, Any]) -> bool:
 
     async def ask(fs: Any, path: str) -> bool:
         bucket, key, _ = fs.split_path(path)  # the newest version: the driver leaves others, too
-        answer = await ask_signed(fs, "delete_object", {"Bucket": bucket, "Key": key}, seconds=ANSWER_SECONDS)
-        _expect(answer.status, 200, 204, 404)
+        named = {"Bucket": bucket, "Key": key}
+        await ask_signed(fs, "delete_object", named, good=(200, 204, 404), seconds=ANSWER_SECONDS)
         return True
 
     return bool(_tried(uri, storage_options, ask))
@@ -84,17 +81,6 @@ async def _check_nothing_else(fs: Any, bucket: str, method: str, asked: Mapping[
         raise NotDirectError(f"it is to be written with {', '.join(sorted(more))}")
 
 
-def _expect(status: int, *good: int) -> None:
-    if status in PASSING:
-        raise ConnectionError(f"status {status}")
-    if status not in good:
-        raise NotDirectError(f"status {status}")
-
-
-_by_driver_until: dict[int, float] = {}
-"""id of a filesystem, which is kept for ever -> when it is tried again without its driver."""
-
-
 def _tried(uri: str, options: Mapping[str, Any], ask: Callable[[Any, str], Any]) -> Any:
     """What it gives; None where the driver is to be asked instead."""
     # How much a driver's file holds is nothing to us, and would make another client of it.
@@ -103,17 +89,12 @@ def _tried(uri: str, options: Mapping[str, Any], ask: Callable[[Any, str], Any])
         return None
     # The one that reads: its client and its connections are there already, and it repeats nothing by itself.
     fs, path = filesystem.open_filesystem(uri, options, reading=filesystem.in_flight(uri, options, settings))
-    if time.monotonic() < _by_driver_until.get(id(fs), 0.0):
-        return None
     from fsspec.asyn import sync
 
     try:
         return sync(fs.loop, ask, fs, path)
-    except NotDirectError:  # as will be the next
-        _by_driver_until[id(fs)] = time.monotonic() + RENEW_SECONDS
     except Exception:  # whatever it is, the driver meets it too if it matters, and tells it in its own words
-        pass
-    return None
+        return None
 
 
 def _wants_no_sums(client: Any) -> bool:

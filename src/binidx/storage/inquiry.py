@@ -19,7 +19,7 @@ from binidx.storage import filesystem
 from binidx.storage.address import NotDirectError
 from binidx.storage.cause import text
 from binidx.storage.pending import PendingRead
-from binidx.storage.retries import PASSING, HTTPStatusError, passes, retried
+from binidx.storage.retries import HTTPStatusError, passes, retried
 from binidx.storage.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.signed import ask_signed, key_of
@@ -111,21 +111,21 @@ async def object_on_s3(fs: Any, path: str) -> dict[str, Any]:
     Raises:
         FileNotFoundError: the store has none.
         NotDirectError: it refuses, cannot be asked so, or is not reached: of which the driver tells in its own words.
+            Or it names neither size nor ETag: two ways would take two times for marks.
         HTTPStatusError: a status that passes.
     """
     try:
-        answer = await ask_signed(fs, "head_object", key_of(fs, path))
+        answer = await ask_signed(fs, "head_object", key_of(fs, path), good=(200, 404))
+    except (NotDirectError, HTTPStatusError):
+        raise
     except Exception as error:
-        raise error if isinstance(error, NotDirectError) else NotDirectError(text(error)) from error
+        raise NotDirectError(text(error)) from error
     if answer.status == 404:
         raise FileNotFoundError(path)
-    if answer.status in PASSING:
-        raise HTTPStatusError(answer.status)
-    size = answer.headers.get("Content-Length")
-    if answer.status != 200 or size is None:
-        raise NotDirectError(f"status {answer.status}")
-    told = {"ETag": "ETag", "LastModified": "Last-Modified", "VersionId": "x-amz-version-id"}
-    return {"size": int(size), "type": "file", **{name: answer.headers.get(sent) for name, sent in told.items()}}
+    size, etag, version = map(answer.headers.get, ("Content-Length", "ETag", "x-amz-version-id"))
+    if size is None or not etag:
+        raise NotDirectError("no size or no ETag")
+    return {"size": int(size), "type": "file", "ETag": etag, "VersionId": version}
 
 
 async def object_on_gcs(fs: Any, path: str) -> dict[str, Any]:

@@ -121,10 +121,7 @@ async def _page_on_s3(fs: Any, wanted: Wanted) -> tuple[dict[str, Info], str]:
     asked = {"Bucket": wanted.bucket, "Prefix": wanted.common, "Delimiter": wanted.delimiter, **place}
     if wanted.fast:
         try:
-            answer = await ask_signed(fs, "list_objects_v2", asked)
-            if answer.status == 200:
-                return parse_page(answer.body)
-            logger.debug("%s: its driver lists: status %d", wanted.bucket, answer.status)
+            return parse_page((await ask_signed(fs, "list_objects_v2", asked)).body)
         except Exception as error:  # whatever it is, the driver meets it too if it matters
             logger.debug("%s: its driver lists: %s", wanted.bucket, error)
     told = await fs._call_s3("list_objects_v2", fs.kwargs, **asked)

@@ -18,6 +18,7 @@ from binidx.storage.address import NotDirectError
 from binidx.storage.cause import status_of
 from binidx.storage.inquiry import ask_store, object_info, object_on_gcs, object_on_s3
 from binidx.storage.settings import ReadSettings
+from binidx.storage.signed import key_of
 
 REFUSALS = {401, 403, 404, 405, 410}
 
@@ -83,15 +84,14 @@ def says_no(error: StorageError) -> bool:
 
 
 async def _ask_s3(fs: Any, path: str, end_bytes: int, settings: ReadSettings) -> Found:
-    bucket, key, _ = fs.split_path(path)
-    marks = ("ETag", "LastModified", "VersionId")
+    named, marks = key_of(fs, path), ("ETag", "LastModified", "VersionId")
     if not end_bytes:
         if settings.fast is not False:
             with contextlib.suppress(NotDirectError):
                 return Found(await object_on_s3(fs, path))
-        told = await fs._call_s3("head_object", fs.kwargs, Bucket=bucket, Key=key)
+        told = await fs._call_s3("head_object", fs.kwargs, **named)
         return Found({"size": told["ContentLength"], **{name: told.get(name) for name in marks}})
-    told = await fs._call_s3("get_object", fs.kwargs, Bucket=bucket, Key=key, Range=f"bytes=-{end_bytes}")
+    told = await fs._call_s3("get_object", fs.kwargs, **named, Range=f"bytes=-{end_bytes}")
     size, part_bytes = _sizes(told.get("ContentRange"), told["ContentLength"])
     async with told["Body"] as body:
         end = await body.read() if part_bytes else b""
