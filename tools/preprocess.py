@@ -38,6 +38,7 @@ from binidx.errors import ConfigError
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
 from binidx.prepare.preprocess.run import Report, Shard, preprocess
 from binidx.prepare.preprocess.status import status_of
+from binidx.redacted import redacted
 from binidx.text.filters import Filters, parse_keep
 from binidx.text.slices import FORMATS
 from binidx.tokenize.describe import describe_tokenizer
@@ -94,6 +95,7 @@ def _add_tokens(group: Any) -> None:
         help="tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt",
     )
     group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's; what it needs is told by the file")
+    group.add_argument("--tiktoken-pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex")
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
     group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
@@ -141,16 +143,17 @@ def _add_work(group: Any) -> None:
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-MEGATRON_TYPES = (
-    "HuggingFaceTokenizer",
-    "SentencePieceTokenizer",
-    "GPTSentencePieceTokenizer",
-    "Llama2Tokenizer",
-    "TikTokenizer",
-    "GPT2BPETokenizer",
-    "BertWordPieceCase",
-    "BertWordPieceLowerCase",
-)
+MEGATRON_TYPES = {
+    "HuggingFaceTokenizer": "json",
+    "SentencePieceTokenizer": "sentencepiece",
+    "GPTSentencePieceTokenizer": "sentencepiece",
+    "Llama2Tokenizer": "sentencepiece",
+    "TikTokenizer": "tiktoken",
+    "GPT2BPETokenizer": "json",
+    "BertWordPieceCase": "wordpiece",
+    "BertWordPieceLowerCase": "wordpiece",
+}
+"""Megatron's type -> the kind of tokenizer it is here."""
 
 
 def shard(text: str) -> Shard:
@@ -218,15 +221,23 @@ def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
     uri = arguments.tokenizer or arguments.vocab_file
     if uri is None:
         raise ConfigError("tokenizer: found none, needed --tokenizer, a tokenizer.json or another one's file")
-    return describe_tokenizer(
+    if arguments.tokenizer and arguments.vocab_file:
+        raise ConfigError("tokenizer: found --tokenizer and --vocab-file, needed one of them")
+    spec = describe_tokenizer(
         uri,
         eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
         specials=arguments.specials,
         post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
         lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
         merges=arguments.merge_file,
+        pattern=arguments.tiktoken_pattern,
         storage_options=arguments.source_options,
     )
+    if arguments.tiktoken_pattern and spec.kind != "tiktoken":
+        raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tiktoken-pattern is for files of ranks")
+    if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
+        raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")
+    return spec
 
 
 def describe(done: Report) -> str:

@@ -116,9 +116,20 @@ def test_compressed_datasets_hold_the_same_tokens(tmp_path: Path) -> None:
     assert (plain, index) == needed
 
 
-def test_an_input_that_is_named_twice_is_stored_twice(tmp_path: Path) -> None:
-    one = corpus(tmp_path / "in", files=1)[0]
-    report = run(job_of([one, one], tmp_path / "en"))
+class Told(Unwatched):
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+def test_an_input_that_is_named_twice_is_stored_twice_and_told_of(tmp_path: Path) -> None:
+    one, watch = corpus(tmp_path / "in", files=1)[0], Told()
+    report = run(job_of([one, f"{tmp_path}/in/*.jsonl"], tmp_path / "en"), watch=watch)
+    assert watch.said == [f"{one}: named 2 times, so its documents will be there 2 times"]
     assert files_of(tmp_path / "en_text_document") == theirs([one, one], tmp_path / "theirs")
     assert report.manifests["text"]["counts"]["num_rows"] == 400
     rows = parquet.read_table(tmp_path / "en_text_document.lineage.parquet")["row"].to_pylist()
@@ -273,17 +284,13 @@ def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> Non
 
 
 def test_an_input_too_large_for_a_part_that_cannot_be_cut_is_told_of(tmp_path: Path) -> None:
-    class Told(Unwatched):
-        def say(self, message: str) -> None:
-            said.append(message)
-
-    said: list[str] = []
+    watch = Told()
     for name, size in (("a.jsonl.gz", 600 << 20), ("b.jsonl", 600 << 20), ("c.jsonl.gz", 1 << 20)):
         (tmp_path / name).write_bytes(b"{")
         os.truncate(tmp_path / name, size)  # of no blocks on the disk
     with pytest.raises(FormatError):
-        run(job_of([str(tmp_path)], tmp_path / "out" / "en", part_bytes=64 << 20), watch=Told())
-    assert said == [
+        run(job_of([str(tmp_path)], tmp_path / "out" / "en", part_bytes=64 << 20), watch=watch)
+    assert watch.said == [
         f"{tmp_path}/a.jsonl.gz: 600 MiB that cannot be cut, the largest of 1 such inputs: one worker reads each; "
         "docs/text.md says what can be cut"
     ]

@@ -142,7 +142,7 @@ def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=error):
             describe_tokenizer(str(tmp_path / name))
     (tmp_path / "mine.tiktoken").write_text("YQ== 0\n")
-    with pytest.raises(ConfigError, match="do not say how text is split, needs a pattern, or the name of r50k_base"):
+    with pytest.raises(ConfigError, match=r"how text is split, needs a pattern .*, or the name of r50k_base"):
         describe_tokenizer(str(tmp_path / "mine.tiktoken"))
     with pytest.raises(ObjectNotFoundError):
         describe_tokenizer(str(tmp_path / "missing.json"))

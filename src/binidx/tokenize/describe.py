@@ -174,7 +174,9 @@ def _ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -
     known = ENCODINGS.get(name)
     if not known and not pattern:
         names = ", ".join(ENCODINGS)
-        raise ConfigError(f"{uri}: ranks do not say how text is split, needs a pattern, or the name of {names}")
+        raise ConfigError(
+            f"{uri}: ranks do not say how text is split, needs a pattern (--tiktoken-pattern), or the name of {names}"
+        )
     specials = known.special_tokens if known else {}
     largest = max([*entries.values(), *specials.values()])
     spec = TokenizerSpec(

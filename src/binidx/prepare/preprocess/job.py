@@ -85,6 +85,8 @@ class Job:
             raise ConfigError(f"empty: found {self.empty}, needed one of {', '.join(EMPTY)}")
         if self.empty == "eod" and not self.append_eod:
             raise ConfigError("empty: found eod without append_eod (--append-eod), needed both")
+        if self.id_key is not None and not self.lineage:
+            raise ConfigError("id_key: found it without lineage (--no-lineage), which is where ids go; needed both")
         if self.codec not in CODECS:
             raise ConfigError(f"codec: found {self.codec}, needed one of {', '.join(CODECS)}")
         if not self.inputs or not self.keys:

@@ -3,7 +3,8 @@
     {"file": URI, "line": number from 1, or null, "byte": where it begins, "reason": kind, "detail": ..., "raw": ...}
 
 `raw` is the line as text; bytes that are not UTF-8 stand in it as lone surrogates \\udc80 to \\udcff, as Python's
-`surrogateescape` does: `raw.encode("utf-8", "surrogateescape")` gives the bytes back.
+`surrogateescape` does: `raw.encode("utf-8", "surrogateescape")` gives the bytes back. Of a row with a special token it
+is the texts, of one of parquet and of a line that is too long nothing.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -112,10 +113,13 @@ def preprocess(
     if workers is not None and workers < 1:
         raise ConfigError(f"workers: {workers}, needed 1 or more")
     began, watch, job = time.monotonic(), watch or Unwatched(), located(job)
-    parts = plan_parts(job, inputs_of(job))
+    inputs = inputs_of(job)
+    parts = plan_parts(job, inputs)
     if manifests := finished(job, parts):
         remove_parts(Places(job), parts)
         return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
+    for uri, count in repeated(inputs).items():
+        watch.say(f"{redacted(uri)}: named {count} times, so its documents will be there {count} times")
     if whole := undivided(parts):
         largest = max(whole, key=lambda each: each.num_bytes)
         watch.say(
@@ -162,6 +166,11 @@ def inputs_of(job: Job) -> list[Input]:
     """What it reads, without what it writes itself into the same folder."""
     leave_out = Places(job).is_output
     return find_inputs(job.inputs, format=job.format, storage_options=job.source_options, leave_out=leave_out)
+
+
+def repeated(inputs: Sequence[Input]) -> dict[str, int]:
+    """URI -> how often it was named, of those named more than once: by a glob and by itself, say."""
+    return {uri: count for uri, count in Counter(each.uri for each in inputs).items() if count > 1}
 
 
 def is_far(job: Job, parts: Sequence[Part]) -> bool:
