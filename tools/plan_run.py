@@ -27,6 +27,7 @@ if __name__ == "__main__":  # python tools/plan_run.py: see convert.py
 from binidx.loader.outlook import SMALL_ONE
 from binidx.loader.planned import Planned, planned
 from binidx.loader.run import Run
+from binidx.storage.report import counted
 
 from ._face import human_bytes, human_seconds, json_object, parser, run
 from ._sizes import add_sizes, sized
@@ -177,7 +178,7 @@ def _start(found: Planned) -> list[tuple[str, str]]:
         rows = []
     for each in found.waits:
         parts = [
-            *([f"{each.round_trips:.0f} round trips"] if each.round_trips else []),
+            *([counted(each.round_trips, "round trip", "round trips")] if each.round_trips else []),
             *([human_bytes(each.num_bytes)] if each.num_bytes else []),
             *([_seconds(each.seconds)] if each.seconds else []),
         ]

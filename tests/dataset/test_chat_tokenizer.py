@@ -80,6 +80,10 @@ def test_samples_are_made_with_it_and_know_its_name(tmp_path: Path) -> None:
 def test_tokenizers_that_cannot_chat_are_refused() -> None:
     with pytest.raises(ConfigError, match="letters: has no chat template"):
         ChatTokenizer(hugging_face(None, eos_token="<eos>"))
+    nameless = hugging_face(None, eos_token="<eos>")
+    nameless.name_or_path = ""
+    with pytest.raises(ConfigError, match="PreTrainedTokenizerFast: has no chat template"):
+        ChatTokenizer(nameless)
     with pytest.raises(ConfigError, match="letters: has no eos_token"):
         ChatTokenizer(hugging_face(CHATML))
     counting = ChatTokenizer(hugging_face(LAST_ONLY, eos_token="<eos>"))

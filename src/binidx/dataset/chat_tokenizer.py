@@ -39,10 +39,11 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template or tokenizer.chat_template
+        name = tokenizer.name_or_path or type(tokenizer).__name__
         if not isinstance(self.chat_template, str):
-            raise ConfigError(f"{tokenizer.name_or_path}: has no chat template; give chat_template=")
+            raise ConfigError(f"{name}: has no chat template; give chat_template=")
         if tokenizer.eos_token_id is None:
-            raise ConfigError(f"{tokenizer.name_or_path}: has no eos_token, which ends each conversation")
+            raise ConfigError(f"{name}: has no eos_token, which ends each conversation")
         self.eod, self.pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         self.vocab_size = len(tokenizer)
 
