@@ -32,11 +32,10 @@ from binidx.prepare.estimate.run import SAMPLE_BYTES, Estimated, estimate_tokens
 from binidx.prepare.estimate.sampling import Estimate
 from binidx.text.filters import Filters, parse_keep
 from binidx.text.slices import FORMATS
-from binidx.tokenize.describe import describe_tokenizer
-from binidx.tokenize.engines import ENGINES
 
 from ._bar import Bar
 from ._face import DATASET_ENDS, human_bytes, human_seconds, json_object, num_bytes, parser, run
+from ._tokenizer import add_tokenizer, tokenizer_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,14 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
     options = parser("estimate", __doc__)
     options.add_argument("inputs", nargs="+", metavar="INPUT", help="path, URI, glob or folder")
     options.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
-    options.add_argument("--tokenizer", required=True, metavar="URI", help="as in binidx preprocess")
+    add_tokenizer(options)
     options.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)")
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
-    options.add_argument("--eod", metavar="TOKEN", help="which token that is, where the tokenizer does not say")
     options.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
     options.add_argument("--min-characters", type=int, default=0, metavar="N", help="leave shorter documents out")
     options.add_argument("--max-characters", type=int, metavar="N", help="leave longer ones out")
-    options.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
     options.add_argument("--sample", type=num_bytes, default=SAMPLE_BYTES, metavar="SIZE", help="64MiB by default")
     options.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the text")
@@ -69,11 +66,7 @@ def estimate(arguments: argparse.Namespace) -> int:
     """Estimate, and say what was found; 1 where no row of the sample is a document."""
     if arguments.format is None:
         check_text(arguments.inputs, arguments.source_options)
-    tokenizer = describe_tokenizer(
-        arguments.tokenizer,
-        eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
-        storage_options=arguments.source_options,
-    )
+    tokenizer = tokenizer_of(arguments)
     with Bar("estimate") as bar:
         found = estimate_tokens(
             arguments.inputs,

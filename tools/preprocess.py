@@ -34,20 +34,16 @@ from typing import Any
 if __name__ == "__main__":  # python tools/preprocess.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.errors import ConfigError
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
 from binidx.prepare.preprocess.run import Report, Shard, preprocess
 from binidx.prepare.preprocess.status import status_of
-from binidx.redacted import redacted
 from binidx.text.filters import Filters, parse_keep
 from binidx.text.slices import FORMATS
-from binidx.tokenize.describe import describe_tokenizer
-from binidx.tokenize.engines import ENGINES
-from binidx.tokenize.spec import POLICIES, TokenizerSpec
 
 from ._face import human_seconds, json_object, num_bytes, parser, run
 from ._preprocess_bar import PreprocessBar
 from ._preprocess_status import describe_machines, describe_status
+from ._tokenizer import add_tokenizer, tokenizer_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,16 +84,7 @@ def _add_tokens(group: Any) -> None:
     group.add_argument(
         "--to", "--output-prefix", required=True, metavar="PREFIX", help="path or URI: PREFIX_KEY_document"
     )
-    group.add_argument(
-        "--tokenizer",
-        "--tokenizer-model",
-        metavar="URI",
-        help="tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt",
-    )
-    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's; what it needs is told by the file")
-    group.add_argument("--tiktoken-pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex")
-    group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
-    group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
+    add_tokenizer(group)
     group.add_argument("--append-eod", action="store_true", help="end each document with EOD")
     group.add_argument(
         "--empty",
@@ -105,15 +92,6 @@ def _add_tokens(group: Any) -> None:
         default="zero-seq",
         help="a document of no tokens: one of no sequence (Megatron), of an EOD (its fast path), or dropped",
     )
-    group.add_argument("--eod", metavar="TOKEN", help="which token that is, where the tokenizer does not say")
-    group.add_argument(
-        "--specials",
-        choices=POLICIES,
-        default="parse",
-        help="a special token in text: its id, plain text, an error",
-    )
-    group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no BOS, EOS around texts")
-    group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
     group.add_argument(
         "--compare",
         type=float,
@@ -141,19 +119,6 @@ def _add_work(group: Any) -> None:
     group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
     group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
-
-
-MEGATRON_TYPES = {
-    "HuggingFaceTokenizer": "json",
-    "SentencePieceTokenizer": "sentencepiece",
-    "GPTSentencePieceTokenizer": "sentencepiece",
-    "Llama2Tokenizer": "sentencepiece",
-    "TikTokenizer": "tiktoken",
-    "GPT2BPETokenizer": "json",
-    "BertWordPieceCase": "wordpiece",
-    "BertWordPieceLowerCase": "wordpiece",
-}
-"""Megatron's type -> the kind of tokenizer it is here."""
 
 
 def shard(text: str) -> Shard:
@@ -214,30 +179,6 @@ def job_of(arguments: argparse.Namespace) -> Job:
         source_options=arguments.source_options,
         target_options=arguments.target_options,
     )
-
-
-def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
-    """The tokenizer that the options name."""
-    uri = arguments.tokenizer or arguments.vocab_file
-    if uri is None:
-        raise ConfigError("tokenizer: found none, needed --tokenizer, a tokenizer.json or another one's file")
-    if arguments.tokenizer and arguments.vocab_file:
-        raise ConfigError("tokenizer: found --tokenizer and --vocab-file, needed one of them")
-    spec = describe_tokenizer(
-        uri,
-        eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
-        specials=arguments.specials,
-        post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
-        lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
-        merges=arguments.merge_file,
-        pattern=arguments.tiktoken_pattern,
-        storage_options=arguments.source_options,
-    )
-    if arguments.tiktoken_pattern and spec.kind != "tiktoken":
-        raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tiktoken-pattern is for files of ranks")
-    if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
-        raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")
-    return spec
 
 
 def describe(done: Report) -> str:

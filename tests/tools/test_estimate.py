@@ -8,6 +8,7 @@ from pathlib import Path
 from binidx.tools import main
 from converting import build
 from preprocessing import corpus, tokenizer_path
+from tokenizers import Tokenizer
 
 from binidx.prepare.virtual import merge_virtually
 
@@ -25,6 +26,20 @@ def test_it_tells_the_interval_and_the_cost(tmp_path: Path, capsys) -> None:
     assert main([*call, "--json", "--sample", "1MB"]) == 0
     assert json.loads(capsys.readouterr().out)["documents"]["total"] == 400
     assert main([*call, "--keep", "nonsense"]) == 2
+
+
+def test_it_takes_the_tokenizers_that_preprocess_takes(tmp_path: Path, capsys) -> None:
+    corpus(tmp_path / "in")
+    Tokenizer.from_file(tokenizer_path()).model.save(str(tmp_path))
+    call = ["estimate", str(tmp_path / "in"), "--json"]
+    two = ["--vocab-file", f"{tmp_path}/vocab.json", "--merge-file", f"{tmp_path}/merges.txt"]
+    told = []
+    for named in (two, ["--tokenizer", tokenizer_path()]):
+        assert main([*call, *named]) == 0
+        told.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert told[0] == told[1]
+    assert main(call) == 2
+    assert "needed --tokenizer" in capsys.readouterr().err
 
 
 def test_rows_of_which_none_is_a_document_are_1(tmp_path: Path, capsys) -> None:

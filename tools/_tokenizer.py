@@ -1,0 +1,71 @@
+"""Which tokenizer, as options: Megatron's names and ours."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from binidx.errors import ConfigError
+from binidx.redacted import redacted
+from binidx.tokenize.describe import describe_tokenizer
+from binidx.tokenize.engines import ENGINES
+from binidx.tokenize.spec import POLICIES, TokenizerSpec
+
+MEGATRON_TYPES = {
+    "HuggingFaceTokenizer": "json",
+    "SentencePieceTokenizer": "sentencepiece",
+    "GPTSentencePieceTokenizer": "sentencepiece",
+    "Llama2Tokenizer": "sentencepiece",
+    "TikTokenizer": "tiktoken",
+    "GPT2BPETokenizer": "json",
+    "BertWordPieceCase": "wordpiece",
+    "BertWordPieceLowerCase": "wordpiece",
+}
+"""Megatron's type -> the kind of tokenizer it is here."""
+
+
+def add_tokenizer(group: Any) -> None:
+    """The options that `tokenizer_of` reads, and that which names an engine."""
+    group.add_argument(
+        "--tokenizer",
+        "--tokenizer-model",
+        metavar="URI",
+        help="tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt",
+    )
+    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's; what it needs is told by the file")
+    group.add_argument("--tiktoken-pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex")
+    group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
+    group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
+    group.add_argument("--eod", metavar="TOKEN", help="which token that is, where the tokenizer does not say")
+    group.add_argument(
+        "--specials",
+        choices=POLICIES,
+        default="parse",
+        help="a special token in text: its id, plain text, an error",
+    )
+    group.add_argument("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no BOS, EOS around texts")
+    group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
+
+
+def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
+    """The tokenizer that the options name."""
+    uri = arguments.tokenizer or arguments.vocab_file
+    if uri is None:
+        raise ConfigError("tokenizer: found none, needed --tokenizer, a tokenizer.json or another one's file")
+    if arguments.tokenizer and arguments.vocab_file:
+        raise ConfigError("tokenizer: found --tokenizer and --vocab-file, needed one of them")
+    spec = describe_tokenizer(
+        uri,
+        eod=int(arguments.eod) if (arguments.eod or "").isdecimal() else arguments.eod,
+        specials=arguments.specials,
+        post_processor=not arguments.tokenizer_hf_no_include_special_tokens,
+        lowercase=arguments.tokenizer_type == "BertWordPieceLowerCase",
+        merges=arguments.merge_file,
+        pattern=arguments.tiktoken_pattern,
+        storage_options=arguments.source_options,
+    )
+    if arguments.tiktoken_pattern and spec.kind != "tiktoken":
+        raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tiktoken-pattern is for files of ranks")
+    if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
+        raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")
+    return spec
