@@ -103,6 +103,20 @@ def test_what_fails_is_done_by_the_driver(request: pytest.FixtureRequest, tmp_pa
         signed._by_driver_until.clear()
 
 
+def test_what_has_no_answer_is_done_by_the_driver_after_a_while(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_small, "ANSWER_SECONDS", 1.0)
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = put(far, "a", DATA), far.options()
+        far.proxy.become(script=["hang"], only="all")
+        assert read_small(uri, options) == DATA
+        far.proxy.become(script=["hang"], only="all")
+        delete_object(uri, options)
+        assert not object_exists(uri, options)
+        assert far.proxy.counts().faults["hang"] == 2
+
+
 def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=["403"], only="all") as far:
         put(far, "a", DATA)
