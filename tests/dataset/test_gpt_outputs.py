@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 import binidx
 from binidx.dataset.split import split_indices
 from binidx.errors import ConfigError
+from binidx.loader.run import SavedTokenizer
 from binidx.loader.torch import collate
 
 FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask",
@@ -142,3 +143,13 @@ def test_tokens_that_int32_may_not_hold_are_refused(dtype: Any, tmp_path: Path) 
                    **dict.fromkeys(FLAGS, False))  # fmt: skip
     with pytest.raises(ConfigError, match=rf"en: tokens are {np.dtype(dtype).name}, int32 needs integers"):
         ours.read_tokens([0])
+
+
+@pytest.mark.parametrize("option", ["eod_mask_loss", "reset_position_ids"])
+def test_a_tokenizer_without_eod_is_refused_where_samples_depend_on_it(option: str, tmp_path: Path) -> None:
+    prefix = write_with_megatron(tmp_path / "en", np.full(40, 30, np.int32), np.random.default_rng(0))
+    asked = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False, option: True}
+    nothing = SavedTokenizer({"class": "none"})
+    dataset = ours_of(prefix, random_seed=1, sequence_length=16, split="0,1,0", tokenizer=nothing, **asked)
+    with pytest.raises(ConfigError, match=r"SavedTokenizer: has no eod, which eod_mask_loss, .* need"):
+        _ = dataset[0]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.masks import build_attention_mask
 from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
-from binidx.errors import IndexBuildError
+from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.idx import DType
 from binidx.format.pieces import read_pieces
 from binidx.native import Orders
@@ -32,17 +32,31 @@ Request = tuple["GPTDataset", Sequence[int | None], Sequence[int]]
 
 
 def gpt_recipe(config: GPTDatasetConfig, pad: int) -> Recipe:
-    """What a config asks of C."""
+    """What a config asks of C.
+
+    Raises:
+        ConfigError: the tokenizer has no EOD, and the config asks for what depends on it.
+    """
     starts = starts_of(config)
     needs_eod = config.eod_mask_loss or starts is Starts.AFTER_EOD
     return Recipe(
         config.sequence_length,
         pad=pad,
-        eod=config.tokenizer.eod if needs_eod else 0,
+        eod=_eod_of(config.tokenizer) if needs_eod else 0,
         mask_eod=bool(config.eod_mask_loss),
         starts=starts,
         add_extra_token=config.add_extra_token_to_sequence,
     )
+
+
+def _eod_of(tokenizer: Any) -> int:
+    eod: int | None = tokenizer.eod
+    if eod is None:
+        raise ConfigError(
+            f"{type(tokenizer).__name__}: has no eod, which eod_mask_loss, reset_position_ids and reset_attention_mask "
+            "need; describe_tokenizer takes it as eod="
+        )
+    return eod
 
 
 def starts_of(config: GPTDatasetConfig) -> Starts:
