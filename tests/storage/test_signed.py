@@ -16,7 +16,7 @@ from binidx.errors import AccessError
 from binidx.storage import filesystem
 from binidx.storage.inquiry import object_on_s3
 from binidx.storage.look_up import look_up
-from binidx.storage.publish import create_object, object_exists, object_identity
+from binidx.storage.publish import create_object, delete_object, object_exists, object_identity
 from binidx.storage.retries import HTTPStatusError
 
 KEYS = {"key": "k", "secret": "s"}
@@ -63,6 +63,12 @@ def test_a_store_that_is_busy_says_so_in_words(request: pytest.FixtureRequest, t
         fs, path = filesystem.open_filesystem(f"{far.base}/a", far.options())
         with pytest.raises(HTTPStatusError, match="503 SlowDown"):
             asyncio.run_coroutine_threadsafe(object_on_s3(fs, path), fs.loop).result()
+
+
+def test_a_store_that_says_404_to_a_deletion_has_no_such_object(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, faults={"404": 1.0}, only="all") as far:
+        delete_object(f"{far.base}/a", far.options())
+        assert [each.method for each in far.proxy.log()] == ["DELETE"]
 
 
 def test_a_version_is_looked_at_by_either_way(s3: Bucket) -> None:

@@ -1,4 +1,4 @@
-"""Where and as whom an object is asked for without its driver: what `direct` sends, and `direct_small`, and `bulk`.
+"""Where and as whom an object is asked for without its driver: what `direct` sends, and `signed`, and `bulk`.
 
 s3://        a URL that its client signs (SigV4), good for an hour, renewed after four minutes
 gs://        the media URL and the bearer header of its credentials, renewed as often

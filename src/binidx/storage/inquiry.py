@@ -111,7 +111,7 @@ async def object_on_s3(fs: Any, path: str) -> dict[str, Any]:
     Raises:
         FileNotFoundError: the store has none.
         NotDirectError: it refuses, cannot be asked so, or is not reached: of which the driver tells in its own words.
-            Or it names neither size nor ETag: two ways would take two times for marks.
+            Or it tells no ETag: the time is its mark then, which the driver spells otherwise.
         HTTPStatusError: a status that passes.
     """
     try:
