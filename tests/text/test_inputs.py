@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,10 @@ def test_a_url_with_a_query_is_one_object(request: pytest.FixtureRequest, tmp_pa
 def test_a_store_that_cannot_be_reached_says_so() -> None:
     with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:1/a\.jsonl"):
         find_inputs("http://127.0.0.1:1/a.jsonl", storage_options={"binidx": {"deadline_seconds": 1}})
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_pipe_is_refused_for_nothing_of_it_would_be_read(format: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe: is a pipe or a device, needed a file"):
+        find_inputs(tmp_path / "pipe", format=format)

@@ -9,6 +9,7 @@ corpus/ or s3://corpus/en/   all below whose name tells a format, sorted by name
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
@@ -58,7 +59,7 @@ def find_inputs(
 
     Raises:
         ObjectNotFoundError: a name that matches nothing.
-        ConfigError: a name that tells no format.
+        ConfigError: a name that tells no format; a pipe.
         FormatError: a parquet file without a sound footer.
         StorageError: the store cannot be read.
     """
@@ -124,17 +125,22 @@ def _readable(folder: str, found: Sequence[str], format: str | None) -> list[str
 def _input(uri: str, opened: RangeReader | None, format: str | None, options: Mapping[str, Any] | None) -> Input:
     format = format or format_of(uri)
     path, cut = local_path(uri), BLOCKS.get(format)
-    if path is not None and cut is None:
-        return Input(uri, format, file_identity(_stat(path)))
+    if path is not None:
+        about = _stat(path)
+        if cut is None:
+            return Input(uri, format, file_identity(about))
     reader = opened or open_stored(uri, storage_options=options)
     return Input(uri, format, reader.identity, cut(reader) if cut else ())  # type: ignore[attr-defined]
 
 
 def _stat(path: str) -> os.stat_result:
     try:
-        return os.stat(path)
+        about = os.stat(path)
     except OSError as error:
         raise ObjectNotFoundError(f"{path}: no such file") from error
+    if not stat.S_ISREG(about.st_mode):  # its size is 0: nothing of it would be read, without a word
+        raise ConfigError(f"{path}: is a pipe or a device, needed a file: it is read in parts, by several processes")
+    return about
 
 
 def _parquet_blocks(reader: RangeReader) -> tuple[Block, ...]:
