@@ -101,7 +101,12 @@ def convert(arguments: argparse.Namespace) -> int:
             part_bytes=from_environment("BINIDX_CONVERT_PART_BYTES", PART_BYTES),
             save_seconds=from_environment("BINIDX_CONVERT_SAVE_SECONDS", SAVE_SECONDS),
         )
-    print(json.dumps(done.to_json()) if arguments.json else describe(done))
+    if arguments.json:
+        print(json.dumps(done.to_json()))
+    else:
+        print(describe(done))
+        if arguments.checksums:
+            print(f"  its checksums are in {done.target}.bin.xxh3")
     return 0
 
 
