@@ -90,13 +90,19 @@ def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str
         out.write(memoryview(sink.getvalue()))
 
 
+def short_names(sources: Sequence[str]) -> list[str]:
+    """The last part of each, or the whole where two would be called the same."""
+    names = [each.rstrip("/").rpartition("/")[2] or each for each in sources]
+    return names if len({*names}) == len(names) else list(sources)
+
+
 def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
     """Two bars a source: its tokens, and how often they were read."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDriverError(f"{path}: needs matplotlib; pip install matplotlib") from error
-    names = [each.source.rstrip("/").rpartition("/")[2] or each.source for each in accounts]
+    names = short_names([each.source for each in accounts])
     most = max(max(each.tokens, each.tokens_read) for each in accounts)
     unit, word = next(each for each in UNITS if most >= each[0] or each[0] == 1)
     figure = Figure(figsize=(9, 1.9 + 0.34 * len(names)), layout="constrained")
@@ -105,7 +111,7 @@ def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
     tokens.barh(places, [each.tokens / unit for each in accounts], color="#c9d4e5", label="there are")
     tokens.barh(places, [each.tokens_read / unit for each in accounts], height=0.4, color="#2b5c9e", label="read")
     tokens.set(yticks=list(places), yticklabels=names, xlabel=f"{word}tokens")
-    tokens.invert_yaxis()
+    tokens.set_ylim(len(names) - 0.4, -0.6)  # the first one on top, and no more room the more there are
     epochs.barh(places, [each.epochs_read for each in accounts], height=0.4, color="#2b5c9e")
     epochs.axvline(1, color="#999999", linewidth=0.8)
     epochs.set(xlabel="epochs read")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from binidx.tools import main
+from binidx.tools.account import short_names
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import binidx
@@ -123,6 +124,11 @@ def test_account_adds_up(run_file: Path, capsys: pytest.CaptureFixture[str], tmp
     assert sum(row["samples_read"] for row in found) == 120
     assert all(sum(row["seen"]) == row["documents"] == 60 for row in found)
     assert Path(f"{tmp_path}/a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_sources_of_one_name_are_told_apart_in_the_picture() -> None:
+    assert short_names(["s3://a/en", "s3://a/code/"]) == ["en", "code"]
+    assert short_names(["s3://a/en", "s3://b/en"]) == ["s3://a/en", "s3://b/en"]
 
 
 def test_an_account_at_a_checkpoint_is_that_before_its_next_step(
