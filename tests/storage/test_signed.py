@@ -47,6 +47,14 @@ def test_after_a_refusal_looks_are_the_drivers_for_a_while() -> None:
         assert [method for method, _, _ in server.requests] == ["HEAD"] * 7
 
 
+def test_who_wants_the_driver_is_not_asked_for_by_signed_urls() -> None:
+    with http_objects({"/b/k": bytes(10)}) as server:
+        server.behaviour, options = "no signed URLs", options_of(server, False)
+        assert object_exists("s3://b/k", options)
+        assert look_up("s3://b/k", options)
+        assert [method for method, _, _ in server.requests] == ["HEAD"] * 2
+
+
 def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> None:
     with http_objects({}) as server:
         server.behaviour, options = "forbidden", options_of(server, True)
