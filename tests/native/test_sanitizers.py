@@ -23,24 +23,31 @@ def test_the_c_core_holds() -> None:
     assert result.returncode == 0, result.stderr
 
 
+FAULTS = [
+    ("blend_index.c", "behind > most", "behind >= most", "checks failed"),
+    ("sample_rows.h", "c->away < 0 && c->row < c->stop", "c->away < 0", "heap-buffer-overflow"),
+    ("sample_index.c", "stop < end ? stop : end", "stop > end ? stop : end", "heap-buffer-overflow"),
+    ("sample_rows.h", "if (c->row < c->stop) return;", "", ""),
+    ("document_sample.c", "x[targets[k]] = x[i];", "", ""),
+    ("locate.c", "count > length - first", "count > length", "checks failed"),
+    ("gather.c", "piece_tokens(g, last) == 1) last--;", "piece_tokens(g, last) == 0) last--;", "checks failed"),
+    ("unaligned.h", "(const char *)base + 4 * i", "(const char *)base + 5 * i", ""),
+    ("shuffle_targets.c", "made + GROUP <= room", "made < room", "AddressSanitizer"),
+    ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
+    ("copy_pieces.c", "stop - start > room - done", "stop - start > room", "checks failed"),
+    ("json_value.h", "count == BLOCK && stop - at >= BLOCK;", "count == BLOCK && stop > at;", "AddressSanitizer"),
+    ("masked_mapping.c", "(i - k + 1)", "(i - k + 2)", "not the plain rule"),
+    ("mt19937.c", "rng->key[0] = seed", "rng->key[0] = (uint32_t)(1 << (seed | 32))", "shift exponent"),
+]
+"""File, what is right there, what is wrong, and what the tests say of it."""
+
+QUICK = {"locate.c", "sample_index.c", "json_value.h"}
+"""One for each way to find a fault: a check, a sanitizer on numbers, on text. `make soak` has the rest; 15 s each."""
+
+
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "message"),
-    [
-        ("blend_index.c", "behind > most", "behind >= most", "checks failed"),
-        ("sample_rows.h", "c->away < 0 && c->row < c->stop", "c->away < 0", "heap-buffer-overflow"),
-        ("sample_index.c", "stop < end ? stop : end", "stop > end ? stop : end", "heap-buffer-overflow"),
-        ("sample_rows.h", "if (c->row < c->stop) return;", "", ""),
-        ("document_sample.c", "x[targets[k]] = x[i];", "", ""),
-        ("locate.c", "count > length - first", "count > length", "checks failed"),
-        ("gather.c", "piece_tokens(g, last) == 1) last--;", "piece_tokens(g, last) == 0) last--;", "checks failed"),
-        ("unaligned.h", "(const char *)base + 4 * i", "(const char *)base + 5 * i", ""),
-        ("shuffle_targets.c", "made + GROUP <= room", "made < room", "AddressSanitizer"),
-        ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
-        ("copy_pieces.c", "stop - start > room - done", "stop - start > room", "checks failed"),
-        ("json_value.h", "count == BLOCK && stop - at >= BLOCK;", "count == BLOCK && stop > at;", "AddressSanitizer"),
-        ("masked_mapping.c", "(i - k + 1)", "(i - k + 2)", "not the plain rule"),
-        ("mt19937.c", "rng->key[0] = seed", "rng->key[0] = (uint32_t)(1 << (seed | 32))", "shift exponent"),
-    ],
+    [pytest.param(*each, marks=[] if each[0] in QUICK else pytest.mark.slow) for each in FAULTS],
 )
 def test_a_fault_in_the_c_core_fails_its_tests(tmp_path: Path, file: str, right: str, wrong: str, message: str) -> None:
     shutil.copytree(NATIVE, tmp_path, dirs_exist_ok=True)
