@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from binidx.storage import filesystem
 from binidx.storage.pinned import Opened
 
 RENEW_SECONDS = 240
@@ -60,10 +61,15 @@ AddressOf = Callable[[Any, Opened], Awaitable[Address]]
 
 
 async def _address_on_s3(fs: Any, opened: Opened) -> Address:
-    bucket, key, version = fs.split_path(opened.path)
-    asked = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-    address = await signed(fs, bucket, "get_object", asked)
+    asked = key_of(fs, opened.path)
+    address = await signed(fs, asked["Bucket"], "get_object", asked)
     return replace(address, headers={**address.headers, **_condition(opened)})
+
+
+def key_of(fs: Any, path: str) -> dict[str, str]:
+    """What names an object of a bucket, of one version if the path says which."""
+    bucket, key, version = fs.split_path(path)
+    return {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
 
 
 async def signed(
@@ -162,4 +168,4 @@ ADDRESSES: dict[str, AddressOf] = {
 
 def address_of(fs: Any, kinds: Collection[str] = ADDRESSES) -> AddressOf | None:
     """What finds the addresses of a filesystem, if it is of one of these classes."""
-    return next((ADDRESSES[each.__name__] for each in type(fs).__mro__ if each.__name__ in kinds), None)
+    return filesystem.of_its_class(fs, {name: ADDRESSES[name] for name in kinds})

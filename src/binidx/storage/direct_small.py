@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from binidx.storage import filesystem
-from binidx.storage.address import NotDirectError
+from binidx.storage.address import NotDirectError, key_of
 from binidx.storage.pending import SLOWEST
 from binidx.storage.settings import ReadSettings
-from binidx.storage.signed import ask_signed, key_of, refusals_remembered
+from binidx.storage.signed import ask_signed, refusals_remembered
 
 ANSWER_SECONDS = 30.0
 """For an answer, besides what the bytes need on the slowest link; then the driver has its turn."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from binidx.errors import (
     AccessError,
@@ -37,6 +37,14 @@ DRIVERS = {
 
 # Nothing is chained behind a store: :: in its name is part of the name.
 STORES = {*DRIVERS, "memory"}
+
+
+Row = TypeVar("Row")
+
+
+def of_its_class(fs: Any, table: Mapping[str, Row]) -> Row | None:
+    """What a table has for the class of a filesystem, or for a base of it: by name, as drivers may not be there."""
+    return next((table[each.__name__] for each in type(fs).__mro__ if each.__name__ in table), None)
 
 
 def links(uri: str) -> list[str]:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from binidx.storage import filesystem
-from binidx.storage.address import NotDirectError
+from binidx.storage.address import NotDirectError, key_of
 from binidx.storage.cause import text
 from binidx.storage.pending import PendingRead
 from binidx.storage.retries import HTTPStatusError, passes, retried
 from binidx.storage.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
-from binidx.storage.signed import ask_signed, key_of
+from binidx.storage.signed import ask_signed
 from binidx.storage.transports import has_coroutines
 
 Told = TypeVar("Told")
@@ -102,7 +102,7 @@ def look_of(fs: Any, settings: ReadSettings) -> Look | None:
     looks: dict[str, Look] = {"GCSFileSystem": object_on_gcs}
     if settings.fast is not False:
         looks["S3FileSystem"] = object_on_s3
-    return next((looks[each.__name__] for each in type(fs).__mro__ if each.__name__ in looks), None)
+    return filesystem.of_its_class(fs, looks)
 
 
 async def object_on_s3(fs: Any, path: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def list_together(
     settings = ReadSettings.of(options)
     in_flight = filesystem.in_flight(uris[0], options, settings)
     fs, path = filesystem.open_filesystem(uris[0], options, reading=in_flight)
-    page_of = next((PAGES[each.__name__] for each in type(fs).__mro__ if each.__name__ in PAGES), None)
+    page_of = filesystem.of_its_class(fs, PAGES)
     if page_of is None or len(filesystem.protocols(uris[0])) != 1:
         return None
     bucket, key, _ = fs.split_path(path)

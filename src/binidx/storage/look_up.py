@@ -14,11 +14,10 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage import filesystem
-from binidx.storage.address import NotDirectError
+from binidx.storage.address import NotDirectError, key_of
 from binidx.storage.cause import status_of
-from binidx.storage.inquiry import ask_store, object_info, object_on_gcs, object_on_s3
+from binidx.storage.inquiry import ask_store, look_of, object_info, object_on_gcs
 from binidx.storage.settings import ReadSettings
-from binidx.storage.signed import key_of
 
 REFUSALS = {401, 403, 404, 405, 410}
 
@@ -61,14 +60,19 @@ def look_up(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_b
     # As it is opened to be read, so that both share their connections.
     in_flight = filesystem.in_flight(uri, storage_options or {}, settings)
     fs, path = filesystem.open_filesystem(uri, storage_options or {}, reading=in_flight)
-    names = (each.__name__ for each in type(fs).__mro__)
-    look = next((LOOKS[name] for name in names if name in LOOKS), None)
-
+    look, look_once = filesystem.of_its_class(fs, LOOKS), look_of(fs, settings)
     brief = replace(settings, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
     try:
         if look is None:
             return Found(object_info(fs, path, uri, brief, in_flight=in_flight))
-        found = ask_store(fs, uri, lambda: look(fs, path, end_bytes, brief), brief, in_flight=in_flight)
+
+        async def ask() -> Found:
+            if look_once is not None and not end_bytes:
+                with contextlib.suppress(NotDirectError):
+                    return Found(await look_once(fs, path))
+            return await look(fs, path, end_bytes)
+
+        found = ask_store(fs, uri, ask, brief, in_flight=in_flight)
         return Found(filesystem.checked_info(found.info, uri), found.end)
     except StorageError as error:
         if says_no(error):
@@ -83,12 +87,9 @@ def says_no(error: StorageError) -> bool:
     return refused or isinstance(error, FileNotFoundError)
 
 
-async def _ask_s3(fs: Any, path: str, end_bytes: int, settings: ReadSettings) -> Found:
+async def _ask_s3(fs: Any, path: str, end_bytes: int) -> Found:
     named, marks = key_of(fs, path), ("ETag", "LastModified", "VersionId")
     if not end_bytes:
-        if settings.fast is not False:
-            with contextlib.suppress(NotDirectError):
-                return Found(await object_on_s3(fs, path))
         told = await fs._call_s3("head_object", fs.kwargs, **named)
         return Found({"size": told["ContentLength"], **{name: told.get(name) for name in marks}})
     told = await fs._call_s3("get_object", fs.kwargs, **named, Range=f"bytes=-{end_bytes}")
@@ -98,7 +99,7 @@ async def _ask_s3(fs: Any, path: str, end_bytes: int, settings: ReadSettings) ->
     return Found({"size": size, **{name: told.get(name) for name in marks}}, end if len(end) == part_bytes else b"")
 
 
-async def _ask_http(fs: Any, path: str, end_bytes: int, settings: ReadSettings) -> Found:
+async def _ask_http(fs: Any, path: str, end_bytes: int) -> Found:
     session = await fs.set_session()
     method, wanted = ("GET", {"Range": f"bytes=-{end_bytes}"}) if end_bytes else ("HEAD", {})
     headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", **wanted}
@@ -112,7 +113,7 @@ async def _ask_http(fs: Any, path: str, end_bytes: int, settings: ReadSettings) 
         return Found(info, end if len(end) == part_bytes else b"")
 
 
-async def _ask_gcs(fs: Any, path: str, end_bytes: int, settings: ReadSettings) -> Found:
+async def _ask_gcs(fs: Any, path: str, end_bytes: int) -> Found:
     """Without the end: what tells the generation brings no bytes."""
     return Found(await object_on_gcs(fs, path))
 
@@ -126,7 +127,7 @@ def _sizes(content_range: str | None, length: int | None) -> tuple[int | None, i
     return size, last + 1 - first if last + 1 == size else 0
 
 
-Look = Callable[[Any, str, int, ReadSettings], Coroutine[Any, Any, Found]]
+Look = Callable[[Any, str, int], Coroutine[Any, Any, Found]]
 
 LOOKS: dict[str, Look] = {"S3FileSystem": _ask_s3, "GCSFileSystem": _ask_gcs, "HTTPFileSystem": _ask_http}
 """class of the filesystem, or a base of it -> how to ask by one request"""

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from binidx.storage import filesystem
+from binidx.storage.address import key_of
 from binidx.storage.cause import status_of
 from binidx.storage.direct_small import put_small
 from binidx.storage.held import Held, cut_views
@@ -52,10 +53,8 @@ class S3Parts:
 
     def copy(self, part: int, source: str, where: Range | None, etag: str) -> str:
         """Let the store copy a part out of another object that has this ETag; None: all of it. The tag it gave."""
-        bucket, key, version = self._fs.split_path(filesystem.open_filesystem(source, self._options)[1])
-        arguments: dict[str, Any] = {
-            "CopySource": {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-        }
+        path = filesystem.open_filesystem(source, self._options)[1]
+        arguments: dict[str, Any] = {"CopySource": key_of(self._fs, path)}
         arguments.update({"CopySourceIfMatch": etag} if etag else {})
         arguments.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where else {})
         with filesystem.storage_errors(source):

@@ -95,12 +95,6 @@ async def _asked(
     return Answer(response.status, response.headers, body)
 
 
-def key_of(fs: Any, path: str) -> dict[str, str]:
-    """What names an object of a bucket, of one version if the path says which."""
-    bucket, key, version = fs.split_path(path)
-    return {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {})}
-
-
 def _within(seconds: float) -> Any:
     from aiohttp import ClientTimeout
 

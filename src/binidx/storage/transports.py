@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from binidx.storage import filesystem
-from binidx.storage.address import address_of, unlimited
+from binidx.storage.address import address_of, key_of, unlimited
 from binidx.storage.direct import DirectRequests
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
@@ -30,8 +30,7 @@ def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch:
     Args:
         fast: without the driver where that is possible.
     """
-    kinds = [each.__name__ for each in type(fs).__mro__]
-    driver = next((DRIVERS[each] for each in kinds if each in DRIVERS), _of_any)(fs, opened)
+    driver = (filesystem.of_its_class(fs, DRIVERS) or _of_any)(fs, opened)
     address = address_of(fs)
 
     async def by_driver(start: int, stop: int) -> bytes:
@@ -46,16 +45,15 @@ def has_coroutines(fs: Any, uri: str) -> bool:
 
 
 def _of_s3(fs: Any, opened: Opened) -> Fetch:
-    bucket, key, version = fs.split_path(opened.path)
     condition = {"IfMatch": opened.identity["etag"]} if "etag" in opened.identity else {}
-    wanted = {"Bucket": bucket, "Key": key, **({"VersionId": version} if version else {}), **condition}
+    wanted = {**key_of(fs, opened.path), **condition}
 
     async def fetch(start: int, stop: int) -> bytes:
         from botocore.exceptions import ClientError
         from s3fs.errors import translate_boto_error
 
         await fs.set_session()
-        get = (await fs.get_s3(bucket)).get_object
+        get = (await fs.get_s3(wanted["Bucket"])).get_object
         try:
             response = await get(**fs._get_s3_method_kwargs(get, Range=f"bytes={start}-{stop - 1}", **wanted))
         except ClientError as error:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from binidx.prepare.preprocess.lineage import table_of
 from binidx.prepare.shuffle.buckets import Buckets, Column, Run, batches, plan_shuffle
 from binidx.prepare.shuffle.keys import shuffle_keys
+from binidx.text.arrow_numbers import bitmap
 
 ROW = np.dtype([("source", "<i4"), ("nulls", "u1"), ("row", "<i8"), ("byte", "<i8"), ("hash", "<u8")])
 NULLABLE = ("row", "byte", "hash", "id")
@@ -87,7 +88,7 @@ def as_table(run: Run, sources: list[str]) -> Any:
 def id_array(run: Run, null: NDArray[np.bool_]) -> Any:
     offsets = np.zeros(len(run) + 1, np.int64)
     np.cumsum(run.lengths[:, 1], out=offsets[1:])
-    validity = pa.array(~null).buffers()[1]
+    validity = bitmap(~null)
     data = pa.py_buffer(run.joined(1))
     found = pa.Array.from_buffers(pa.large_string(), len(run), [validity, pa.py_buffer(offsets), data])
     return found.cast(pa.string())
