@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from binidx.tools.seaweed import S3Server, s3_server
@@ -23,6 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: much of a test is waiting for a server, a child process or the disk."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _helpers_for_children() -> Iterator[None]:
+    """Child processes import `helpers` and `servers` as the tests do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -92,7 +92,7 @@ def test_a_problem_is_told_without_them() -> None:
 
 
 def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> None:
-    from preprocessing import job_of
+    from helpers.preprocess_jobs import job_of
 
     from binidx.prepare.preprocess.mark import mark_of
     from binidx.prepare.preprocess.plan import plan_parts

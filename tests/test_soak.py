@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import write_with_megatron
-from distant import Distant, distant_store
-from restless import content
+from helpers.gpt_data import write_with_megatron
+from helpers.proxied_store import Distant, distant_store
+from helpers.reader_stress import content
 
 from binidx.format.convert import convert_dataset
 from binidx.format.convert_way import Way
@@ -103,7 +103,7 @@ def test_every_sample_of_every_rank_is_right_in_bad_weather(
 
 def start(told: dict[str, Any]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "soaking.py"), json.dumps(told)],
+        [sys.executable, "-m", "helpers.training_soak", json.dumps(told)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -120,7 +120,7 @@ def test_a_reader_that_never_rests_holds_no_more_at_the_end_than_in_the_middle(
         told = {"seconds": 40, "budget": BUDGET, "options": distant.options(concurrency=16)}
         told["uri"] = distant.put("data", content(32 << 20))
         ended = subprocess.run(
-            [sys.executable, str(Path(__file__).parent / "restless.py"), json.dumps(told)],
+            [sys.executable, "-m", "helpers.reader_stress", json.dumps(told)],
             capture_output=True,
             text=True,
             check=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -11,7 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # tests import their helpers by name
+TESTS = str(Path(__file__).parent.parent)
+sys.path.insert(0, TESTS)  # for helpers and servers, here and in child processes
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
 
 BENCHES = (
     "item_time",

@@ -132,7 +132,7 @@ def anonymous_bytes() -> int:
 def check(arrays: dict[str, Any], lengths: np.ndarray, plan: EpochPlan) -> None:
     """Megatron Core's arrays, or at a size that it has no memory for, the document index of NumPy."""
     if len(lengths) <= 10**8:
-        from oracle import megatron
+        from helpers.oracle import megatron
 
         rng = np.random.RandomState(SEED)
         index = megatron.gpt._build_document_index(np.arange(len(lengths), dtype=np.int32), 1, rng, False)

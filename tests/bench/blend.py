@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.native import blend_exhaustive, blend_weighted
 from binidx.native.cpu import LEVEL, LEVELS, Level

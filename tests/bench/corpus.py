@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import TOKENIZER
+from helpers.gpt_data import TOKENIZER
+from helpers.oracle import megatron
 from numpy.typing import NDArray
-from oracle import megatron
 
 import binidx
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx import native
 from binidx.index.building import Building

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inter_document import InterDocumentDataset
-from oracle import megatron
+from helpers.inter_document_masking import InterDocumentDataset
+from helpers.oracle import megatron
 from torch.utils.data import default_collate
 
 import binidx

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from oracle import megatron
-from wordpieces import BERT, OPTIONS, OWN, T5, build, megatrons, process_group, write_sentences
+from helpers.masked_datasets import BERT, OPTIONS, OWN, T5, build, megatrons, process_group, write_sentences
+from helpers.oracle import megatron
 
 import binidx
 from binidx.index.mapping import build_mapping

@@ -36,7 +36,6 @@ SEQUENCE_LENGTH = 16
 MEAN_TOKENS = 8
 ROUNDS = 3
 DELAY_MS = 5.0
-WORKER = str(Path(__file__).parent.parent / "building_ranks.py")
 
 
 @dataclass
@@ -81,7 +80,7 @@ class Run:
             mine["BINIDX_INDEX_DIR"] = str(directory / f"node{rank % nodes}")
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, WORKER, json.dumps(asked)],
+                    [sys.executable, "-m", "helpers.build_process", json.dumps(asked)],
                     env={**about, **mine},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import TOKENIZER
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER
+from helpers.oracle import megatron
 
 import binidx
 from tests.bench.table import Row, seconds

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.index.document import build_document_index
 from binidx.native import RandomState

@@ -7,10 +7,11 @@
     writer     tokens a CPU-second of the process that waits for all others: Megatron's parent with a tokenizer that
                costs nothing, and our driver with the fastest. Megatron stops scaling where its workers fill that
 
-Both of Megatron's are re-enacted, see preprocessing.py. The text is what lies on the machine: modules and notes of this
-Python and its packages, cut into documents of some 3 kB, no two alike; or BINIDX_BENCH_TEXT, a folder of .txt files. A
-byte-level BPE with the 50,257 entries of GPT-2 is trained on a part of it. A few documents are left out that have
-characters newer than the Unicode of the reference: gigatoken alone, and so Megatron's fast path, sees them otherwise.
+Both of Megatron's are re-enacted, see preprocess_jobs.py. The text is what lies on the machine: modules and notes of
+this Python and its packages, cut into documents of some 3 kB, no two alike; or BINIDX_BENCH_TEXT, a folder of .txt
+files. A byte-level BPE with the 50,257 entries of GPT-2 is trained on a part of it. A few documents are left out that
+have characters newer than the Unicode of the reference: gigatoken alone, and so Megatron's fast path, sees them
+otherwise.
 
 The goals: 50 times the pool with gigatoken on new text, 1.2 times with Hugging Face; twice the fast path, at 300 MB.
 """

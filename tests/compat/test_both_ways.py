@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
 from conftest import Bucket
+from helpers.gpt_data import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
+from helpers.oracle import megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import megatron
 
 import binidx
 from binidx.compat.megatron import (

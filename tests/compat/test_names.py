@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.compat.megatron import serve
 

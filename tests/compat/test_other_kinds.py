@@ -9,10 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
-from chats import Speaker, random_rows, write_rows
-from oracle import megatron
-from wordpieces import BERT, OPTIONS, OWN, T5, assert_same_masked, megatrons, process_group, write_sentences
+from helpers.chats import Speaker, random_rows, write_rows
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.masked_datasets import (
+    BERT,
+    OPTIONS,
+    OWN,
+    T5,
+    assert_same_masked,
+    megatrons,
+    process_group,
+    write_sentences,
+)
+from helpers.oracle import megatron
 
 import binidx
 from binidx.compat.megatron import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import write_with_megatron
 from compat.running import DROP_IN, HERE, start
+from helpers.gpt_data import write_with_megatron
 
 import binidx.compat.megatron
 from binidx.errors import ConfigError

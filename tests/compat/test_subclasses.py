@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
 from compat.users import library
 from conftest import Bucket
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

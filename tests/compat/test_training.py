@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import write_with_megatron
 from compat.running import DROP_IN, HERE, start
 from conftest import Bucket
+from helpers.gpt_data import write_with_megatron
 
 from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object

@@ -9,9 +9,9 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from cases import TOKENIZER
 from conftest import Bucket
-from random_datasets import Document, build_ours
+from helpers.gpt_data import TOKENIZER
+from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 import binidx

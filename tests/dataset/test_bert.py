@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wordpieces import (
+from helpers.masked_datasets import (
     BERT,
     CLS,
     MASK,

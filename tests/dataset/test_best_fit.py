@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpt_samples import config, tokens
+from helpers.gpt_samples import config, tokens
+from helpers.traceable_runs import write_source
 from hypothesis import given
 from hypothesis import strategies as st
-from order_runs import write_source
 
 import binidx
 from binidx import BestFitGPTDataset

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import Tokenizer
 from conftest import Bucket
-from order_runs import write_source
+from helpers.gpt_data import Tokenizer
+from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.dataset.block_shuffled import BlockShuffledGPTDataset, BlockShuffledGPTDatasetConfig

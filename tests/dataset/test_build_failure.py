@@ -20,10 +20,9 @@ from binidx.storage.publish import delete_object
 SCRIPT = """
 import sys
 import binidx
-sys.path.insert(0, sys.argv[1])
-from cases import TOKENIZER
+from helpers.gpt_data import TOKENIZER
 
-base, *names = sys.argv[2:]
+base, *names = sys.argv[1:]
 config = binidx.GPTDatasetConfig(
     random_seed=3, sequence_length=16, blend=([f"{base}/{name}" for name in names], [1.0] * len(names)), split="1,0,0",
     tokenizer=TOKENIZER, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
@@ -45,7 +44,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent.parent), *arguments]
+    command = [sys.executable, "-c", SCRIPT, *arguments]
     node = {**os.environ, "BINIDX_INDEX_DIR": f"{tmp_path}/node"}
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=node)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset.blended import samples_of_each

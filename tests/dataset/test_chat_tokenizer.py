@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chats import IGNORE, write_rows
+from helpers.chats import IGNORE, write_rows
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -6,8 +6,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
-from cases import TOKENIZER, Tokenizer
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, Tokenizer
+from helpers.oracle import megatron
 
 import binidx
 

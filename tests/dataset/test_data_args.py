@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from conftest import Bucket
+from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import megatron
 
 from binidx.dataset.data_args import (
     get_blend_and_blend_per_split,

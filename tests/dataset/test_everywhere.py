@@ -13,7 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
 from binidx.dataset import gpt_index
@@ -83,7 +83,6 @@ def test_a_resumed_run_goes_on_where_the_unbroken_one_is(local: str, s3: Any, co
 
 RANK = """
 import hashlib, sys, torch.distributed, binidx
-sys.path.insert(0, {tests!r})
 from dataset.test_everywhere import build
 torch.distributed.init_process_group("gloo", init_method="file://{rendezvous}", rank={rank}, world_size=2)
 train = build({base!r}, path_to_cache={cache!r})[0]
@@ -111,7 +110,7 @@ def test_two_ranks_build_from_one_bucket_and_see_one_order(
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK.format(
-                tests=str(Path(__file__).parent.parent), rendezvous=tmp_path / "store", rank=rank, base=base,
+                rendezvous=tmp_path / "store", rank=rank, base=base,
                 cache=f"{base}/cache" if own_cache else None,
             )],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},

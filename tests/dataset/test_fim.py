@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import Tokenizer, assert_same_sample
 from conftest import Bucket
+from helpers.gpt_data import Tokenizer, assert_same_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

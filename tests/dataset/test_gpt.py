@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, Tokenizer, assert_same_sample, random_lengths, write_with_megatron
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, Tokenizer, assert_same_sample, random_lengths, write_with_megatron
+from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset import gpt_index

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
-from inter_document import InterDocumentDataset
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
+from helpers.inter_document_masking import InterDocumentDataset
+from helpers.oracle import megatron
 from torch.utils.data import default_collate
 
 import binidx

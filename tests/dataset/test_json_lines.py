@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chats import write_rows
 from conftest import Bucket
+from helpers.chats import write_rows
 from hypothesis import given
 from hypothesis import strategies as st
 

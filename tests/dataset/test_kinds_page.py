@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Tokenizer
-from chats import Speaker, random_rows, write_rows
+from helpers.chats import Speaker, random_rows, write_rows
+from helpers.gpt_data import Tokenizer
 
 import binidx
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpt_samples import config, tokens
-from mapped import file_under
-from order_runs import write_source
+from helpers.gpt_samples import config, tokens
+from helpers.memory_maps import file_under
+from helpers.traceable_runs import write_source
 
 import binidx
 from binidx import LengthStage, LengthStagedDataset

@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from wordpieces import (
+from helpers.masked_datasets import (
     BERT,
     OPTIONS,
     OWN,

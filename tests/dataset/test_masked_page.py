@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from wordpieces import TOKENIZER, write_sentences
+from helpers.masked_datasets import TOKENIZER, write_sentences
 
 import binidx
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, Tokenizer, assert_same_sample
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, Tokenizer, assert_same_sample
+from helpers.oracle import megatron
 from torch.utils.data import default_collate
 
 import binidx

@@ -10,8 +10,8 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from cases import TOKENIZER, assert_same_sample
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample
+from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset.multimodal import image_bytes, serving_order

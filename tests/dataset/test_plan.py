@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, write_with_megatron
+from helpers.gpt_data import TOKENIZER, write_with_megatron
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

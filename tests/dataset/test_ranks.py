@@ -20,7 +20,8 @@ import binidx
 from binidx.dataset.ranks import together
 from binidx.storage.publish import create_object
 
-SCRIPT = str(Path(__file__).parent.parent / "ranking.py")
+RANK_PROCESS = ["-m", "helpers.rank_process"]
+BUILD_PROCESS = ["-m", "helpers.build_process"]
 
 
 def free_port() -> int:
@@ -54,7 +55,7 @@ def ranks(size: int, *arguments: str, place: dict[str, str] | None = None) -> It
 
 def outcome(size: int, how: dict[str, Any], place: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """What each rank printed; of one that was killed nothing but its number, and all its log as "log"."""
-    with ranks(size, SCRIPT, json.dumps(how), place=place) as processes:
+    with ranks(size, *RANK_PROCESS, json.dumps(how), place=place) as processes:
         outputs = [process.communicate(timeout=200) for process in processes]
     found = []
     for rank, (out, log) in enumerate(outputs):
@@ -159,8 +160,7 @@ def built(pair: str, cache: str, tmp_path: Path, **how: Any) -> tuple[list[dict[
     """What four ranks on two nodes came to, and how many of them built."""
     (tmp_path / "log").touch()
     asked = {"prefix": pair, "cache": cache, "samples": 20_000, "sequence_length": 8, "log": f"{tmp_path}/log", **how}
-    script = str(Path(SCRIPT).with_name("building_ranks.py"))
-    with ranks(4, script, json.dumps(asked)) as processes:
+    with ranks(4, *BUILD_PROCESS, json.dumps(asked)) as processes:
         found = [json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in processes]
     return found, len((tmp_path / "log").read_text().splitlines())
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chats import Speaker, conversation, packed_as_megatron, random_rows, write_rows
 from conftest import Bucket
+from helpers.chats import Speaker, conversation, packed_as_megatron, random_rows, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import megatron
 
 from binidx.dataset.split import (
     Split,

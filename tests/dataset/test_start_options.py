@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample
+from helpers.gpt_data import TOKENIZER, assert_same_sample
 
 import binidx
 from binidx.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, write_with_megatron
+from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
 from binidx.dataset.survey import wanted_indices

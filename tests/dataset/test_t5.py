@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import megatron
-from wordpieces import (
+from helpers.masked_datasets import (
     BOS,
     EOS,
     OPTIONS,
@@ -23,6 +22,7 @@ from wordpieces import (
     process_group,
     write_sentences,
 )
+from helpers.oracle import megatron
 
 import binidx
 from binidx.errors import ConfigError

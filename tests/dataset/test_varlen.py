@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chats import IGNORE, Speaker, conversation, write_rows
+from helpers.chats import IGNORE, Speaker, conversation, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
 from conftest import Bucket
+from helpers.gpt_data import TOKENIZER, assert_same_sample, random_lengths, write_with_megatron
 
 import binidx
 from binidx.dataset.varlen_gpt import VarlenGPTDataset

@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 from conftest import Bucket
-from random_datasets import Document, build_ours, write
+from helpers.random_datasets import Document, build_ours, write
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError

@@ -11,8 +11,8 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from oracle import megatron
-from random_datasets import DTYPES, Document, build_ours, build_theirs, random_documents
+from helpers.oracle import megatron
+from helpers.random_datasets import DTYPES, Document, build_ours, build_theirs, random_documents
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.builder import IndexedDatasetBuilder

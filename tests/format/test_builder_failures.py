@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import Bucket
 from fsspec.implementations.memory import MemoryFileSystem
-from random_datasets import Document, build_ours
+from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import FormatError, ShortReadError, StorageError
 from binidx.format import builder as builder_module

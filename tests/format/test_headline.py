@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
-from random_datasets import Document, build_ours
+from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.convert import convert_dataset

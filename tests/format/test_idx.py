@@ -6,9 +6,9 @@ import struct
 
 import numpy as np
 import pytest
+from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import megatron
 
 from binidx.errors import FormatError
 from binidx.format import index_stream

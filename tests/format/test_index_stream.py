@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from random_datasets import build_ours, random_documents
+from helpers.random_datasets import build_ours, random_documents
 
 from binidx.format import index_stream
 from binidx.format.index_stream import IndexStream

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.random_datasets import Document, build_ours
 from hypothesis import given
 from hypothesis import strategies as st
-from random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 from binidx.format import listed as listing

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import Bucket
-from random_datasets import Document, build_ours
+from helpers.random_datasets import Document, build_ours
 from servers.http_objects import http_objects
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError

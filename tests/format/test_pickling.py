@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Bucket
-from random_datasets import Document, build_ours
+from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from distant import distant_store
+from helpers.proxied_store import distant_store
 from servers.http_objects import http_objects
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from binidx.tools import main
-from cases import TOKENIZER, assert_same_sample
 from conftest import Bucket
-from random_datasets import Document, build_ours, random_documents
+from helpers.gpt_data import TOKENIZER, assert_same_sample
+from helpers.random_datasets import Document, build_ours, random_documents
 from servers.latency_proxy import latency_proxy
 
 import binidx

@@ -23,7 +23,7 @@ EXPECTED["limits"] = ([[[0, 65535]]], None)
 
 def main() -> None:
     sys.path.insert(0, str(HERE.parent))
-    from oracle import megatron
+    from helpers.oracle import megatron
 
     for name, (documents, modes) in EXPECTED.items():
         dtype = np.dtype(name if name in DTYPES else "uint16").type

@@ -6,7 +6,7 @@ import platform
 
 import numpy as np
 import pytest
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from mapped import file_under
+from helpers.memory_maps import file_under
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import IndexBuildError
@@ -109,13 +109,12 @@ def test_a_kept_copy_that_was_spoilt_is_fetched_from_the_store(s3: Any, monkeypa
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    code = LOADED.format(tests=str(Path(__file__).parent.parent), uri=uri)
+    code = LOADED.format(uri=uri)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 LOADED = """
 import sys
-sys.path.insert(0, {tests!r})
 from index.test_building import ARRAY, cached
 assert (cached({uri!r}) == ARRAY).all()
 """
@@ -135,7 +134,6 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 FULL = """
 import logging, resource, signal, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
 import numpy as np
 from index.test_building import ARRAY, cached, file_under
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
@@ -148,7 +146,7 @@ assert (array == ARRAY).all() and file_under(array) == ""
 
 def test_a_disk_without_room_costs_a_warning(tmp_path: Path) -> None:
     """The limit on a file's size stands for the full disk: posix_fallocate and write fail in the same places."""
-    code = FULL.format(tests=str(Path(__file__).parent.parent), directory=f"{tmp_path}/cache")
+    code = FULL.format(directory=f"{tmp_path}/cache")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     [line] = ended.stdout.splitlines()

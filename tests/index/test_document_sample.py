@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx import native
 from binidx.errors import IndexBuildError

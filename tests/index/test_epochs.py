@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
 from binidx.index.epochs import EpochPlan, plan_epochs

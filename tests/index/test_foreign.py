@@ -10,8 +10,8 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.oracle import megatron
 
 import binidx
 from binidx.errors import ConfigError, FormatError

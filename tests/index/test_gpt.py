@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.index import building, document_sample, documents
 from binidx.index.building import Building

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, random_lengths, write_with_megatron
+from helpers.gpt_data import TOKENIZER, random_lengths, write_with_megatron
+from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import megatron
 
 import binidx
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index

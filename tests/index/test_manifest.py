@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from cases import TOKENIZER, write_with_megatron
+from helpers.gpt_data import TOKENIZER, write_with_megatron
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-RACING = str(Path(__file__).parent.parent / "racing.py")
 SPAN = {"local": 0.06, "careless": 0.12, "s3": 0.4}
 """Seconds that a builder takes, about."""
 ROUNDS = {"local": 25, "careless": 12, "s3": 8}
@@ -25,7 +24,7 @@ def place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
 
 
 def race(uri: str, rounds: int, seed: int, span: float) -> dict[str, Any]:
-    command = [sys.executable, "-W", "error", RACING, uri, str(rounds), str(seed), str(span)]
+    command = [sys.executable, "-W", "error", "-m", "helpers.build_race", uri, str(rounds), str(seed), str(span)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     done: dict[str, Any] = json.loads(ended.stdout)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx import native
 from binidx.errors import IndexBuildError

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from claiming import FINGERPRINT, NAME, ask
+from helpers.build_lock_process import FINGERPRINT, NAME, ask
 from servers.latency_proxy import latency_proxy
 
 from binidx.index import done, turn
@@ -38,7 +38,7 @@ class Run:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, node: str, **how: Any) -> subprocess.Popen[str]:
-        arguments = [sys.executable, str(Path(__file__).parent.parent / "claiming.py"), self.cache, str(self.log)]
+        arguments = [sys.executable, "-m", "helpers.build_lock_process", self.cache, str(self.log)]
         with (self.path / f"{node}-{len(self.processes)}.err").open("w") as errors:
             process = subprocess.Popen(
                 [*arguments, json.dumps(how)],

@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 SCRIPT = """
 import sys, threading, time
-sys.path.insert(0, {tests!r})
-from looking_ahead import Numbers, loader
+from helpers.readahead_loaders import Numbers, loader
 
 class Stuck(Numbers):
     stuck = True
@@ -29,11 +27,11 @@ print("ready", flush=True)
 {then}
 """
 UNCANCELLABLE = "time.sleep(600)"
-CANCELLABLE = "from looking_ahead import hang; hang()"
+CANCELLABLE = "from helpers.readahead_loaders import hang; hang()"
 
 
 def start(hang: str, then: str, workers: int = 0) -> subprocess.Popen[str]:
-    script = SCRIPT.format(tests=str(Path(__file__).parent.parent), hang=hang, then=then, workers=workers)
+    script = SCRIPT.format(hang=hang, then=then, workers=workers)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

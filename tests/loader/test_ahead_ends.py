@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
-from looking_ahead import Numbers, ahead_threads, loader, no_thread_is_left, plain, values, wait_for  # noqa: F401
+from helpers.readahead_loaders import Numbers, ahead_threads, loader, no_thread_is_left, plain, values, wait_for  # noqa: F401
 from torch.utils.data import DataLoader
 
 from binidx.errors import CancelledReadError

@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from servers.latency_proxy import latency_proxy
 from torch.utils.data import default_collate
 

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from looking_ahead import Numbers, no_thread_is_left, wait_for  # noqa: F401
+from helpers.readahead_loaders import Numbers, no_thread_is_left, wait_for  # noqa: F401
 
 from binidx.loader import look_ahead as ahead_module
 from binidx.loader import window as window_module

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from torch.utils.data import default_collate
 
 import binidx

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER
 from conftest import Bucket
+from helpers.gpt_data import TOKENIZER
 from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
 from binidx.errors import ConfigError

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpt_samples import config
-from order_runs import write_source
+from helpers.gpt_samples import config
+from helpers.traceable_runs import write_source
 
 import binidx
 

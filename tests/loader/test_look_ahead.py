@@ -8,7 +8,7 @@ from itertools import chain, islice
 import numpy as np
 import pytest
 import torch
-from looking_ahead import Numbers, OneByOne, loader, no_thread_is_left, plain, values, wait_for  # noqa: F401
+from helpers.readahead_loaders import Numbers, OneByOne, loader, no_thread_is_left, plain, values, wait_for  # noqa: F401
 
 from binidx.errors import ConfigError
 from binidx.loader.look_ahead import LookAhead

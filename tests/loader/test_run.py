@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizing
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers import trained_tokenizers
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
 from binidx.errors import ConfigError, ObjectNotFoundError
@@ -118,7 +118,7 @@ def test_a_tokenizer_keeps_what_the_samples_depend_on() -> None:
 
 def test_the_tokenizer_of_a_file_serves_as_the_tokenizer_of_a_run(prefixes: list[str], tmp_path: Path) -> None:
     def described() -> Any:
-        return binidx.describe_tokenizer(tokenizing.save("gpt2", tmp_path), eod=0)
+        return binidx.describe_tokenizer(trained_tokenizers.save("gpt2", tmp_path), eod=0)
 
     run = make(prefixes, tokenizer=described())
     run.save("memory://runs/described.json")

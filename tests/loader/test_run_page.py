@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizing
 from binidx.tools import main
+from helpers import trained_tokenizers
 
 import binidx
 
@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "before-a-run.md").read_text()
 
 
 def test_the_file_that_the_example_saves_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizing.save("gpt2", tmp_path)
+    trained_tokenizers.save("gpt2", tmp_path)
     for name in ("en", "code"):
         with binidx.IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16) as builder:
             for number in range(120):

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from oracle import megatron  # noqa: F401  (its import warns)
+from helpers.oracle import megatron  # noqa: F401  (its import warns)
 
 from binidx.errors import ConfigError
 from binidx.loader.schedule import BatchSchedule

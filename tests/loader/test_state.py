@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpt_samples import config
-from looking_ahead import Numbers, loader, no_thread_is_left, values
-from order_runs import random_run, write_source
+from helpers.gpt_samples import config
+from helpers.readahead_loaders import Numbers, loader, no_thread_is_left, values
+from helpers.traceable_runs import random_run, write_source
 
 import binidx
 from binidx.errors import ConfigError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from order_runs import random_run
+from helpers.traceable_runs import random_run
 
 from binidx.loader.readings import ReadingOrder
 from binidx.loader.schedule import BatchSchedule

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Bucket
-from order_runs import random_run
+from helpers.traceable_runs import random_run
 
 import binidx.order.baking as bake_module
 from binidx.dataset.baked import BakedDataset

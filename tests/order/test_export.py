@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 import pytest
 from conftest import Bucket
-from order_runs import random_run
+from helpers.traceable_runs import random_run
 
 from binidx.errors import ObjectExistsError
 from binidx.loader.readings import ReadingOrder

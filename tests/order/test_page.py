@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import Tokenizer
+from helpers.gpt_data import Tokenizer
 
 import binidx
 from binidx.loader.run import SavedTokenizer

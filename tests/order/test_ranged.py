@@ -17,9 +17,9 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from cases import Tokenizer
 from conftest import Bucket
-from order_runs import random_config, write_source
+from helpers.gpt_data import Tokenizer
+from helpers.traceable_runs import random_config, write_source
 from servers.latency_proxy import Proxy, latency_proxy
 
 from binidx.dataset.config import GPTDatasetConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from order_runs import random_run
+from helpers.traceable_runs import random_run
 
 from binidx.errors import ConfigError
 from binidx.order.samples import contents_of, sources_of

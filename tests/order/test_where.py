@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from order_runs import random_run
+from helpers.traceable_runs import random_run
 
 from binidx.order.samples import contents_of, sources_of
 from binidx.order.where import places_of, samples_with

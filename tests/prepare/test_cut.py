@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
-from converting import build, names_beside, pair
-from random_datasets import Document, build_ours, random_documents
+from helpers.conversion import build, names_beside, pair
+from helpers.random_datasets import Document, build_ours, random_documents
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format import index_stream

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from converting import build
+from helpers.conversion import build
+from helpers.random_datasets import Document, build_ours
 from hypothesis import given
 from hypothesis import strategies as st
-from random_datasets import Document, build_ours
 
 from binidx.errors import ConfigError, FormatError
 from binidx.format import index_stream

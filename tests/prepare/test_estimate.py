@@ -14,9 +14,9 @@ import pytest
 import zstandard
 from binidx.tools.demo.tokenizer import EOD
 from conftest import Bucket
+from helpers.preprocess_jobs import job_of, run, tokenizer_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from preprocessing import job_of, run, tokenizer_path
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError

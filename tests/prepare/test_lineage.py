@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,12 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 from conftest import Bucket
-from converting import build, names_beside
+from helpers.conversion import build, names_beside
+from helpers.lineage_data import END, build_with_lineage, read_lineage
+from helpers.preprocess_jobs import texts, write_lines
+from helpers.shuffle_oracle import new_order, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lineages import END, build_with_lineage, read_lineage
-from preprocessing import texts, write_lines
-from shuffling import new_order, small_buckets
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.convert import convert_dataset
@@ -201,7 +200,7 @@ def test_a_job_with_lineage_imports_no_pandas(tmp_path: Path) -> None:
     program = """if True:
         import sys
         from concurrent.futures import ThreadPoolExecutor
-        from preprocessing import job_of
+        from helpers.preprocess_jobs import job_of
         from binidx.prepare.preprocess.run import preprocess
         with ThreadPoolExecutor(1) as here:
             preprocess(job_of([sys.argv[1]], sys.argv[2]), executor=here)
@@ -209,7 +208,6 @@ def test_a_job_with_lineage_imports_no_pandas(tmp_path: Path) -> None:
     """
     source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in texts(50)])
     command = [sys.executable, "-c", program, source, str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    told = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert told.strip() == "False"
     assert Path(f"{tmp_path}/out_text_document.lineage.parquet").exists()

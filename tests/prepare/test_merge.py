@@ -10,9 +10,9 @@ import fsspec
 import numpy as np
 import pytest
 from conftest import Bucket
-from converting import AtEvent, build, names_beside, pair, unfinished_uploads
-from oracle import megatron
-from random_datasets import DTYPES, build_ours, random_documents
+from helpers.conversion import AtEvent, build, names_beside, pair, unfinished_uploads
+from helpers.oracle import megatron
+from helpers.random_datasets import DTYPES, build_ours, random_documents
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectChangedError, ObjectExistsError

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from lineages import build_with_lineage, read_lineage
+from helpers.lineage_data import build_with_lineage, read_lineage
 
 from binidx.errors import ObjectNotFoundError
 from binidx.prepare.origin_search import documents_at, documents_with_id

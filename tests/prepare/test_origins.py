@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.lineage_data import END, build_with_lineage, read_lineage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lineages import END, build_with_lineage, read_lineage
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import FormatError

@@ -19,9 +19,20 @@ import pytest
 import xxhash
 import zstandard
 from conftest import Bucket
-from converting import names_beside
+from helpers.conversion import names_beside
+from helpers.preprocess_jobs import (
+    EOD,
+    corpus,
+    files_of,
+    job_of,
+    run,
+    texts,
+    theirs,
+    tokenizer_path,
+    with_bos,
+    write_lines,
+)
 from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
-from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, with_bos, write_lines
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from preprocessing import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
+from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
 
 from binidx.errors import FormatError, StorageError
 from binidx.prepare.preprocess.places import Places

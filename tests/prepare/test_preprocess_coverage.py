@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 import zstandard
 from conftest import Bucket
-from preprocessing import corpus, files_of, job_of, run, texts, theirs, write_lines
+from helpers.preprocess_jobs import corpus, files_of, job_of, run, texts, theirs, write_lines
 
 from binidx.errors import FormatError
 from binidx.prepare.preprocess.places import Places

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
-from preprocessing import files_of, job_of, run, theirs, write_lines
+from helpers.preprocess_jobs import files_of, job_of, run, theirs, write_lines
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset

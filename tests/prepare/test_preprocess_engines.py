@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from poisoned import kills_its_worker, local_work
-from preprocessing import EOD, corpus, files_of, job_of, theirs, tokenizer_path
+from helpers.crashing_task import kills_its_worker, local_work
+from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
 from binidx.errors import ConfigError, UnreachableError, WorkerError
 from binidx.prepare.preprocess import drive as driver

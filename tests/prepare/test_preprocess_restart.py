@@ -17,7 +17,7 @@ from typing import Any
 import fsspec
 import pytest
 from conftest import Bucket
-from preprocessing import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
+from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
 from servers.latency_proxy import latency_proxy
 from servers.processes import is_running, wait_until_gone
 
@@ -30,9 +30,6 @@ from binidx.prepare.preprocess.tokenising import make_part
 from binidx.testing import ended_well, forked
 from binidx.text.inputs import find_inputs
 
-HERE = Path(__file__).parent.parent
-
-
 MORE = [pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(1, 8)]
 
 
@@ -40,7 +37,7 @@ MORE = [pytest.param(seed, 40, marks=pytest.mark.slow) for seed in range(1, 8)]
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_doubled(seed: int, kills: int, tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in", count=300)
     theirs(inputs, tmp_path / "en.needed")
-    command = [sys.executable, HERE / "preprocess_dying.py", tmp_path / "en", kills, seed, *inputs]
+    command = [sys.executable, "-m", "helpers.preprocess_crash", tmp_path / "en", kills, seed, *inputs]
     told = json.loads(subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE).stdout)
     assert set(told["statuses"]) <= {-signal.SIGKILL, 0}
     assert told["statuses"][-1] == 0

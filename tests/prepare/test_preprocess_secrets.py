@@ -21,9 +21,9 @@ import pytest
 import zstandard
 from binidx.tools import main
 from conftest import Bucket
-from preprocessing import EOD, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
-from reading_text import read_all, read_file
-from signing import put_signed, secrets_in, signed, with_user
+from helpers.preprocess_jobs import EOD, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
+from helpers.signed_urls import put_signed, secrets_in, signed, with_user
+from helpers.text_oracle import read_all, read_file
 
 from binidx.errors import AccessError, BinidxError, UnreachableError
 from binidx.prepare.preprocess import tokenising

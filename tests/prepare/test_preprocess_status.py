@@ -12,8 +12,8 @@ import fsspec
 import pytest
 from binidx.tools import main
 from conftest import Bucket
-from preprocessing import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
-from signing import put_signed, secrets_in, signed
+from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
+from helpers.signed_urls import put_signed, secrets_in, signed
 
 from binidx.errors import FormatError
 from binidx.prepare.preprocess.run import Report, Shard, preprocess

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from binidx.tools import main
-from preprocessing import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
+from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, tokenizer_path
 
 from binidx.errors import ObjectExistsError
 from binidx.prepare.preprocess.machines import LAST, busy_seconds, count_machines, pace

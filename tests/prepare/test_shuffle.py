@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Bucket
-from converting import AtEvent, build, names_beside, pair, unfinished_uploads
+from helpers.conversion import AtEvent, build, names_beside, pair, unfinished_uploads
+from helpers.random_datasets import DTYPES, Document, build_ours, random_documents
+from helpers.shuffle_oracle import new_order, read_documents, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_datasets import DTYPES, Document, build_ours, random_documents
-from shuffling import new_order, read_documents, small_buckets
 
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError
 from binidx.format.convert import convert_dataset

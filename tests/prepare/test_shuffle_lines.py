@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import zstandard
 from conftest import Bucket
-from converting import names_beside
+from helpers.conversion import names_beside
+from helpers.shuffle_oracle import new_order, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shuffling import new_order, small_buckets
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.prepare.shuffle.lines import shuffle_lines

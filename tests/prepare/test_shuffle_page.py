@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from binidx.tools import COMMANDS
-from lineages import build_with_lineage, read_lineage
-from preprocessing import tokenizer_path, write_lines
-from shuffling import new_order
+from helpers.lineage_data import build_with_lineage, read_lineage
+from helpers.preprocess_jobs import tokenizer_path, write_lines
+from helpers.shuffle_oracle import new_order
 
 PAGE = (Path(__file__).parents[2] / "docs" / "shuffle.md").read_text()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
-from converting import build
-from random_datasets import DTYPES, Document, build_ours, random_documents
+from helpers.conversion import build
+from helpers.random_datasets import DTYPES, Document, build_ours, random_documents
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError, FormatError

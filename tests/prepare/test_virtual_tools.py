@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from binidx.tools import main
 from conftest import Bucket
-from converting import AtEvent, names_beside
-from lineages import END, build_with_lineage, read_lineage
-from random_datasets import Document, build_ours, random_documents
+from helpers.conversion import AtEvent, names_beside
+from helpers.lineage_data import END, build_with_lineage, read_lineage
+from helpers.random_datasets import Document, build_ours, random_documents
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ShortReadError
 from binidx.format import index_stream

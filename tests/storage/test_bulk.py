@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from distant import distant_store
+from helpers.proxied_store import distant_store
 
 from binidx.errors import ObjectChangedError
 from binidx.storage import bulk

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from helpers.zstd_segments import compressed
 from hypothesis import given
 from hypothesis import strategies as st
-from storage.compressing import compressed
 
 from binidx.errors import FormatError
 from binidx.storage.checked_object import CheckedObject

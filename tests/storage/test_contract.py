@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marked import MarkedObject
-from stacks import LAYERS, STORES, Layer, Shelf
+from helpers.reader_stacks import LAYERS, STORES, Layer, Shelf
+from helpers.versioned_objects import MarkedObject
 
 from binidx import storage, testing
 from binidx.storage.backends import open_object

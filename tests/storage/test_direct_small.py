@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distant import Distant, distant_store
+from helpers.proxied_store import Distant, distant_store
 
 from binidx.errors import AccessError, ObjectNotFoundError
 from binidx.storage import direct_small, filesystem, signed

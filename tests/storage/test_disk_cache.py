@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.versioned_objects import MarkedObject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from marked import MarkedObject
 
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore
 from binidx.storage.disk_cache import DiskCache

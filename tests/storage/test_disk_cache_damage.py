@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from marked import MarkedObject
+from helpers.versioned_objects import MarkedObject
 
 from binidx.storage.cache_contents import cached_contents, verify
 from binidx.storage.disk_cache import DiskCache

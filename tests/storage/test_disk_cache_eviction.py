@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from marked import MarkedObject
+from helpers.versioned_objects import MarkedObject
 
 from binidx.errors import ObjectNotFoundError
 from binidx.storage import cache_block, cache_room, cached_object

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-HAMMER = Path(__file__).parent.parent / "hammering.py"
-
 
 def hammer(directory: Path, kills: int, seed: int) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, HAMMER, directory, str(kills), str(seed)], capture_output=True, text=True, timeout=1500
+        [sys.executable, "-m", "helpers.disk_cache_stress", directory, str(kills), str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marked import LoggedObject, MarkedObject, chunks_fetched, fetched
+from helpers.versioned_objects import LoggedObject, MarkedObject, chunks_fetched, fetched
 
 from binidx.errors import CancelledReadError
 from binidx.storage import disk_cache
@@ -44,11 +44,8 @@ def run_elsewhere(reader: DiskCache, asked: Sequence[Range]) -> bool:
     """Whether a process with no memory of this one reads what the object has."""
     code = "import pickle, sys; reader, asked = pickle.load(sys.stdin.buffer); views = reader.read(asked)\n"
     code += "sys.exit([bytes(each) for each in views] != [reader.reader.data[a:b] for a, b in asked])"
-    path = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     told = pickle.dumps((reader, list(asked)))
-    return (
-        subprocess.run([sys.executable, "-c", code], input=told, env={**os.environ, "PYTHONPATH": path}).returncode == 0
-    )
+    return subprocess.run([sys.executable, "-c", code], input=told).returncode == 0
 
 
 def test_threads_fetch_a_chunk_once(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import TOKENIZER, assert_same_sample
 from conftest import Bucket
-from random_datasets import Document, build_ours
+from helpers.gpt_data import TOKENIZER, assert_same_sample
+from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 import binidx

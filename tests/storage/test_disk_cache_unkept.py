@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marked import LoggedObject, MarkedObject, fetched
+from helpers.versioned_objects import LoggedObject, MarkedObject, fetched
 
 from binidx.errors import ConfigError
 from binidx.storage.cached_object import CachedObject, cached_object

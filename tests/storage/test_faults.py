@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from distant import TRANSPORTS, Distant, distant_store
+from helpers.proxied_store import TRANSPORTS, Distant, distant_store
+from helpers.reader_stacks import summed
 from servers.log import Logged
-from stacks import summed
 
 from binidx.errors import FormatError, StorageError
 from binidx.storage.checked_object import CheckedObject

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
-from distant import TRANSPORTS, Distant, distant_store
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.proxied_store import TRANSPORTS, Distant, distant_store
 
 import binidx
 from binidx.storage.ranges import RangeReader

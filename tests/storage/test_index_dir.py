@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Bucket
-from random_datasets import Document, build_ours
+from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 from binidx.format.pair import open_pair

@@ -9,7 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 from conftest import Bucket
-from converting import names_beside, unfinished_uploads
+from helpers.conversion import names_beside, unfinished_uploads
 from hypothesis import given
 from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
+from helpers.zstd_segments import compressed, foreign
 from hypothesis import given
 from hypothesis import strategies as st
-from storage.compressing import compressed, foreign
 
 from binidx.errors import ConfigError, FormatError
 from binidx.storage.chunk_cache import ChunkCache, ChunkStore

@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from racing import CarelessFileSystem
+from helpers.build_race import CarelessFileSystem
 
 from binidx.errors import StorageError
 from binidx.storage import send

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Bucket
-from distant import distant_store
+from helpers.proxied_store import distant_store
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import AccessError

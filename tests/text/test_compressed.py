@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from reading_text import read_file
+from helpers.text_oracle import read_file
 
 from binidx.errors import FormatError
 from binidx.text import decompress

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import zstandard
-from reading_text import cut_at, random_lines
+from helpers.text_oracle import cut_at, random_lines
 
 from binidx.errors import FormatError
 from binidx.text import read as reading

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.text_oracle import read_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reading_text import read_file
 
 from binidx.errors import ConfigError
 from binidx.text.filters import Filters, parse_keep

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from stacks import STORES, Shelf
+from helpers.reader_stacks import STORES, Shelf
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.text.inputs import find_inputs, format_of

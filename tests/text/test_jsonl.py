@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.text_oracle import by_json, documents_of, random_lines, read_all, read_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reading_text import by_json, documents_of, random_lines, read_all, read_file
 
 from binidx.errors import ConfigError
 from binidx.text.batch import KINDS

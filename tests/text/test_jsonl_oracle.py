@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from reading_text import VALUES, by_json, documents_of, random_line
+from helpers.text_oracle import VALUES, by_json, documents_of, random_line
 
 from binidx.text.jsonl import LineReader
 from binidx.text.lines import Lines

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from reading_text import read_all, read_file
+from helpers.text_oracle import read_all, read_file
 
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.text.filters import Filters

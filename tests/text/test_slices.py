@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from helpers.text_oracle import cut_at, read_all, read_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reading_text import cut_at, read_all, read_file
 
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.text.inputs import find_inputs

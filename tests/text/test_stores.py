@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import zstandard
-from distant import TRANSPORTS, distant_store
-from reading_text import read_all, read_file
-from stacks import STORES, Shelf
+from helpers.proxied_store import TRANSPORTS, distant_store
+from helpers.reader_stacks import STORES, Shelf
+from helpers.text_oracle import read_all, read_file
 
 from binidx.errors import ObjectChangedError
 from binidx.text import columns, stored

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.trained_tokenizers import buffers, lists, plain_texts, save
 from numpy.typing import NDArray
-from tokenizing import buffers, lists, plain_texts, save
 
 from binidx.errors import MismatchError
 from binidx.tokenize import checked as checked_module

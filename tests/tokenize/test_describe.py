@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import Bucket
+from helpers.trained_tokenizers import EOT, KINDS, save, train_sentencepiece
 from tokenizers import Tokenizer
-from tokenizing import EOT, KINDS, save, train_sentencepiece
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.storage.publish import create_object

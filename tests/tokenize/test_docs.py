@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizing import save
+from helpers.trained_tokenizers import save
 
 from binidx.tokenize.engines import ENGINES
 

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.trained_tokenizers import (
+    EOT,
+    KINDS,
+    buffers,
+    hard_texts,
+    json_of,
+    lists,
+    plain_texts,
+    save,
+    train_sentencepiece,
+)
 from tokenizers import Tokenizer, decoders
-from tokenizing import EOT, KINDS, buffers, hard_texts, json_of, lists, plain_texts, save, train_sentencepiece
 
 from binidx.errors import ConfigError
 from binidx.tokenize.describe import describe_tokenizer

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizing import EOT, buffers, byte_level, hard_texts, lists, plain_texts
+from helpers.trained_tokenizers import EOT, buffers, byte_level, hard_texts, lists, plain_texts
 
 from binidx.errors import FormatError
 from binidx.tokenize.describe import describe_tokenizer

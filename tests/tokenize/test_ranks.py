@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.trained_tokenizers import EOT, buffers, hard_texts, lists, save
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizing import EOT, buffers, hard_texts, lists, save
 
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import choose

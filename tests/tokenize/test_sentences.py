@@ -10,8 +10,8 @@ from pathlib import Path
 import nltk
 import numpy as np
 import pytest
+from helpers.trained_tokenizers import buffers, plain_texts
 from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
-from tokenizing import buffers, plain_texts
 
 from binidx.errors import ConfigError
 from binidx.tokenize import sentences

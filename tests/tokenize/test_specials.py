@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.trained_tokenizers import EOT, around, buffers, byte_level, save
 from tokenizers import AddedToken
-from tokenizing import EOT, around, buffers, byte_level, save
 
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import choose

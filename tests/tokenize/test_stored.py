@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import megatron
 
 from binidx.errors import FormatError
 from binidx.format.indexed_dataset import IndexedDataset

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizing import any_code_point, buffers, lists, save
+from helpers.trained_tokenizers import any_code_point, buffers, lists, save
 
 from binidx.tokenize.describe import describe_tokenizer
 from binidx.tokenize.engines import choose, reference

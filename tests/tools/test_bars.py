@@ -12,7 +12,7 @@ import termios
 from pathlib import Path
 
 import pytest
-from converting import build
+from helpers.conversion import build
 
 MAIN = "import sys; from binidx.tools import main; sys.exit(main())"
 

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from binidx.tools import main
 from binidx.tools.cache import age, belongs
-from cases import TOKENIZER
 from conftest import Bucket
-from converting import build
-from random_datasets import Document, build_ours
+from helpers.conversion import build
+from helpers.gpt_data import TOKENIZER
+from helpers.random_datasets import Document, build_ours
 
 import binidx
 from binidx.dataset.plan import ranges_of_samples

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from binidx.tools import main
 from conftest import Bucket
-from converting import MIB, AtEvent, build, memory, names_beside, pair, unfinished_uploads
-from random_datasets import Document, build_ours
+from helpers.conversion import MIB, AtEvent, build, memory, names_beside, pair, unfinished_uploads
+from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import ObjectExistsError, ObjectNotFoundError
 from binidx.format.convert import convert_dataset

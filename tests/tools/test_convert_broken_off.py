@@ -18,8 +18,8 @@ import fsspec
 import pytest
 from binidx.tools import main
 from conftest import Bucket
-from converting import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 from fsspec.implementations.memory import MemoryFileSystem
+from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
 from binidx.errors import ObjectChangedError
 from binidx.format.convert import convert_dataset

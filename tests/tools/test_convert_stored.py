@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from binidx.tools import main
 from conftest import Bucket
-from converting import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
+from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
 from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.builder import IndexedDatasetBuilder

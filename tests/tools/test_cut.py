@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from binidx.tools import main
-from converting import build, pair
+from helpers.conversion import build, pair
 
 
 def test_head_sample_and_split_say_what_they_wrote(tmp_path: Path, capsys) -> None:

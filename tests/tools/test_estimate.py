@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from binidx.tools import main
-from converting import build
-from preprocessing import corpus, tokenizer_path
+from helpers.conversion import build
+from helpers.preprocess_jobs import corpus, tokenizer_path
 from tokenizers import Tokenizer
 
 from binidx.prepare.virtual import merge_virtually

@@ -15,10 +15,10 @@ import pytest
 from binidx.tools import main
 from binidx.tools._lengths import PERCENTILES, bins, draw, percentiles
 from conftest import Bucket
+from helpers.random_datasets import Document, build_ours
+from helpers.shuffle_oracle import read_documents
 from hypothesis import given
 from hypothesis import strategies as st
-from random_datasets import Document, build_ours
-from shuffling import read_documents
 
 from binidx.format.builder import IndexedDatasetBuilder
 
@@ -196,7 +196,7 @@ def test_a_terminal_without_unicode_and_a_closed_pipe_are_no_trouble() -> None:
 
 
 def test_text_and_where_it_came_from(tmp_path: Path, capsys) -> None:
-    from lineages import END, build_with_lineage, read_lineage
+    from helpers.lineage_data import END, build_with_lineage, read_lineage
     from tokenizers import Tokenizer, models
 
     words = {f"w{number}": number for number in range(70_000)}

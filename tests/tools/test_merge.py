@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from binidx.tools import main
-from converting import build, pair
+from helpers.conversion import build, pair
 
 from binidx.format.convert import convert_dataset
 from binidx.format.convert_way import Way

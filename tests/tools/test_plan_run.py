@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from binidx.tools import main
-from cases import TOKENIZER
 from conftest import Bucket
-from random_datasets import Document, build_ours
+from helpers.gpt_data import TOKENIZER
+from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from binidx.tools import main
-from cases import TOKENIZER, assert_same_sample, write_with_megatron
 from conftest import Bucket
-from oracle import megatron
+from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
+from helpers.oracle import megatron
 
 import binidx
 from binidx.format.convert import convert_dataset

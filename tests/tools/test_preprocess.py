@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from binidx.tools import main
 from binidx.tools._preprocess_bar import PreprocessBar
-from preprocessing import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
+from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
 
 from binidx.prepare.preprocess.progress import Progress

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from binidx.tools import main
-from converting import build, pair
+from helpers.conversion import build, pair
 
 
 def test_it_shuffles_and_says_what_it_did(tmp_path: Path, capsys) -> None:

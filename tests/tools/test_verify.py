@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from binidx.tools import main
-from converting import build
+from helpers.conversion import build
 
 
 def test_sound_is_0_and_unsound_1(tmp_path: Path, capsys) -> None:

@@ -51,7 +51,7 @@ def start_binidx(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[An
 
 def start_megatron(given: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from oracle import megatron
+    from helpers.oracle import megatron
 
     if given.get("write"):  # a blend that is cached asks which rank writes it
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -1,4 +1,6 @@
-"""python hammering.py DIRECTORY KILLS SEED: processes hammer one disk cache and are killed at random instants.
+"""Processes that share one disk cache and are killed at random instants.
+
+    python -m helpers.disk_cache_stress DIRECTORY KILLS SEED
 
 Each worker is a forked child that reads random ranges of three objects through a cache too small for them, so that it
 fetches, writes, maps, evicts and waits for others all the time, and compares every byte. After 1 to 30 ms it gets a
@@ -22,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from marked import MarkedObject
+from helpers.versioned_objects import MarkedObject
 
 from binidx.storage.cache_contents import cached_contents, prune, verify
 from binidx.storage.disk_cache import DiskCache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.idx import DType

@@ -1,4 +1,4 @@
-"""Megatron Core itself, for differential tests: `from oracle import megatron`."""
+"""Megatron Core itself, for differential tests: `from helpers.oracle import megatron`."""
 
 import warnings
 from types import SimpleNamespace

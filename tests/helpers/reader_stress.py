@@ -1,4 +1,6 @@
-"""python restless.py JSON: a reader that never rests, in threads, and what the process holds while it reads.
+"""Threads that read without a pause, and the resources that the process holds meanwhile.
+
+    python -m helpers.reader_stress JSON
 
     uri, options     of an object whose byte i is `content(size)[i]`
     seconds          to read; `budget`, bytes that its chunks may have

@@ -11,12 +11,11 @@ from typing import Any
 
 import fsspec
 import numpy as np
-from random_datasets import Document, build_ours
+from helpers.random_datasets import Document, build_ours
 
 from binidx.storage.backends import open_object
 from binidx.storage.transfer import read_whole
 
-HERE = Path(__file__).parent
 MIB = 1 << 20
 
 
@@ -72,7 +71,7 @@ class AtEvent:
 
 def dying(source: str, part_bytes: int, *attempts: Any, codec: str | None = None) -> str:
     """The exit status of each attempt: 9 died, 0 came to its end."""
-    command = [sys.executable, HERE / "dying.py", source, part_bytes, *attempts]
+    command = [sys.executable, "-m", "helpers.convert_crash", source, part_bytes, *attempts]
     environment = {**os.environ, **({"CODEC": codec} if codec else {})}
     return subprocess.run(
         list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, env=environment

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as parquet
 import xxhash
-from random_datasets import build_ours, random_documents
-from shuffling import read_documents
+from helpers.random_datasets import build_ours, random_documents
+from helpers.shuffle_oracle import read_documents
 
 from binidx.prepare.preprocess.lineage import LineageWriter, table_of
 from binidx.storage.as_file import Source

@@ -1,4 +1,6 @@
-"""python dying.py SOURCE PART_BYTES TARGET EVENT [TARGET EVENT ...]: converts, and dies at event EVENT; 0 never dies.
+"""Conversions that are killed at a numbered event; event 0 never comes.
+
+    python -m helpers.convert_crash SOURCE PART_BYTES TARGET EVENT [TARGET EVENT ...]
 
 Each attempt is a forked child that ends, as by kill -9, when it is told of its n-th event: a part sent or read back, or
 the start of a stage. CODEC in the environment says how the tokens are to be stored. Prints the exit status of each: 9

@@ -1,4 +1,6 @@
-"""python building_ranks.py JSON: a process of a run that builds its datasets; a rank of a gloo group if WORLD_SIZE > 1.
+"""Process of a run that builds its datasets; a rank of a gloo group if WORLD_SIZE > 1.
+
+    python -m helpers.build_process JSON
 
 Prints one JSON object: when build() began and ended, a digest of the indices or what was raised. JSON has
 
@@ -23,7 +25,7 @@ from typing import Any
 
 import torch.distributed
 import xxhash
-from cases import TOKENIZER
+from helpers.gpt_data import TOKENIZER
 
 import binidx
 from binidx.index.building import Building

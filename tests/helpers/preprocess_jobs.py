@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from binidx.tools.demo.tokenizer import EOD, train_bpe
-from oracle import megatron
+from helpers.oracle import megatron
 
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.run import Report, preprocess

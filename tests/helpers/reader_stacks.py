@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from storage.compressing import compressed
+from helpers.zstd_segments import compressed
 
 from binidx.storage.checked_object import CheckedObject
 from binidx.storage.checksums import BlockSums, format_sums_header

@@ -1,4 +1,6 @@
-"""python soaking.py JSON: one rank of a run that reads a blend through bad weather and compares every sample.
+"""One rank of a run that reads a blend through a faulty proxy and compares every sample.
+
+    python -m helpers.training_soak JSON
 
     remote, local    prefixes of the same datasets, far away and here, in the same order
     rank, ranks      of the data-parallel group
@@ -20,7 +22,7 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
-from cases import TOKENIZER, assert_same_sample
+from helpers.gpt_data import TOKENIZER, assert_same_sample
 
 import binidx
 from binidx.storage.backends import SEGMENTS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from oracle import megatron
+from helpers.oracle import megatron
 
 
 @dataclass(frozen=True)

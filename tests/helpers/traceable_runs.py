@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Tokenizer
+from helpers.gpt_data import Tokenizer
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from oracle import megatron
+from helpers.oracle import megatron
 
 
 class Parts:

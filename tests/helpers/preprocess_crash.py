@@ -1,4 +1,6 @@
-"""python preprocess_dying.py OUTPUT KILLS SEED INPUT...: a preprocess that is killed again and again until it is done.
+"""A preprocess that is killed again and again until it is done.
+
+    python -m helpers.preprocess_crash OUTPUT KILLS SEED INPUT...
 
 Each attempt is a forked child in a session of its own that gets a SIGKILL after a random time, some of them while they
 finish. After each the output must be no dataset, or the whole one. Prints a JSON object: the exit status of each
@@ -15,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from preprocessing import job_of, run
+from helpers.preprocess_jobs import job_of, run
 
 
 def attempt(output: str, inputs: list[str], seconds: float) -> int:

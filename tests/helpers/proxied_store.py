@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.reader_stacks import STORES, Shelf
 from servers.latency_proxy import Proxy, latency_proxy
-from stacks import STORES, Shelf
 
 from binidx.storage.backends import open_object
 from binidx.storage.ranges import RangeReader
 
 TRANSPORTS = ["s3", "s3 fast", "gs", "gs fast", "http", "http fast"]
-"""All that read from a server, in `stacks.STORES`."""
+"""All that read from a server, in `reader_stacks.STORES`."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from oracle import megatron
+from helpers.oracle import megatron
 
 import binidx
 from binidx.dataset.split import split_indices

@@ -1,4 +1,6 @@
-"""python ranking.py JSON: one rank of a process group, by RANK, WORLD_SIZE and MASTER_ADDR and _PORT, or STORE, a file.
+"""One rank of a process group, by RANK, WORLD_SIZE and MASTER_ADDR and _PORT, or STORE, a file.
+
+    python -m helpers.rank_process JSON
 
 Prints one JSON object: what `together` came to, and when by the clock of the machine. JSON is what each rank does in
 the block, by its number, or "else":

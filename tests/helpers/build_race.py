@@ -1,4 +1,6 @@
-"""python racing.py URI ROUNDS SEED SPAN: eight processes build one index at once, and half of them are killed.
+"""Eight processes that build one index at once; half of them are killed.
+
+    python -m helpers.build_race URI ROUNDS SEED SPAN
 
 Each builder is a forked child that begins within 20 ms of the others; some go by the claim, the others at once, as
 those do that lost it. At a random instant of its first SPAN seconds it may get a SIGKILL. Now and then the data changes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cases import Tokenizer
+from helpers.gpt_data import Tokenizer
 
 import binidx
 

@@ -1,4 +1,4 @@
-"""python claiming.py CACHE LOG JSON: one process that asks for an index, as each of a run does.
+"""python -m helpers.build_lock_process CACHE LOG JSON: one process that asks for an index, as each of a run does.
 
 It appends a line to LOG when it begins to build, and prints one JSON object at its end: what it got, after how many
 seconds from when it asked, and when by the clock of the machine. JSON may hold
