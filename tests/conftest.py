@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +11,18 @@ from pathlib import Path
 
 import pytest
 from binidx.tools.seaweed import S3Server, s3_server
+from hypothesis import HealthCheck, settings
 from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
+
+# No test depends on the speed of the machine.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+# `nohup make check &` ignores SIGINT, and child processes inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 S3_SERVERS = {"seaweed": s3_server, "ceph": ceph_server}
 
@@ -31,6 +41,15 @@ def _helpers_for_children() -> Iterator[None]:
     """Child processes import `helpers` and `servers` as the tests do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_reads() -> Iterator[None]:
+    """On a busy machine no read sends a second request or gives up, unless its test asks for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BINIDX_HEDGE", "0")
+        patch.setenv("BINIDX_DEADLINE_SECONDS", "600")
         yield
 
 

@@ -62,7 +62,7 @@ def test_a_stopped_and_resumed_example_reads_and_learns_what_the_unbroken_one_do
     script: str, corpus: str, expected: list[str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", RUN_THRICE, script, corpus, str(tmp_path)]
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
     assert [line["step"] for line in lines] == [*range(6), *range(2), *range(2, 6)]
@@ -80,7 +80,7 @@ def test_a_trainer_that_accumulates_gradients_goes_on_at_its_next_sample(
     corpus: str, expected: list[str], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", RUN_ACCUMULATING, "hf_trainer", corpus, str(tmp_path)]
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     read = [json.loads(line)["read"] for line in done.stdout.splitlines() if line.startswith('{"step"')]
     assert read == 2 * [digest(tokens) for tokens in expected]
@@ -105,7 +105,7 @@ def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(
     script.write_text(RUN_ON_TWO_RANKS)
     options = ["--vocab-size", "500", "--eod", "0", "--steps", "3", "--save", str(tmp_path / "saved")]
     command = [sys.executable, str(script), str(EXAMPLES), corpus, *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     read = re.findall(r'"read": "(\w+)"', done.stdout)  # the lines of two processes run together
     assert sorted(read) == sorted(digest(tokens) for tokens in expected)

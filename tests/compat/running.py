@@ -24,7 +24,7 @@ class Ranks:
 
     def lines(self) -> list[list[dict[str, Any]]]:
         """What each rank printed, once all have ended well."""
-        said = [process.communicate(timeout=240) for process in self.processes]
+        said = [process.communicate(timeout=1200) for process in self.processes]
         for process, (_, errors) in zip(self.processes, said, strict=True):
             assert process.returncode == 0, errors[-3000:]
             self.logs.append(errors)

@@ -116,7 +116,7 @@ def test_one_dataset_is_built_by_the_builders_parts_as_scripts_do(prefix: str) -
 
 
 @pytest.mark.usefixtures("quiet")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
 def test_helpers_give_megatrons_arrays(seed: int, drop: bool, extra: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -143,7 +143,7 @@ def test_helpers_give_megatrons_arrays(seed: int, drop: bool, extra: bool) -> No
 
 
 @pytest.mark.usefixtures("quiet")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.booleans())
 def test_orders_drawn_from_numpys_generator_are_megatrons(seed: int, epochs: int, separate: bool) -> None:
     found = []

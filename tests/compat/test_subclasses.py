@@ -214,7 +214,7 @@ def test_a_low_level_dataset_of_a_users_own_keeps_its_ways_and_pickles(tmp_path:
     assert all(token >= 2**40 for token in dataset[5]["tokens"].tolist())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=30),
     st.booleans(), st.booleans(), st.booleans(), st.booleans(),

@@ -117,7 +117,7 @@ def test_two_ranks_build_from_one_bucket_and_see_one_order(
         )
         for rank in range(2)
     ]  # fmt: skip
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+    outputs = [rank.communicate(timeout=1200) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     served = [digest for step in zip(*(out.split() for out, _ in outputs), strict=True) for digest in step]
     needed = [

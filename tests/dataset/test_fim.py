@@ -80,7 +80,7 @@ def model(sample: Any, rng: np.random.RandomState, rate: float, spm: float, spli
     return moved + [IDS["<pad>"]] * (len(sample) - len(moved))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     tokens=st.lists(st.sampled_from([0, 0, 99, *range(1, 60)]), min_size=1, max_size=60),
     rates=st.tuples(*[st.sampled_from([0.0, 0.3, 0.9, 1.0])] * 3),

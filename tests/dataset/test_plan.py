@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.gpt_data import TOKENIZER, write_with_megatron
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import binidx
 from binidx.dataset.plan import ranges_of_samples, union
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=20))
 def test_a_union_has_the_same_bytes_sorted_and_apart(asked: list[tuple[int, int]]) -> None:
     ranges = np.array([(start, start + count) for start, count in asked], np.int64).reshape(-1, 2)

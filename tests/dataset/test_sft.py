@@ -39,7 +39,7 @@ def build(config: binidx.GPTDatasetConfig, sizes: Any = (100, None, None)) -> li
     return binidx.BlendedMegatronDatasetBuilder(SFTDataset, sizes, lambda: True, config).build()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 8, 33, 64, 100, 400]), st.sampled_from([1, 2, 4]))
 def test_a_row_is_packed_as_megatron_packs_it(seed: int, length: int, ranks: int) -> None:
     (row,) = random_rows(seed, 1)

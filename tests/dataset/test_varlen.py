@@ -65,7 +65,7 @@ def build(uri: str, size: int = 1, **changes: Any) -> Any:
     return binidx.BlendedMegatronDatasetBuilder(VarlenDataset, [size, 0, 0], lambda: True, config).build()[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from([1, 5, 16, 64]), st.sampled_from([1, 2]), st.booleans(), st.booleans())
 def test_a_conversation_is_a_sample_as_in_megatron(seed: int, length: int, ranks: int, rows: bool, text: bool) -> None:
     rng = np.random.default_rng(seed)

@@ -125,8 +125,9 @@ def test_all_parts_are_read_at_the_same_time(s3: Bucket, tmp_path: Path) -> None
     base = s3.fresh()
     parts = [build_ours(f"{base}/p{n}", [Document([n] * 9, [9], [])], np.uint16) for n in range(NUM_PARTS)]
     merge_virtually(parts, f"{base}/all")
-    with latency_proxy(s3.server.endpoint, delay_ms=100) as proxy, proxy.in_environment():
+    with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
         dataset = binidx.IndexedDataset(f"{base}/all")
+        proxy.become(delay_ms=1500)
         proxy.reset()
         assert [each[0].item() for each in dataset.read([(n, 4, 1) for n in range(NUM_PARTS)])] == [*range(NUM_PARTS)]
         log = proxy.log()

@@ -4,6 +4,7 @@ It appends a line to LOG when it begins to build, and prints one JSON object at 
 seconds from when it asked, and when by the clock of the machine. JSON may hold
 
     build      seconds that a build takes
+    until      a file: the build ends when it appears
     fail       a text: the build raises it
     away       seconds after which the process is called away, as by the failure of another rank
     dead, beat seconds, instead of DEAD_SECONDS and BEAT_SECONDS
@@ -18,6 +19,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,11 +33,13 @@ NAME = "0f-Kind-train"
 FINGERPRINT = {"option": True}
 
 
-def ask(cache: str, log: str, how: dict[str, float]) -> dict[str, object]:
+def ask(cache: str, log: str, how: dict[str, Any]) -> dict[str, object]:
     def build(building: Building) -> None:
         with open(log, "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(how.get("build", 0))
+        while "until" in how and not Path(how["until"]).exists():
+            time.sleep(0.01)
         if "fail" in how:
             raise ValueError(how["fail"])
         with building.array("a", (100_000,), np.int64) as array:
@@ -55,7 +59,7 @@ def ask(cache: str, log: str, how: dict[str, float]) -> dict[str, object]:
     return {"sum": int(arrays["a"].sum()), "seconds": time.monotonic() - began}
 
 
-def main(cache: str, log: str, how: dict[str, float]) -> None:
+def main(cache: str, log: str, how: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
     for module in (claim, turn):
         module.DEAD_SECONDS = how.get("dead", claim.DEAD_SECONDS)

@@ -71,7 +71,7 @@ def ahead_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "binidx-ahead"]
 
 
-def wait_for(condition: Any, seconds: float = 10.0) -> None:
+def wait_for(condition: Any, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

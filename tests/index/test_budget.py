@@ -25,7 +25,7 @@ def test_who_is_alone_gets_all_and_gives_them_back() -> None:
 
 def test_workers_that_wait_work_beside_each_other_within_the_number() -> None:
     """Each waits for all four to be there: were they to take turns, they would wait for ever."""
-    budget, together = Budget(4), threading.Barrier(4, timeout=20)
+    budget, together = Budget(4), threading.Barrier(4, timeout=300)
 
     def work(_: int) -> int:
         with budget.worker():
@@ -39,7 +39,7 @@ def test_workers_that_wait_work_beside_each_other_within_the_number() -> None:
 
 
 def test_of_many_that_wait_for_a_store_no_more_build_than_there_are_threads() -> None:
-    budget, waiting, at_work, most = Budget(3), threading.Barrier(16, timeout=20), [0], [0]
+    budget, waiting, at_work, most = Budget(3), threading.Barrier(16, timeout=300), [0], [0]
 
     def work(_: int) -> None:
         with budget.waiter():

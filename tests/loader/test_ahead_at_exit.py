@@ -55,13 +55,13 @@ def finish(process: subprocess.Popen[str], seconds: float) -> str:
 )
 def test_the_end_of_a_script_is_its_end(hang: str, then: str) -> None:
     process = start(hang, then)
-    assert finish(process, 60) == ""
+    assert finish(process, 300) == ""
     assert process.returncode == 0
 
 
 def test_an_exception_ends_it_too() -> None:
     process = start(UNCANCELLABLE, "raise ValueError('training failed')")
-    assert "ValueError: training failed" in finish(process, 60)
+    assert "ValueError: training failed" in finish(process, 300)
     assert process.returncode == 1
 
 
@@ -70,17 +70,22 @@ def test_ctrl_c_interrupts_a_trainer_that_waits(hang: str) -> None:
     process = start(hang, "[*batches]")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in finish(process, 60)
+    assert "KeyboardInterrupt" in finish(process, 300)
     assert process.returncode == -signal.SIGINT
 
 
 def test_after_ctrl_c_the_batches_go_on() -> None:
     then = """
-import signal
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
+import os, signal
+def interrupt():
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code.co_name != "wait":
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+next(batches), next(batches)
+threading.Thread(target=interrupt).start()
 try:
-    next(batches), next(batches), next(batches)
+    next(batches)
     sys.exit("nothing hung")
 except KeyboardInterrupt:
     Stuck.stuck = False
@@ -89,11 +94,11 @@ assert next(batches).tolist() == [72, 75, 78, 81], "another batch"
 assert len([*batches]) == 243
 """
     process = start(CANCELLABLE, then)
-    assert finish(process, 60) == ""
+    assert finish(process, 300) == ""
     assert process.returncode == 0
 
 
 def test_workers_end_with_their_loader() -> None:
     process = start(CANCELLABLE, "", workers=2)
-    finish(process, 60)
+    finish(process, 300)
     assert process.returncode == 0

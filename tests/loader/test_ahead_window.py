@@ -52,7 +52,7 @@ def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_not
 
 def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
-    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.1)  # for a machine that is busy with other things
+    monkeypatch.setattr(window_module, "QUICK_SECONDS", 1e6)  # for a machine that is busy with other things
     dataset = Numbers(10_000)
     ahead = LookAhead(dataset, build_sampler("cyclic", range(10_000), 0, 4, 0, 1))
     order = [*build_sampler("cyclic", range(10_000), 0, 4, 0, 1)]
@@ -65,9 +65,11 @@ def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pyte
     time.sleep(0.02)
     assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:500]))
     assert dataset.asked[-1] == order[499]
+    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.1)
     dataset.seconds = 0.11
     ask(500, 505)
     wait_for(lambda: order[507][0] in chain(*dataset.asked))  # it looks ahead again, and from the right place
+    monkeypatch.setattr(window_module, "QUICK_SECONDS", 1e6)
     dataset.seconds = 0.0
     ask(505, 1000)
     assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:1000]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.native.place import PlacedBlocks
@@ -14,7 +14,6 @@ SIZE, CHUNK, BLOCK = 95, 5, 20
 ranges = st.lists(st.tuples(st.integers(-3, 100), st.integers(-3, 30)), max_size=5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=19, max_size=19), st.lists(st.integers(0, 3), min_size=5, max_size=5), ranges)
 def test_a_range_is_placed_if_all_of_it_is_here(
     good: list[bool], mapped: list[int], asked: list[tuple[int, int]]

@@ -71,7 +71,7 @@ def test_a_full_window_is_waited_for_also_when_a_pause_is_over() -> None:
 
     began = time.thread_time()
     assert sorted(task for task, _ in drive(work, range(3), threads(1))) == list(range(3))
-    assert time.thread_time() - began < 0.05
+    assert time.thread_time() - began < 0.3
 
 
 def test_the_first_failure_for_good_stops_all() -> None:

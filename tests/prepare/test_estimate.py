@@ -160,7 +160,7 @@ def test_other_formats_and_units_of_which_only_a_share_is_tokenised(
     assert np.mean(held) > 0.8
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.text("ab\n🙂", max_size=30), min_size=1, max_size=20), st.integers(1, 50))
 def test_units_hold_each_row_once(tmp_path_factory: Any, texts: list[str], unit_bytes: int) -> None:
     folder = tmp_path_factory.mktemp("units")

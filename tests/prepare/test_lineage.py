@@ -76,7 +76,7 @@ def test_head_sample_and_split_take_the_rows_of_their_documents(sources: list[st
         verify_dataset(tmp_path / name, lineage=True)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 6), st.integers(100, 4000), st.integers(30, 5000), st.integers(0, 2**64))
 def test_shuffle_brings_rows_where_it_brings_documents(
     tmp_path_factory: Any, num_buckets: int, round_bytes: int, bucket_bytes: int, seed: int

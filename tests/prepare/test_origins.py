@@ -27,7 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
         return build_with_lineage(tmp_path_factory.mktemp("origins") / "en", COUNT, 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(documents=st.lists(st.integers(0, COUNT - 1)))
 def test_each_document_has_its_row(source: str, documents: list[int]) -> None:
     rows = read_lineage(source)

@@ -53,7 +53,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 def wait_for(what: Any, process: subprocess.Popen[Any]) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (found := what()):
         assert process.poll() is None, f"ended with {process.returncode}"
         assert time.monotonic() < deadline

@@ -31,7 +31,7 @@ class Held(ThreadPoolExecutor):
         def held() -> Any:
             if self.left == 0:
                 self.reached.set()
-                assert self.go_on.wait(120)
+                assert self.go_on.wait(600)
             self.left -= 1
             return work(*arguments, **options)
 
@@ -82,7 +82,7 @@ def test_a_job_in_a_store_is_seen_while_it_runs_and_when_it_has_ended(
         job = job_of(inputs, target)
         running = threading.Thread(target=lambda: reports.append(preprocess(job, executor=held, workers=1)))
         running.start()
-        assert held.reached.wait(120)
+        assert held.reached.wait(600)
         lying = objects(target.removesuffix("/en"))
         during = told(capsys, line)
         assert (during["finished"], during["parts"], during["parts_done"]) == (False, before["parts"], 3)
@@ -94,7 +94,7 @@ def test_a_job_in_a_store_is_seen_while_it_runs_and_when_it_has_ended(
         assert capsys.readouterr().out.startswith(f"{target}: 3 of {before['parts']} parts, ")
         assert objects(target.removesuffix("/en")) == lying
         held.go_on.set()
-        running.join(120)
+        running.join(600)
     after = told(capsys, line)
     assert (after["finished"], after["parts_done"], after["seconds_left"]) == (True, before["parts"], None)
     assert after["machines"] == reports[0].to_json()["machines"]

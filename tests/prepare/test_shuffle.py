@@ -50,7 +50,7 @@ def test_documents_stand_in_the_order_of_their_keys(dtype: type, num_buckets: in
     assert names_beside(f"{tmp_path}/new") == ["new.bin", "new.idx"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 60), st.integers(0, 2**70), st.integers(1, 9), st.integers(1, 300), st.integers(1, 400))
 def test_neither_buckets_nor_rounds_nor_memory_change_a_byte(
     tmp_path_factory: Any, count: int, seed: int, num_buckets: int, round_bytes: int, bucket_bytes: int

@@ -54,7 +54,7 @@ def test_lines_of_several_files_stand_in_the_order_of_their_keys(
     assert (done.num_inputs, done.num_lines, done.num_buckets) == (3, 3000, num_buckets)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=30), max_size=20), st.booleans(), st.integers(1, 5), st.integers(1, 60))
 def test_any_bytes_between_newlines_are_a_line(
     tmp_path_factory: Any, lines: list[bytes], ends: bool, num_buckets: int, round_bytes: int

@@ -14,7 +14,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
+def wait_until_gone(pid: int, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while is_running(pid):
         assert time.monotonic() < deadline, f"process {pid} still runs after {seconds} s"

@@ -102,7 +102,7 @@ def test_slow_is_late_and_good(proxy: Proxy) -> None:
     proxy.become(each=["slow"], slow_ms=200)
     began = time.monotonic()
     assert get(proxy, 0, 10) == (206, DATA[:10])
-    assert 0.2 <= time.monotonic() - began < 20
+    assert time.monotonic() - began >= 0.2
 
 
 def test_only_range_requests_meet_faults_unless_told(proxy: Proxy) -> None:
@@ -154,7 +154,7 @@ def test_all_connections_together_carry_no_more_than_the_link(proxy: Proxy) -> N
         began = time.monotonic()
         bodies = list(pool.map(lambda each: get(proxy, *each)[1], [(0, len(DATA))] * 4))
     assert bodies == [DATA] * 4
-    assert 0.4 <= time.monotonic() - began < 20
+    assert time.monotonic() - began >= 0.4
 
 
 @pytest.mark.parametrize(

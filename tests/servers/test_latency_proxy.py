@@ -82,7 +82,7 @@ def test_a_connection_carries_no_more_than_its_bandwidth(server: Server) -> None
     with latency_proxy(server.endpoint, delay_ms=0, megabytes_per_second=20) as proxy:
         began = time.monotonic()
         get(proxy.endpoint, "/data", 0, len(DATA) - 1)
-        assert 0.25 <= time.monotonic() - began < 20
+        assert time.monotonic() - began >= 0.25
 
 
 def test_s3_clients_read_and_write_through_it(s3: Bucket) -> None:

@@ -27,7 +27,10 @@ print("all read")
 def open_many(path: Path, count: int, hard: int) -> str:
     """The last line that a process of its own says, with a soft limit of 64 descriptors."""
     ended = subprocess.run(
-        [sys.executable, "-c", OPEN_MANY, str(path), str(count), str(hard)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", OPEN_MANY, str(path), str(count), str(hard)],
+        capture_output=True,
+        text=True,
+        timeout=1200,
     )
     return (ended.stdout + ended.stderr).strip().splitlines()[-1]
 

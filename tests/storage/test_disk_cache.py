@@ -63,7 +63,7 @@ def test_stacks_keep_the_contract(tmp_path: Path, stack: Callable[[bytes, Path],
     check_range_reader(lambda data: stack(data, tmp_path))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(st.lists(ranges, max_size=6), max_size=5), st.sampled_from([None, 0, 9_000, 60_000]))
 def test_any_reads_are_slices(tmp_path: Path, reads: list[list[Range]], limit: int | None) -> None:
     reader = small(MarkedObject(DATA), tmp_path / str(limit), limit)

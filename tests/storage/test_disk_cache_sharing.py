@@ -73,13 +73,13 @@ def test_processes_fetch_a_chunk_once(tmp_path: Path, method: str) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(600)
     assert [process.exitcode for process in processes] == [0] * 4
     assert chunks_fetched(log, 1000) == [*range(70)]
 
 
 def read_overlapping(reader: DiskCache, number: int, ready: Any) -> None:
-    ready.wait(60)
+    ready.wait(600)
     data = reader.reader.data  # type: ignore[attr-defined]
     asked = [(start, start + 10_000) for start in range(0, 70_000, 10_000)]
     for each in asked[number:] + asked[:number]:
@@ -98,7 +98,7 @@ def test_two_nodes_with_the_same_mount_share_what_they_fetch(tmp_path: Path) -> 
 
 def test_when_a_fetcher_is_killed_another_process_takes_over(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
-    victim = forked(lambda: small(LoggedObject(100_000, log, delay=60), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
+    victim = forked(lambda: small(LoggedObject(100_000, log, delay=6000), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
     until(lambda: fetched(log) != [])
     reader = small(LoggedObject(100_000, log), tmp_path / "cache")
     with ThreadPoolExecutor(1) as pool:
@@ -106,7 +106,7 @@ def test_when_a_fetcher_is_killed_another_process_takes_over(tmp_path: Path) -> 
         time.sleep(0.1)
         assert not waiting.done()
         os.kill(victim, signal.SIGKILL)
-        assert bytes(waiting.result(10)[0]) == reader.reader.data[1000:2000]  # type: ignore[attr-defined]
+        assert bytes(waiting.result()[0]) == reader.reader.data[1000:2000]  # type: ignore[attr-defined]
     os.waitpid(victim, 0)
     assert fetched(log) == [(0, 3000), (1000, 2000)]
     assert reader.stats.waits == 1
@@ -114,16 +114,16 @@ def test_when_a_fetcher_is_killed_another_process_takes_over(tmp_path: Path) -> 
 
 def test_a_fetcher_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = str(tmp_path / "log")
-    victim = forked(lambda: small(LoggedObject(100_000, log, delay=60), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
+    victim = forked(lambda: small(LoggedObject(100_000, log, delay=6000), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
     until(lambda: fetched(log) != [])
     monkeypatch.setattr(disk_cache, "PATIENCE_SECONDS", 1.0)
     monkeypatch.setattr(disk_cache, "LEAST_PATIENCE_SECONDS", 0.01)
     reader = small(LoggedObject(100_000, log), tmp_path / "cache")
     began = time.monotonic()
-    for _ in range(50):  # and only once for so long
+    for _ in range(300):  # and only once for so long
         assert bytes(reader.read([(1500, 1600)])[0]) == reader.reader.data[1500:1600]  # type: ignore[attr-defined]
-    assert time.monotonic() - began < 20
-    assert fetched(log) == [(0, 3000), *[(1500, 1600)] * 50]
+    assert time.monotonic() - began < 250
+    assert fetched(log) == [(0, 3000), *[(1500, 1600)] * 300]
     os.kill(victim, signal.SIGKILL)
     os.waitpid(victim, 0)
 
@@ -135,25 +135,25 @@ def test_who_waits_for_a_fetch_that_fails_fetches_himself(tmp_path: Path) -> Non
         def read(self, ranges: Sequence[Range]) -> list[memoryview]:
             if not inside.is_set():
                 inside.set()
-                assert go.wait(20)
+                assert go.wait(600)
                 raise OSError("gone")
             return super().read(ranges)
 
     reader = small(Failing(DATA), tmp_path)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(reader.read, [(0, 1500)])
-        assert inside.wait(10)
+        assert inside.wait(600)
         second = pool.submit(reader.read, [(900, 2500)])
         time.sleep(0.05)
         go.set()
         with pytest.raises(OSError, match="gone"):
-            first.result(10)
-        assert bytes(second.result(10)[0]) == DATA[900:2500]
+            first.result(300)
+        assert bytes(second.result(300)[0]) == DATA[900:2500]
 
 
 def test_who_waits_for_another_process_can_be_cancelled(tmp_path: Path) -> None:
     log = str(tmp_path / "log")
-    victim = forked(lambda: small(LoggedObject(100_000, log, delay=60), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
+    victim = forked(lambda: small(LoggedObject(100_000, log, delay=6000), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
     until(lambda: fetched(log) != [])
     reader, scope = small(LoggedObject(100_000, log), tmp_path / "cache"), Scope()
 
@@ -166,7 +166,7 @@ def test_who_waits_for_another_process_can_be_cancelled(tmp_path: Path) -> None:
         time.sleep(0.05)
         scope.cancel()
         with pytest.raises(CancelledReadError):
-            waiting.result(10)
+            waiting.result()
     os.kill(victim, signal.SIGKILL)
     os.waitpid(victim, 0)
 
@@ -183,13 +183,12 @@ def test_a_fork_in_the_middle_of_a_fetch_does_not_hang(tmp_path: Path) -> None:
         first = pool.submit(reader.read, [(0, 3000)])
         until(lambda: fetched(log) != [])
         assert ended_well(forked(child))
-        assert bytes(first.result(10)[0]) == data[:3000]
+        assert bytes(first.result(300)[0]) == data[:3000]
     assert chunks_fetched(log, 1000) == [0, 1, 2]
 
 
 def until(true: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if true():
-            return
+    late = time.monotonic() + 300
+    while not true():
+        assert time.monotonic() < late
         time.sleep(0.005)
-    raise AssertionError("waited 10 s")

@@ -149,7 +149,7 @@ def test_workers_and_their_parent_read_right_bytes_on_connections_of_their_own(
             num_workers=2,
             multiprocessing_context=context,
             collate_fn=as_it_is,
-            timeout=100,
+            timeout=1200,
         )
         for batch in loader:
             for number, pid, found in batch:

@@ -26,11 +26,23 @@ from binidx.testing import FaultyObject, MemoryObject, ended_well, forked
 
 
 class Slow(MemoryObject):
-    """Takes a tenth of a second; remembers its threads."""
+    """Takes a tenth of a second; remembers its thread."""
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        time.sleep(0.4)
+        time.sleep(0.1)
         self.thread = threading.current_thread()
+        return super().read(ranges)
+
+
+class Met(MemoryObject):
+    """Answers once as many reads as the barrier counts are under way."""
+
+    def __init__(self, data: bytes, barrier: threading.Barrier) -> None:
+        super().__init__(data)
+        self.barrier = barrier
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        self.barrier.wait()
         return super().read(ranges)
 
 
@@ -43,10 +55,9 @@ def test_answers_come_in_the_order_of_the_requests(tmp_path: Path) -> None:
 
 
 def test_remote_readers_wait_together() -> None:
-    readers = [Slow(b"abc") for _ in range(10)]
-    began = time.monotonic()
+    barrier = threading.Barrier(10, timeout=300)
+    readers = [Met(b"abc", barrier) for _ in range(10)]
     assert [bytes(views[0]) for views in read_many([(each, [(0, 3)]) for each in readers])] == [b"abc"] * 10
-    assert time.monotonic() - began < 3, "one after the other they would take 4 s"
 
 
 def test_one_remote_reader_is_read_in_this_thread() -> None:
@@ -78,17 +89,17 @@ def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
     for shard in range(8):
         with create_object(f"{base}/{shard}") as writer:
             writer.write(bytes([shard]) * 1000)
-    with latency_proxy(s3.server.endpoint, delay_ms=500) as proxy:
-        options = {"endpoint_url": proxy.endpoint, "binidx": {"hedge": False}}  # a busy machine is slow to answer
+    with latency_proxy(s3.server.endpoint, delay_ms=0) as proxy:
+        options = {"endpoint_url": proxy.endpoint}
         readers = [open_object(f"{base}/{shard}", storage_options=options, cache=False) for shard in range(8)]
         read_many([(each, [(0, 1)]) for each in readers])  # connects
-        before, began = proxy.counts(), time.monotonic()
+        proxy.become(delay_ms=1500)
+        proxy.reset()
         found = read_many([(each, [(1, 3)]) for each in readers])
-        elapsed, moved = time.monotonic() - began, proxy.counts() - before
+        moved = proxy.counts()
     assert [bytes(views[0]) for views in found] == [bytes([shard]) * 2 for shard in range(8)]
     assert (moved.requests, moved.bytes) == (8, 16)
-    # One after the other they would take 4 s.
-    assert 0.5 <= elapsed < 3.5
+    assert moved.most_at_once == 8
 
 
 @pytest.fixture
@@ -103,8 +114,8 @@ def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
 ) -> None:
     server, _ = objects
     with latency_proxy(server.endpoint, delay_ms=0) as proxy:
-        readers = [FsspecObject(f"{proxy.endpoint}/b/{each}", {"binidx": {"hedge": False}}) for each in range(60)]
-        proxy.become(delay_ms=1500)
+        readers = [FsspecObject(f"{proxy.endpoint}/b/{each}", {}) for each in range(60)]
+        proxy.become(delay_ms=3000)
         monkeypatch.setattr("binidx.storage.vectored._submit", None)
         found = read_many([(each, [(1, 3), (0, 0), (990, 1000)]) for each in readers])
         assert proxy.counts().most_at_once == 60 > vectored.THREADS
@@ -112,7 +123,7 @@ def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
         [bytes([each]) * 2, b"", bytes([each]) * 10] for each in range(60)
     ]
     assert {(each.stats.requests, each.stats.bytes_asked, each.stats.bytes_moved) for each in readers} == {(1, 12, 999)}
-    assert all(1.4 < each.stats.seconds < 15 for each in readers)
+    assert all(2.9 < each.stats.seconds < 100 for each in readers), "each of its own request"
 
 
 def test_objects_and_layers_over_them_are_read_together(objects: tuple[Server, list[FsspecObject]]) -> None:

@@ -37,7 +37,7 @@ def reason(row: dict[str, Any], filters: Filters) -> str | None:
     return None
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(ROWS, max_size=10),
     least=st.integers(0, 4),

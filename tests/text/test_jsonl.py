@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.text_oracle import by_json, documents_of, random_lines, read_all, read_file
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.errors import ConfigError
@@ -215,7 +215,6 @@ LINES = st.dictionaries(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(LINES, max_size=8), st.booleans(), st.sampled_from(["\n", "\r\n"]), st.integers(16, 200))
 def test_what_json_writes_is_read_as_json_reads_it(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, Any]], ascii_only: bool, end: str, batch: int

@@ -38,7 +38,7 @@ def test_a_cut_at_any_byte_gives_the_same_documents(tmp_path: Path, data: bytes)
         assert found.num_bytes <= len(data)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(st.sampled_from(LINES), max_size=12), part_bytes=st.integers(1, 40), batch=st.integers(16, 50))
 def test_slices_of_any_size_give_what_the_file_gives(
     tmp_path: Path, lines: list[bytes], part_bytes: int, batch: int

@@ -282,7 +282,7 @@ def test_ctrl_c_leaves_no_server_and_no_files(tmp_path):
         port = int(line.split()[0].rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port)).close()
         demo.send_signal(signal.SIGINT)
-        _, words = demo.communicate(timeout=30)
+        _, words = demo.communicate(timeout=1200)
     assert (demo.returncode, words) == (130, "\nbinidx demo: interrupted\n")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
