@@ -176,7 +176,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.objects.pop(key, None)
             self.send(204)
         elif kind == "download":
-            self.content(found.data)
+            self.content(found)
         else:
             self.send(200, self.server.metadata(key))
 
@@ -189,15 +189,17 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.stored(f"{bucket}/{name}", b"".join(one.data for one, _ in found if one), None)
 
-    def content(self, data: bytes) -> None:
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+    def content(self, found: Content) -> None:
+        wanted, data = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")), found.data
+        mark = {"x-goog-generation": str(found.generation)}
         if wanted is None:
-            self.send(200, data)
+            self.send(200, data, mark)
         elif int(wanted[1]) >= len(data):
             self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
         else:
             start, stop = int(wanted[1]), min(int(wanted[2] or len(data)) + 1, len(data))
-            self.send(206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+            place = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+            self.send(206, data[start:stop], {**place, **mark})
 
     def upload(self, bucket: str, body: bytes) -> None:
         condition = self.query.get("ifGenerationMatch")

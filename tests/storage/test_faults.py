@@ -23,7 +23,9 @@ from binidx.errors import FormatError, StorageError
 from binidx.storage.checked_object import CheckedObject
 from binidx.testing import MemoryObject
 
-PASSING = ["429", "500", "503", "reset", "close", "hang", "reset-late", "truncate", "stall", "short", "long", "whole"]
+WRONG = ["short", "long", "whole", "elsewhere", "resized", "placeless"]
+"""Answers that their own head shows to be other bytes."""
+PASSING = ["429", "500", "503", "reset", "close", "hang", "reset-late", "truncate", "stall", *WRONG]
 """Faults that a second request may not meet."""
 STANDING = ["hang", "stall"]
 """Of these, those that are only seen by waiting."""
