@@ -11,6 +11,11 @@
     long             206 with bytes more than asked
     whole            200 with all of the object, zeros where it was not asked for
     wrong            one bit of the body is another; nothing else tells
+    elsewhere        206 with as many bytes from another place, as its Content-Range says
+    resized          206 whose Content-Range says another size of the object, and other bytes
+    placeless        206 without a Content-Range, and other bytes
+    replaced         206 with bytes of another object of the same size, as its ETag and generation say
+    outgrown         the same of a larger object
 
 No I/O here: `FAULTS` is the table, `Weather` says which request gets what.
 """
@@ -186,6 +191,43 @@ def wrong(request: Request, answer: Answer, chance: float) -> Play:
     return Play(answer.head, bytes(body))
 
 
+def elsewhere(request: Request, answer: Answer, chance: float) -> Play:
+    return other_bytes(answer, lambda start, stop, size: (start + 1, stop + 1, size))
+
+
+def another_size(request: Request, answer: Answer, chance: float) -> Play:
+    return other_bytes(answer, lambda start, stop, size: (start, stop, size + EXTRA_BYTES))
+
+
+def placeless(request: Request, answer: Answer, chance: float) -> Play:
+    return Play(PLACE.sub(b"", answer.head), inverted(answer.body))
+
+
+def replaced(request: Request, answer: Answer, chance: float) -> Play:
+    return Play(MARK.sub(rb'\g<1>"7"', answer.head), inverted(answer.body))
+
+
+def outgrown(request: Request, answer: Answer, chance: float) -> Play:
+    return replaced(request, Answer(*another_size(request, answer, chance)[:2]), chance)
+
+
+def other_bytes(answer: Answer, moved: Callable[[int, int, int], tuple[int, int, int]]) -> Play:
+    """A 206 as long as the good one, of another (start, stop, size)."""
+    found = PLACE.search(answer.head)
+    if found is None:
+        return Play(*answer)
+    start, size = int(found[1]), int(found[2])
+    start, stop, size = moved(start, start + len(answer.body), size)
+    place = b"\r\nContent-Range: bytes %d-%d/%d" % (start, stop - 1, size)
+    return Play(PLACE.sub(place, answer.head), inverted(answer.body))
+
+
+def inverted(body: bytes) -> bytes:
+    return body.translate(INVERTED)
+
+
+INVERTED = bytes(range(255, -1, -1))
+MARK = re.compile(rb"(\r\n(?:etag|x-goog-generation):[ \t]*)[^\r]*", re.IGNORECASE)
 PLACE = re.compile(rb"\r\ncontent-range:[ \t]*bytes (\d+)-\d+/(\d+)", re.IGNORECASE)
 
 ERRORS = {
@@ -202,6 +244,11 @@ OF_CONTENT: dict[str, Fault] = {
     "long": long,
     "whole": whole,
     "wrong": wrong,
+    "elsewhere": elsewhere,
+    "resized": another_size,
+    "placeless": placeless,
+    "replaced": replaced,
+    "outgrown": outgrown,
 }
 """Those that need a body: another answer passes them by."""
 

@@ -101,6 +101,7 @@ class Store(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.objects: dict[str, Content] = {}
         self.pending: dict[str, Pending] = {}
+        self.heedless = False  # whether a generation that is asked for is ignored
         self.generation = 1_700_000_000_000_000
 
     def put(self, key: str, data: bytes, condition: str | None) -> bool:
@@ -170,13 +171,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def one_object(self, key: str, kind: str | None) -> None:
         found = self.server.objects.get(key)
-        if found is None or self.query.get("generation", str(found.generation)) != str(found.generation):
+        asked = None if self.server.heedless else self.query.get("generation")
+        if found is None or asked not in (None, str(found.generation)):
             self.send(404, {"error": {"code": 404, "message": f"No such object: {key}"}})
         elif self.command == "DELETE":
             self.server.objects.pop(key, None)
             self.send(204)
         elif kind == "download":
-            self.content(found.data)
+            self.content(found)
         else:
             self.send(200, self.server.metadata(key))
 
@@ -189,15 +191,17 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.stored(f"{bucket}/{name}", b"".join(one.data for one, _ in found if one), None)
 
-    def content(self, data: bytes) -> None:
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+    def content(self, found: Content) -> None:
+        wanted, data = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")), found.data
+        mark = {"x-goog-generation": str(found.generation)}
         if wanted is None:
-            self.send(200, data)
+            self.send(200, data, mark)
         elif int(wanted[1]) >= len(data):
             self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
         else:
             start, stop = int(wanted[1]), min(int(wanted[2] or len(data)) + 1, len(data))
-            self.send(206, data[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
+            place = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+            self.send(206, data[start:stop], {**place, **mark})
 
     def upload(self, bucket: str, body: bytes) -> None:
         condition = self.query.get("ifGenerationMatch")

@@ -7,8 +7,8 @@
 
 What a store or a proxy before it has been seen to do: "short" sends a 206 with a byte too few, "whole" a 200 with
 everything, "no suffix" does so where the last N bytes are asked, "endless" a 200 that does not say how long it is and
-never ends, "forbidden" a 403, "no signed URLs" a 403 to these, "contrary" a 412 to every If-Match. No signature is
-checked.
+never ends, "forbidden" a 403, "no signed URLs" a 403 to these, "contrary" a 412 to every If-Match, "heedless" an answer
+to every If-Match. No signature is checked.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send(403, b"")
         elif data is None:
             self.send(404, b"")
-        elif condition is not None and (behaviour == "contrary" or condition != self.etag_of(data)):
+        elif condition is not None and (
+            behaviour == "contrary" or (behaviour != "heedless" and condition != self.etag_of(data))
+        ):
             self.send(412, b"<Error><Code>PreconditionFailed</Code><Message>It is another.</Message></Error>")
         elif wanted is not None and int(wanted[1]) >= len(data):
             self.send(416, b"<Error><Code>InvalidRange</Code><Message>It is shorter.</Message></Error>")
@@ -111,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
         """Until nobody listens any more."""
         self.close_connection = True
         self.send_response(200)
+        for name, value in self.etag_of_answer(data).items():
+            self.send_header(name, value)
         self.end_headers()
         with contextlib.suppress(ConnectionError):
             while True:

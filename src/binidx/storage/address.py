@@ -127,7 +127,7 @@ async def _address_on_gcs(fs: Any, opened: Opened) -> Address:
     return Address(session, _literal(url), {**PLAIN, **headers}, stay())
 
 
-async def _address_on_http(fs: Any, opened: Opened) -> Address:
+async def address_on_http(fs: Any, opened: Opened) -> Address:
     options = dict(fs.kwargs)
     headers = {**PLAIN, **options.pop("headers", {}), **_condition(opened)}
     return Address(unlimited(await fs.set_session()), fs.encode_url(opened.path), headers, options)
@@ -161,7 +161,7 @@ def _literal(url: str) -> Any:
 ADDRESSES: dict[str, AddressOf] = {
     "S3FileSystem": _address_on_s3,
     "GCSFileSystem": _address_on_gcs,
-    "HTTPFileSystem": _address_on_http,
+    "HTTPFileSystem": address_on_http,
 }
 """class of the filesystem, or a base of it -> where its objects are asked for without it"""
 

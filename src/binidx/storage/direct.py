@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from binidx.storage.address import RENEW_SECONDS, Address, AddressOf
@@ -19,7 +20,8 @@ from binidx.storage.cause import text
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
 from binidx.storage.ranges import Range
-from binidx.storage.retries import PASSING, HTTPStatusError, complete, wrong_length, wrong_place
+from binidx.storage.response_check import ResponseHead, check_length, check_response, wrong_length
+from binidx.storage.retries import PASSING, HTTPStatusError
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +49,9 @@ class DirectRequests:
     async def fetch(self, start: int, stop: int) -> bytes:
         if (address := await self._current()) is None:
             return await self._driver(start, stop)
-        answer = await ask(self._opened.uri, address, start, stop)
+        answer = await ask(self._opened, address, start, stop)
         if isinstance(answer, int) and answer not in OF_THE_OBJECT and (newer := await self._renewed(address)):
-            answer = await ask(self._opened.uri, newer, start, stop)
+            answer = await ask(self._opened, newer, start, stop)
         if isinstance(answer, bytes):
             return answer
         found = await self._driver(start, stop)
@@ -87,51 +89,46 @@ class DirectRequests:
         log.log(level, "%s: left to its driver for %d s: %s", self._opened.uri, RENEW_SECONDS, reason)
 
 
-async def ask(uri: str, address: Address, start: int, stop: int) -> bytes | int:
+async def ask(opened: Opened, address: Address, start: int, stop: int) -> bytes | int:
     """The bytes of a range, or the status of a refusal.
 
     Raises:
-        ShortReadError: an answer of another length or place; its body is not waited for.
+        ObjectChangedError, ShortReadError: see `check_response`.
         HTTPStatusError: a status that passes.
         Exception: aiohttp's, for a connection that fails.
     """
     headers = {**address.headers, "Range": f"bytes={start}-{stop - 1}"}
     async with address.session.get(address.url, headers=headers, **address.options) as response:
         if response.status in (200, 206):
-            _check_head(uri, (start, stop), response)
-            return complete(uri, (start, stop), await _body(uri, (start, stop), response))
+            head = ResponseHead(response.status, response.headers)
+            return await receive(opened, (start, stop), head, response.content.read)
         if response.status in PASSING:
             raise HTTPStatusError(response.status, _said(await response.text(errors="replace")) or response.reason)
         return int(response.status)
 
 
-def _check_head(uri: str, where: Range, response: Any) -> None:
-    """Before its body is waited for: a server that does not heed ranges sends all of the object."""
-    start, stop = where
-    whole = response.status == 200 and start > 0
-    length = response.content_length
-    asked = f"bytes {start}-{stop - 1}/"
-    place = response.headers.get("Content-Range", asked)
-    if whole or length not in (None, stop - start):
-        response.close()
-        raise wrong_length(uri, where, "all" if length is None else length)
-    if not place.startswith(asked):
-        response.close()
-        raise wrong_place(uri, where, place)
+async def receive(
+    opened: Opened, where: Range, head: ResponseHead, read: Callable[[int], Coroutine[Any, Any, bytes]]
+) -> bytes:
+    """The body of a response that is this range of the pinned object.
 
+    Of a response that does not say how long it is, no more is read than a byte too many: it may never end.
 
-async def _body(uri: str, where: Range, response: Any) -> bytes:
-    """Of an answer that does not say how long it is, no more than a byte too many: it may never end."""
-    if response.content_length is not None and "Content-Encoding" not in response.headers:
-        whole: bytes = await response.read()
-        return whole
+    Args:
+        read: a piece of the body, of so many bytes at most; all of it for -1.
+
+    Raises:
+        ObjectChangedError, ShortReadError: see `check_response`.
+    """
+    check_response(opened, where, head)
+    if "content-length" in head.headers and "content-encoding" not in head.headers:
+        return check_length(opened.uri, where, await read(-1))
     body, most = bytearray(), where[1] - where[0]
-    while piece := await response.content.read(most + 1 - len(body)):
+    while piece := await read(most + 1 - len(body)):
         body += piece
         if len(body) > most:
-            response.close()
-            raise wrong_length(uri, where, f"more than {most}")
-    return bytes(body)
+            raise wrong_length(opened.uri, where, f"more than {most}")
+    return check_length(opened.uri, where, bytes(body))
 
 
 def _said(body: str) -> str:

@@ -19,7 +19,8 @@ from binidx.storage.inquiry import object_info
 from binidx.storage.pending import Fetch, PendingRead
 from binidx.storage.pinned import Opened, cat_ranges, smells_of_change
 from binidx.storage.ranges import Range, assemble, check_ranges, coalesce
-from binidx.storage.retries import complete, retried
+from binidx.storage.response_check import check_length
+from binidx.storage.retries import retried
 from binidx.storage.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
@@ -172,7 +173,7 @@ class FsspecObject:
                 scope.check()
             self.stats.add(requests=len(requests))
             answers = cat_ranges(self._client().fs, opened, requests)
-            return [complete(self.uri, *each) for each in zip(requests, answers, strict=True)]
+            return [check_length(self.uri, *each) for each in zip(requests, answers, strict=True)]
 
         return retried(self.uri, ask, deadline_seconds=self.settings.deadline_seconds)
 

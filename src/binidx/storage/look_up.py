@@ -7,7 +7,6 @@ listing is forbidden S3 says 403 of what is not there, so a store that refuses t
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from binidx.storage import filesystem
 from binidx.storage.address import NotDirectError, key_of
 from binidx.storage.cause import status_of
 from binidx.storage.inquiry import ask_store, look_of, object_info, object_on_gcs
+from binidx.storage.response_check import parse_content_range
 from binidx.storage.settings import ReadSettings
 
 REFUSALS = {401, 403, 404, 405, 410}
@@ -120,11 +120,10 @@ async def _ask_gcs(fs: Any, path: str, end_bytes: int) -> Found:
 
 def _sizes(content_range: str | None, length: int | None) -> tuple[int | None, int]:
     """Bytes of the object, and of its end in this answer: none where all of it is sent, which is not waited for."""
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range or "")
-    if not found:
+    if (found := parse_content_range(content_range)) is None:
         return length, 0
-    first, last, size = map(int, found.groups())
-    return size, last + 1 - first if last + 1 == size else 0
+    (start, stop), size = found
+    return size, stop - start if stop == size else 0
 
 
 Look = Callable[[Any, str, int], Coroutine[Any, Any, Found]]

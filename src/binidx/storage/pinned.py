@@ -1,10 +1,12 @@
-"""Ranges of the content that was seen at opening: once the object is another, the store itself says so.
+"""The version of an object that was seen at opening: reads give its bytes, or an error once the object is another.
 
     s3://            If-Match: ETag             412 once it was replaced
     http(s)://       If-Match: ETag             412 from a server that heeds it; a weak ETag may not be sent
     gs://            generation=N               404 once it was replaced, or the old bytes where versions are kept
     files, memory    time of the last change    looked at after each read
     the rest         nothing can be sent        a change shows only where it makes an answer short
+
+Servers may ignore what the first three send: `response_check` compares the version in each of their responses.
 
 What the store did not tell at opening cannot be asked for. Chains (simplecache::s3://) read their own copy, unpinned.
 """
@@ -33,10 +35,12 @@ class Opened:
     def check(self, now: Mapping[str, Any]) -> None:
         """ObjectChangedError unless it still is."""
         if now != self.identity:
-            raise ObjectChangedError(
-                f"{self.uri}: changed since it was opened ({_in_words(self.identity)}, now {_in_words(now)}); "
-                f"open it again"
-            )
+            raise self.changed(now)
+
+    def changed(self, now: Mapping[str, Any]) -> ObjectChangedError:
+        """The error of an object that is another by now: a value of None is not known."""
+        was, found = _in_words(self.identity), _in_words(now)
+        return ObjectChangedError(f"{self.uri}: changed since it was opened ({was}, now {found}); open it again")
 
 
 def smells_of_change(error: StorageError) -> bool:
@@ -48,7 +52,7 @@ def smells_of_change(error: StorageError) -> bool:
 
 
 def _in_words(identity: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in identity.items())
+    return ", ".join(f"{name} {value}" for name, value in identity.items() if value is not None)
 
 
 def cat_ranges(fs: Any, opened: Opened, requests: Sequence[Range]) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Which failures are worth another try, when, and what is said when none helped.
 
     429, 408, 5xx, resets, timeouts, bodies cut off     until the deadline of the read
-    an answer of the wrong length or place              four times in all: a proxy in a bad moment, or for ever
+    a wrong response: `response_check`                    four times in all: a proxy in a bad moment, or for ever
     no answer from a store that never gave one          four times in all: it may not exist
     404, 403, 412, 416, certificates, the rest          never
 
@@ -19,7 +19,6 @@ from typing import TypeVar
 from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError
 from binidx.storage import filesystem
 from binidx.storage.cause import cause_of, names_of, status_of, text
-from binidx.storage.ranges import Range
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 """Seconds: the upper ends of the first pause and of the last ones."""
@@ -107,23 +106,6 @@ def given_up(uri: str, history: History, where: str) -> Exception:
     if error is not failure:
         error.__cause__ = cause_of(failure) if not isinstance(failure, BinidxError) else failure.__cause__
     return error
-
-
-def complete(uri: str, where: Range, answer: bytes) -> bytes:
-    if len(answer) != where[1] - where[0]:
-        raise wrong_length(uri, where, len(answer))
-    return answer
-
-
-def wrong_place(uri: str, where: Range, place: str) -> ShortReadError:
-    return ShortReadError(f"{uri}: found {place} where bytes {where[0]}-{where[1] - 1} were asked")
-
-
-def wrong_length(uri: str, where: Range, found: int | str) -> ShortReadError:
-    return ShortReadError(
-        f"{uri}: {found} bytes for range {where[0]}-{where[1]}, needed {where[1] - where[0]}; "
-        f"the store or a proxy before it does not honour ranges"
-    )
 
 
 def out_of_time(uri: str, where: str, history: History, seconds: float) -> StorageError:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from binidx.storage import filesystem
-from binidx.storage.address import address_of, key_of, unlimited
-from binidx.storage.direct import DirectRequests
+from binidx.storage.address import PLAIN, address_of, address_on_http, key_of, unlimited
+from binidx.storage.direct import DirectRequests, receive
 from binidx.storage.pending import Fetch
 from binidx.storage.pinned import Opened
-from binidx.storage.retries import complete
+from binidx.storage.response_check import ResponseHead, check_length, check_response
 
 MakeFetch = Callable[[Any, Opened], Fetch]
 
@@ -34,7 +34,7 @@ def fetch_of(fs: Any, opened: Opened, *, fast: bool) -> Fetch:
     address = address_of(fs)
 
     async def by_driver(start: int, stop: int) -> bytes:
-        return complete(opened.uri, (start, stop), await driver(start, stop))
+        return check_length(opened.uri, (start, stop), await driver(start, stop))
 
     return DirectRequests(fs, opened, address, by_driver).fetch if fast and address else by_driver
 
@@ -58,9 +58,10 @@ def _of_s3(fs: Any, opened: Opened) -> Fetch:
             response = await get(**fs._get_s3_method_kwargs(get, Range=f"bytes={start}-{stop - 1}", **wanted))
         except ClientError as error:
             raise translate_boto_error(error) from error
+        told = response["ResponseMetadata"]
+        head = ResponseHead(told["HTTPStatusCode"], told["HTTPHeaders"])
         async with response["Body"] as body:
-            answer: bytes = await body.read()
-        return answer
+            return await receive(opened, (start, stop), head, body.read)
 
     return fetch
 
@@ -75,21 +76,26 @@ def _of_gcs(fs: Any, opened: Opened) -> Fetch:
         if hasattr(fs, "_is_zonal_bucket") and await fs._is_zonal_bucket(fs.split_path(opened.path)[0]):
             answer = await fs._cat_file(opened.path, start=start, end=stop)
         else:
-            *_, answer = await request(fs, "GET", url, headers={"Range": f"bytes={start}-{stop - 1}"})
+            status, headers, _, answer = await request(
+                fs, "GET", url, headers={"Range": f"bytes={start}-{stop - 1}", **PLAIN}
+            )
+            check_response(opened, (start, stop), ResponseHead(status, headers))
         return answer
 
     return fetch
 
 
 def _of_http(fs: Any, opened: Opened) -> Fetch:
-    etag = opened.identity.get("etag", "W/")
-    condition = {} if etag.startswith("W/") else {"If-Match": etag}
-    headers = {**fs.kwargs.get("headers", {}), **condition}
-
     async def fetch(start: int, stop: int) -> bytes:
-        unlimited(await fs.set_session())
-        answer: bytes = await fs._cat_file(opened.path, start=start, end=stop, headers=headers)
-        return answer
+        address = await address_on_http(fs, opened)
+        headers = {**address.headers, "Range": f"bytes={start}-{stop - 1}"}
+        async with address.session.get(address.url, headers=headers, **address.options) as response:
+            if response.status == 404:
+                raise FileNotFoundError(opened.path)
+            response.raise_for_status()
+            return await receive(
+                opened, (start, stop), ResponseHead(response.status, response.headers), response.content.read
+            )
 
     return fetch
 
