@@ -20,6 +20,9 @@ from binidx.tokenize.describe import describe_tokenizer
 
 from ._face import json_object
 
+TEXT_WIDTH = 100
+"""Characters of a document's text that are printed."""
+
 Decode = Callable[[list[int]], str]
 
 
@@ -137,16 +140,16 @@ def origins_of(order: RunOrder, contents: Contents) -> dict[tuple[int, int], dic
     return found
 
 
-def print_rows(rows: Iterator[dict[str, Any]], as_json: bool, text_width: int = 100) -> int:
+def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
     """One JSON object a line, or a block a sample for people; how many."""
     count = 0
     for row in rows:
-        print(json.dumps(row) if as_json else _block(row, text_width))
+        print(json.dumps(row) if as_json else _block(row))
         count += 1
     return count
 
 
-def _block(row: Mapping[str, Any], text_width: int) -> str:
+def _block(row: Mapping[str, Any]) -> str:
     where = f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}"
     lines = [f"{where}  sample {row['sample']:,}  {row['source']}, epoch {row['epoch']}"]
     for doc in row["docs"]:
@@ -155,5 +158,5 @@ def _block(row: Mapping[str, Any], text_width: int) -> str:
             lines.append(f"    from {origin_text(doc['origin'])}")
         if "text" in doc:
             text = " ".join(doc["text"].split())
-            lines.append(f"    {text[:text_width]}{'…' * (len(text) > text_width)}")
+            lines.append(f"    {text[:TEXT_WIDTH]}{'…' * (len(text) > TEXT_WIDTH)}")
     return "\n".join(lines)

@@ -58,9 +58,9 @@ def plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(found: Planned, width: int | None = None) -> str:
+def describe(found: Planned) -> str:
     """All of it for people."""
-    width = width or shutil.get_terminal_size().columns
+    width = shutil.get_terminal_size().columns
     parts = [
         _pairs(_head(found), width),
         table(["source", "share", "documents", "tokens", "epochs", "repeated", "stored"], _sources(found), width),

@@ -169,11 +169,11 @@ def row_of(dataset: Any, split: str, outcome: Outcome | None) -> Row:
     )
 
 
-def describe(rows: Sequence[Row], width: int | None = None) -> str:
+def describe(rows: Sequence[Row]) -> str:
     """The rows for people: numbers, then where the files are, then sums."""
     head = ["index", "documents", "samples", "epochs", "size", "time", ""]
     shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row.how != NOT_KEPT]
-    lines = [table(head, [_cells(row) for row in shown], width)]
+    lines = [table(head, [_cells(row) for row in shown])]
     for directory in dict.fromkeys(row.directory for row in shown[:MOST_ROWS] if row.directory):
         lines.append(f"\n{directory}")
         for row in shown[:MOST_ROWS]:

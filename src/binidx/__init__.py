@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from binidx.dataset.bert import BERTMaskedWordPieceDatasetConfig as BERTMaskedWordPieceDatasetConfig
     from binidx.dataset.best_fit import BestFitGPTDataset as BestFitGPTDataset
     from binidx.dataset.blended import BlendedDataset as BlendedDataset
-    from binidx.dataset.block_shuffled import BlockShuffledGPTDataset as BlockShuffledGPTDataset
-    from binidx.dataset.block_shuffled import BlockShuffledGPTDatasetConfig as BlockShuffledGPTDatasetConfig
     from binidx.dataset.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
     from binidx.dataset.chat_tokenizer import ChatTokenizer as ChatTokenizer
     from binidx.dataset.config import BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig
@@ -68,8 +66,6 @@ HOMES = {
     "BlendedDataset": "dataset.blended",
     "BlendedMegatronDatasetBuilder": "dataset.builder",
     "BlendedMegatronDatasetConfig": "dataset.config",
-    "BlockShuffledGPTDataset": "dataset.block_shuffled",
-    "BlockShuffledGPTDatasetConfig": "dataset.block_shuffled",
     "ChatTokenizer": "dataset.chat_tokenizer",
     "DType": "format.idx",
     "GPTDataset": "dataset.gpt",

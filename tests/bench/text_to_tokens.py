@@ -58,7 +58,7 @@ class Used(NamedTuple):
 def rows(directory: Path) -> list[Row]:
     """Speed with two engines, memory, the writer's ceiling."""
     tokenizer, slow, fast = prepare(directory)
-    pool, hf, tiktoken = medians(directory, tokenizer, slow, "pool", "ours-hf", "ours-tiktoken")
+    pool, hf = medians(directory, tokenizer, slow, "pool", "ours-hf")
     files, alone, giga = medians(directory, tokenizer, fast, "files", "files-alone", "ours-gigatoken")
     null, driver = medians(directory, tokenizer, fast, "null", "driver", compare=False)
     rate = speed(slow, pool.cpu)
@@ -75,7 +75,6 @@ def rows(directory: Path) -> list[Row]:
             "kept to one thread", FAST_TOOL,
         ),
         Row("its memory", driver.resident / 1e6, files.resident / 1e6, "MB", False, "goal: <= 300 MB, flat", FAST_TOOL),
-        Row("tiktoken", speed(slow, tiktoken.cpu), rate, "MB/CPU-s", True, note.format("none"), TOOL),
         Row("Hugging Face", speed(slow, hf.cpu), rate, "MB/CPU-s", True, note.format("1.2x"), TOOL),
         Row(
             "tokens through the process that all wait for", driver.tokens / max(driver.own_cpu, 0.01) / 1e6,

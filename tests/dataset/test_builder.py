@@ -197,7 +197,6 @@ def test_contradicting_options_are_refused(changes: dict[str, Any], sizes: list[
     [
         (binidx.BERTMaskedWordPieceDataset, "classification_head"),
         (binidx.T5MaskedWordPieceDataset, "sequence_length_encoder, sequence_length_decoder"),
-        (binidx.BlockShuffledGPTDataset, "block_samples, blocks_mixed"),
         (binidx.MultimodalDataset, "image_h, image_w"),
         (binidx.GPTFIMDataset, "fim_rate, "),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import io
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from binidx.tokenize.engine import Encoded
-from binidx.tokenize.patterns import CL100K, O200K, QWEN2
+from binidx.tokenize.patterns import CL100K, O200K
 
 EOT = "<|endoftext|>"
+QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -130,6 +133,21 @@ def save(kind: str, folder: Path) -> str:
     path = folder / "tokenizer.json"
     path.write_text(json_of(kind))
     return str(path)
+
+
+def save_ranks(kind: str, path: Path) -> str:
+    """The entries of a byte-level tokenizer.json as a file of ranks."""
+    entries = json.loads(json_of(kind))["model"]["vocab"].items()
+    rows = [(bytes(BYTE_OF[letter] for letter in entry), rank) for entry, rank in entries if entry != EOT]
+    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(entry), rank) for entry, rank in rows))
+    return str(path)
+
+
+PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
+}
+"""GPT-2's letters for bytes."""
 
 
 @functools.cache

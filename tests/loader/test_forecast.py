@@ -27,7 +27,6 @@ from binidx.loader.forecast import (
     index_bytes,
     kept_once,
     pieces_per_sample,
-    repeated_share,
     together,
 )
 from binidx.loader.outlook import look_at
@@ -211,7 +210,3 @@ def test_requests_in_flight_over_latency() -> None:
     assert link.most_samples_per_second(4, 1000) == pytest.approx(100 / 0.05 / 4)
     assert link.most_samples_per_second(4, 1e8) == pytest.approx(10)
     assert link.seconds(3, 5e8) == pytest.approx(0.65)
-
-
-def test_the_share_that_is_repeated() -> None:
-    assert [repeated_share(epochs) for epochs in (0.0, 0.5, 1.0, 2.0, 4.0)] == [0, 0, 0, 0.5, 0.75]

@@ -77,21 +77,20 @@ def test_the_first_texts_are_compared_over_all_batches_and_then_no_more(exact: E
     assert checked.compared == 5
 
 
-def test_the_sample_depends_on_the_bytes_and_the_seed_alone(exact: Engine) -> None:
+def test_the_sample_depends_on_the_bytes_alone(exact: Engine) -> None:
     texts = plain_texts()
 
-    def sample(seed: int, size: int) -> set[str]:
+    def sample(size: int) -> set[str]:
         found = set()
         for text in texts:  # a text at a time says which ones are compared
-            checked = Checked(Wrong(exact, b"never"), exact, share=0.2, seed=seed)
+            checked = Checked(Wrong(exact, b"never"), exact, share=0.2)
             checked.encode(*buffers([text] * size))
             assert checked.compared in (0, size)
             found |= {text} if checked.compared else set()
         return found
 
-    once = sample(0, 1)
-    assert once == sample(0, 2)
-    assert once != sample(1, 1)
+    once = sample(1)
+    assert once == sample(2)
     assert 0.1 < len(once) / len(texts) < 0.3
     whole = Checked(Wrong(exact, b"never"), exact, share=0.2)
     whole.encode(*buffers(texts))

@@ -75,9 +75,6 @@ class GPTIndexed(MegatronDataset):
         epochs: NDArray[np.int64] = places // max(num_documents, 1)
         return epochs
 
-    def _drop_last_partial(self) -> bool:
-        return drops_last_partial(self.index_split, self.config)
-
     def _load_or_build(self) -> Arrays:
         """An index that is built sooner than a cache of it is opened has none, unless it is asked for."""
         if not self._is_small() or self.config.cache_small_indices:
@@ -191,7 +188,7 @@ class GPTIndexed(MegatronDataset):
                 self.config.sequence_length,
                 self.num_samples,
                 add_extra_token=self.config.add_extra_token_to_sequence,
-                drop_last_partial=self._drop_last_partial(),
+                drop_last_partial=drops_last_partial(self.index_split, self.config),
             )
         except IndexBuildError as error:
             raise IndexBuildError(

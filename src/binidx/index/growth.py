@@ -36,14 +36,12 @@ class Order:
     """What decides the arrays of one split, seed and sequence length, and the requests that lead to it.
 
     fewest, most: samples asked for, both included.
-    grows: one of more epochs begins with the samples of this one, so that it is no change.
     """
 
     num_epochs: int
     separate_final_epoch: bool
     fewest: int
     most: int
-    grows: bool = False
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def change_in_words(known: Sequence[Known], order: Order, name: str) -> str:
     """
     mine = name.partition("-")[2]
     others = [each for each in known if each.order != order.fields and each.name.partition("-")[2] == mine]
-    if not others or order.grows:
+    if not others:
         return ""
     last = others[-1]
     return (

@@ -134,12 +134,12 @@ def blend_bytes(size: int) -> int:
     return npy_of((size,), np.int16).size + npy_of((size,), np.int64).size
 
 
-def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) -> int:
+def build_memory_bytes(num_documents: int, plan: EpochPlan) -> int:
     """Anonymous memory of building an index for a local disk: `index.gpt.build_gpt_index`."""
     entries, samples = num_documents * plan.num_epochs, plan.num_samples
     records = RECORD_BYTES * entries if entries <= RECORDS_UP_TO else 4 * entries
     shuffled = samples * np.dtype(shuffle_dtype(samples)).itemsize
-    return (2 << 20) * threads + max(records, shuffled if shuffled > LARGE_ARRAY_BYTES else 0)
+    return (2 << 20) + max(records, shuffled if shuffled > LARGE_ARRAY_BYTES else 0)
 
 
 def build_seconds(num_documents: int, plan: EpochPlan) -> float:
@@ -191,11 +191,6 @@ def start_seconds(waits: Sequence[Wait], link: Link | None) -> float:
 def rounds_of_many(count: int, round_trips: float, at_once: int) -> float:
     """Round trips one after the other of `count` things, `at_once` of them together."""
     return ceil(count / at_once) * round_trips
-
-
-def repeated_share(epochs: float) -> float:
-    """Of the tokens read, those that were read before."""
-    return max(0.0, 1 - 1 / epochs) if epochs > 0 else 0.0
 
 
 def sample_memory_bytes(sequence_length: int, *, attention_mask: bool = False) -> int:

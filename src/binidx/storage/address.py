@@ -1,4 +1,4 @@
-"""Where and as whom an object is asked for without its driver: what `direct` sends, and `signed`, and `bulk`.
+"""Where and as whom an object is asked for without its driver: what `direct` sends, and `signed`.
 
 s3://        a URL that its client signs (SigV4), good for an hour, renewed after four minutes
 gs://        the media URL and the bearer header of its credentials, renewed as often
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -166,6 +166,6 @@ ADDRESSES: dict[str, AddressOf] = {
 """class of the filesystem, or a base of it -> where its objects are asked for without it"""
 
 
-def address_of(fs: Any, kinds: Collection[str] = ADDRESSES) -> AddressOf | None:
-    """What finds the addresses of a filesystem, if it is of one of these classes."""
-    return filesystem.of_its_class(fs, {name: ADDRESSES[name] for name in kinds})
+def address_of(fs: Any) -> AddressOf | None:
+    """What finds the addresses of a filesystem, if it is of a class that has one."""
+    return filesystem.of_its_class(fs, ADDRESSES)

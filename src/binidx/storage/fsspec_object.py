@@ -104,16 +104,6 @@ class FsspecObject:
         """Whether a read can `begin`: its filesystem has coroutines."""
         return has_coroutines(self._client().fs, self.uri)
 
-    @property
-    def goes_direct(self) -> bool:
-        """Whether it may be asked without its driver."""
-        return filesystem.goes_direct(self.uri, self.settings) and self.needs_no_thread
-
-    def place(self) -> tuple[Any, str]:
-        """What this process reads it with, and its path there."""
-        client = self._client()
-        return client.fs, client.path
-
     @contextlib.contextmanager
     def begin(self, ranges: Sequence[Range]) -> Iterator[Begun]:
         """A `read` that is on its way in the block, so that one thread waits for many; where `needs_no_thread`.

@@ -1,8 +1,8 @@
 """An engine that is compared with the reference while it works, on a sample that is always the same.
 
-Which texts are compared is a function of their bytes and the seed, so a restart, another engine or another number of
-workers compares the same ones. A job that goes on after a difference would leave a dataset nobody can trust: the first
-one raises.
+Which texts are compared is a function of their bytes, so a restart, another engine or another number of workers
+compares the same ones. A job that goes on after a difference would leave a dataset nobody can trust: the first one
+raises.
 
 Cost: the reference is 50 to 100 times slower than the fastest engine, so a share of 0.01 % costs a job on it about 1 %,
 and the hashes less than 0.1 ms a megabyte.
@@ -34,17 +34,14 @@ class Checked:
     Args:
         share: of the texts, drawn by hash.
         first: the first texts that this object is given are compared too, while they are short: `FIRST_BYTES`.
-        seed: of the hash.
 
     Attributes:
         compared: texts that were compared so far.
     """
 
-    def __init__(
-        self, engine: Engine, reference: Engine, *, share: float = SHARE, first: int = 0, seed: int = 0
-    ) -> None:
+    def __init__(self, engine: Engine, reference: Engine, *, share: float = SHARE, first: int = 0) -> None:
         self.engine, self.reference, self.name = engine, reference, engine.name
-        self.share, self.first, self.seed = share, first, seed
+        self.share, self.first = share, first
         self.compared = self.seen = self._seen_bytes = 0
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
@@ -70,7 +67,7 @@ class Checked:
 
     def _sample(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Texts to compare, by number."""
-        drawn = text_hashes(texts, offsets, self.seed) < np.uint64(min(int(self.share * HASHES), HASHES - 1))
+        drawn = text_hashes(texts, offsets) < np.uint64(min(int(self.share * HASHES), HASHES - 1))
         begun = self._seen_bytes + offsets[:-1] - offsets[0] < FIRST_BYTES
         drawn[: max(0, self.first - self.seen)] |= begun[: max(0, self.first - self.seen)]
         return np.flatnonzero(drawn)
@@ -86,7 +83,7 @@ class Checked:
             )
 
 
-def text_hashes(texts: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
+def text_hashes(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
     """A hash of each text's length and of 16 of its bytes, from its first on at equal distances, shape (num_texts,).
 
     All bytes would cost a Python call a text, which is a tenth of what the fastest engine takes.
@@ -96,7 +93,7 @@ def text_hashes(texts: NDArray[np.uint8], offsets: NDArray[np.int64], seed: int)
     places[lengths == 0] = 0  # of an empty text there is no byte: that of any other, and none of it counts
     read = texts[places] if len(texts) else np.zeros((len(lengths), 16), np.uint8)
     words = np.where(lengths[:, None] > 0, read.view(np.uint64), 0).astype(np.uint64)
-    return mixed(mixed(mixed(lengths.astype(np.uint64) ^ np.uint64(seed)) ^ words[:, 0]) ^ words[:, 1])
+    return mixed(mixed(mixed(lengths.astype(np.uint64)) ^ words[:, 0]) ^ words[:, 1])
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

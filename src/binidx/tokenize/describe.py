@@ -19,9 +19,9 @@ from binidx.storage.filesystem import split_query
 from binidx.tokenize.caches import cached_encoding, cached_snapshot
 from binidx.tokenize.engine import missing
 from binidx.tokenize.gpt2_files import END
-from binidx.tokenize.patterns import ENCODINGS, PATTERNS
-from binidx.tokenize.ranks import NotRanks, parse_ranks
+from binidx.tokenize.patterns import ENCODINGS, GPT2
 from binidx.tokenize.spec import TokenizerSpec, digest_of, fetch, fetch_content
+from binidx.tokenize.tiktoken_engine import parse_ranks
 from binidx.tokenize.tokenizer_json import parse_json, special_tokens, unknown_token, vocabulary, wrapping
 from binidx.tokenize.wordpiece import parse_vocabulary
 
@@ -167,10 +167,7 @@ def _wordpiece(uri: str, lowercase: bool, storage_options: Options) -> Described
 
 def _ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -> Described:
     content = fetch(uri, storage_options)
-    try:
-        entries = parse_ranks(content)
-    except NotRanks as error:
-        raise FormatError(f"{uri}: {error}") from error
+    entries = parse_ranks(uri, content)
     known = ENCODINGS.get(name)
     if not known and not pattern:
         names = ", ".join(ENCODINGS)
@@ -181,7 +178,7 @@ def _ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -
     largest = max([*entries.values(), *specials.values()])
     spec = TokenizerSpec(
         uri, "tiktoken", digest_of(content), largest + 1, special_tokens=tuple(specials.items()),
-        pattern=PATTERNS.get(pattern, pattern) if pattern else known.pattern if known else "",
+        pattern=GPT2 if pattern == "gpt2" else pattern or (known.pattern if known else ""),
         eod=specials.get("<|endoftext|>"),
     )  # fmt: skip
     named = {entry.decode(errors="replace"): rank for entry, rank in entries.items()}

@@ -1,10 +1,6 @@
-"""Regular expressions that split text before byte-level BPE, and the encodings of tiktoken that have a name.
+"""The encodings of tiktoken that have a name, and the regular expressions by which they split text.
 
-A pattern is here once its pieces were compared: over every code point of Unicode and random text, tokenizers
-(Oniguruma) and tiktoken (fancy-regex) cut alike.
-
-Source: tiktoken_ext.openai_public of tiktoken 0.14.0, its patterns, special tokens and addresses; the tokenizer.json of
-GPT-2, Llama 3, Qwen 2 and gpt-oss.
+Source: tiktoken_ext.openai_public of tiktoken 0.14.0, its patterns, special tokens and addresses.
 """
 
 from __future__ import annotations
@@ -14,15 +10,12 @@ from typing import NamedTuple
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
-QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDING}"
     rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDING}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PATTERNS = {"gpt2": GPT2, CL100K: CL100K, QWEN2: QWEN2, O200K: O200K}
-"""By `gpt2` for ByteLevel's own, and by the words of a Split."""
 
 
 class Encoding(NamedTuple):

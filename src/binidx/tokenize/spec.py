@@ -28,7 +28,7 @@ POLICIES = ("parse", "text", "error")
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer by its content, and how text meets it. Hashable, picklable, JSON through `to_json` and `of_json`.
+    """A tokenizer by its content, and how text meets it. Hashable, picklable, and as JSON by `to_json`.
 
     Attributes:
         digest: sha256 of the content, hex.
@@ -71,13 +71,6 @@ class TokenizerSpec:
     def to_json(self) -> dict[str, Any]:
         """Values that JSON has."""
         return asdict(self)
-
-    @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> TokenizerSpec:
-        """What `to_json` gave, after JSON made lists of its tuples."""
-        specials = tuple((str(content), int(number)) for content, number in values["special_tokens"])
-        wrapping = {name: tuple(values[name]) for name in ("prefix", "suffix")}
-        return cls(**{**values, "special_tokens": specials, **wrapping})
 
 
 def read_content(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> bytes:
