@@ -16,7 +16,7 @@ from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
 from binidx.index.building import Arrays, Building
-from binidx.index.cache import IndexCache
+from binidx.index.cache import Access, IndexCache
 from binidx.index.foreign import check_blend_index
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
@@ -33,6 +33,7 @@ class BlendedDataset(Identified):
         size: samples to serve; None serves `weights[d]` samples of each dataset d.
         config: what the run asks for; indices are cached where `path_to_cache` says, and only there, since the datasets
             of a blend may lie in several stores.
+        access: "ranges" for a blend whose order is asked for, and few of its samples: nothing is read of its datasets.
 
     A sample is the dataset's own, with `dataset_id` (int16) before it.
 
@@ -45,6 +46,7 @@ class BlendedDataset(Identified):
 
     dataset_index: NDArray[np.int16]
     dataset_sample_index: NDArray[np.int64]
+    access: Access = "load"
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class BlendedDataset(Identified):
         weights: Sequence[float] | Sequence[int],
         size: int | None,
         config: BlendedMegatronDatasetConfig,
+        *,
+        access: Access = "load",
     ) -> None:
         check_blendable(datasets, weights, size)
         self.datasets = list(datasets)
@@ -59,9 +63,11 @@ class BlendedDataset(Identified):
         self.weights = list(weights) if size is None else normalize(list(weights))
         self.size = size
         self.config = config
+        self.access = access
         self.unique_identifiers = self._identifiers()
         self.dataset_index, self.dataset_sample_index = self._load_or_build()
-        self._check_sizes()
+        if access == "load":
+            self._check_sizes()
 
     def __len__(self) -> int:
         return len(self.dataset_index)
@@ -122,7 +128,8 @@ class BlendedDataset(Identified):
             arrays = building.arrays
         else:
             cache = self._cache(self.config.path_to_cache)
-            arrays = cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
+            wanted = self.unique_description, self._fingerprint(), ARRAYS
+            arrays = cache.load_or_build(*wanted, self._build, self.access)
         return arrays["dataset_index"], arrays["dataset_sample_index"]
 
     def _fingerprint(self) -> dict[str, Any]:

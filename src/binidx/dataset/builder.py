@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from inspect import get_annotations
 from math import ceil
@@ -11,7 +11,7 @@ from typing import Any
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig
-from binidx.dataset.megatron_dataset import MegatronDataset
+from binidx.dataset.megatron_dataset import MegatronDataset, required
 from binidx.dataset.ranks import together
 from binidx.dataset.siblings import at_once, in_threads
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices, split_range
@@ -22,6 +22,7 @@ from binidx.format.bundled import BundlePlace
 from binidx.format.listed import is_at_hand, listed
 from binidx.index.ahead import IndexAhead
 from binidx.index.budget import Budget
+from binidx.index.cache import Access
 from binidx.index.files import IndexFiles
 from binidx.storage.filesystem import local_path
 
@@ -38,6 +39,8 @@ class BlendedMegatronDatasetBuilder:
         sizes: the least number of samples per split, or None for one epoch (only without weights).
         is_built_on_rank: whether this process builds; asked only under torch.distributed.
         config: what the run asks for.
+        access: "ranges" for a run whose order is asked for, and few of its samples: see `GPTDataset.open_later`.
+        splits: which are built; the others are None.
 
     Every rank may build: the indices are a function of the config, their cache appears whole or not at all, so there is
     no barrier and no rank that has to be first. Of all that ask one builds an index: `index.turn`. Under
@@ -55,8 +58,12 @@ class BlendedMegatronDatasetBuilder:
         sizes: Sizes,
         is_built_on_rank: Callable[[], bool],
         config: BlendedMegatronDatasetConfig,
+        *,
+        access: Access = "load",
+        splits: Collection[Split] = tuple(Split),
     ) -> None:
         self.cls = cls
+        self.access, self.splits = access, splits
         self.sizes = [None if size is None else operator.index(size) for size in sizes]
         self.is_built_on_rank = is_built_on_rank
         self.config = config
@@ -83,10 +90,16 @@ class BlendedMegatronDatasetBuilder:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         if self.config.mock:
-            return [*self._build_prefix(None, self.config.split_matrix or [], self.sizes)]
+            return [*self._build_prefix(None, self._matrix(), self.sizes)]
         if self.config.blend is not None:
             return self._build_one_distribution(self.config.blend)
-        return [self._build_split(split, blend) for split, blend in zip(Split, self._blends(), strict=True)]
+        blends = zip(Split, self._blends(), strict=True)
+        return [self._build_split(split, blend if split in self.splits else None) for split, blend in blends]
+
+    def _matrix(self) -> SplitMatrix:
+        """The config's, of the splits that are built."""
+        matrix = self.config.split_matrix or [None] * len(Split)
+        return [bookends if split in self.splits else None for split, bookends in zip(Split, matrix, strict=True)]
 
     def _blends(self) -> Sequence[Blend | None]:
         if self.config.blend is not None:
@@ -95,7 +108,7 @@ class BlendedMegatronDatasetBuilder:
 
     def _build_one_distribution(self, blend: Blend) -> list[TopLevelDataset | list[MegatronDataset] | None]:
         prefixes, weights = blend
-        matrix = self.config.split_matrix or [None] * len(Split)
+        matrix = self._matrix()
         if len(prefixes) == 1 and weights is None:
             return [*self._build_prefix(prefixes[0], matrix, self.sizes)]
         datasets = self._build_prefixes(prefixes, weights, matrix, self.sizes)
@@ -131,6 +144,8 @@ class BlendedMegatronDatasetBuilder:
         more are built than there are threads.
         """
         asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
+        if self.access == "ranges":
+            return [self._build_prefix(prefix, matrix, each) for prefix, each in zip(prefixes, asked, strict=True)]
         budget = Budget(self.config.num_dataset_builder_threads)
 
         def build(prefix: str, sizes: Sizes) -> list[MegatronDataset | None]:
@@ -155,6 +170,11 @@ class BlendedMegatronDatasetBuilder:
         return BundlePlace(self.config.path_to_cache, rank() == 0, self.config.storage_options)
 
     def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
+        if self.access == "ranges":
+            return [
+                None if bookends is None else self.cls.open_later(required(prefix), bookends, size, split, self.config)
+                for split, bookends, size in zip(Split, matrix, sizes, strict=True)
+            ]
         with going_ahead(IndexAhead(partial(self._cached_in, prefix, matrix, sizes)) if prefix else None):
             return self._build_opened(prefix, matrix, sizes)
 
@@ -190,9 +210,11 @@ class BlendedMegatronDatasetBuilder:
         size = sizes[split.value]
         if weights is not None and size is not None:
             shares = normalize(list(weights))
-            return self.blended(datasets, shares, sum(ceil(size * share) for share in shares), self.config)
-        lengths = [len(dataset) for dataset in datasets]
-        return self.blended(datasets, lengths, None if size is None else min(size, sum(lengths)), self.config)
+            num_samples = sum(ceil(size * share) for share in shares)
+            return self.blended(datasets, shares, num_samples, self.config, access=self.access)
+        lengths = at_once([partial(len, each) for each in datasets], [self.access == "load"] * len(datasets))
+        asked = None if size is None else min(size, sum(lengths))
+        return self.blended(datasets, lengths, asked, self.config, access=self.access)
 
 
 def sizes_per_dataset(

@@ -18,7 +18,7 @@ from binidx.dataset.gpt_batch import (
     read_gpt_sample,
     read_gpt_text,
 )
-from binidx.dataset.gpt_index import GPTIndexed
+from binidx.dataset.gpt_index import GPTIndexed, RangedOrders
 from binidx.dataset.masks import build_attention_mask
 from binidx.dataset.megatron_dataset import Request, required
 from binidx.dataset.split import Split
@@ -26,6 +26,7 @@ from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import ConfigError
 from binidx.format.idx import DType
 from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.format.ranged import RangedArray
 from binidx.index.building import Arrays
 from binidx.index.gpt import ARRAYS
 from binidx.native import Orders
@@ -153,12 +154,18 @@ class GPTDataset(GPTIndexed):
 
     @property
     def orders(self) -> Orders:
-        """The three indices and the sequences, bound for C; anew when one of them was replaced."""
+        """The three indices and the sequences, bound for C; anew when one of them was replaced.
+
+        `RangedOrders` where the indices are read by ranges.
+        """
         arrays = self.shuffle_index, self.sample_index, self.document_index
         bound = self.__dict__.get("_orders")
         if bound is None or any(map(operator.is_not, bound.arrays, arrays)):
-            extra = self.config.add_extra_token_to_sequence
-            bound = self._orders = Orders(*arrays, self.dataset.sequences, add_extra_token=extra)
+            ranged = isinstance(self.shuffle_index, RangedArray)
+            kind: Any = RangedOrders if ranged else Orders
+            sequences = self.dataset if ranged else self.dataset.sequences
+            bound = kind(*arrays, sequences, add_extra_token=self.config.add_extra_token_to_sequence)
+            self._orders = bound
         return cast(Orders, bound)
 
     @cached_property

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
-from binidx.dataset.split import Split
+from binidx.dataset.split import Bookends, Split, split_range
 from binidx.errors import IndexBuildError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.ranged import CheckedIndex
 from binidx.index.budget import threads_here
 from binidx.index.building import Arrays, Building
-from binidx.index.cache import IndexCache
+from binidx.index.cache import Access, IndexCache, has_fingerprint
 from binidx.index.documents import Documents, kept
 from binidx.index.epochs import EpochPlan, plan_epochs
 from binidx.index.files import IndexFiles
 from binidx.index.foreign import check_gpt_index
 from binidx.index.gpt import ARRAYS, build_gpt_index
 from binidx.index.growth import Order, order_of
-from binidx.index.origin import describe_documents, origin_of
+from binidx.index.manifest import Manifest
+from binidx.index.origin import ONE_EACH, describe_documents, origin_of
 from binidx.index.outcome import NOT_KEPT, Outcome, tell
 from binidx.index.sample import count_tokens
-from binidx.native import RandomState
+from binidx.native import Orders, RandomState
+from binidx.storage.filesystem import same_object
+from binidx.storage.look_up import found_of
 from binidx.storage.publish import join_uri
+
+Numbers = NDArray[np.int64]
 
 SMALL = 2**15
 """Documents of all epochs and samples: 0.2 ms of building, about what four small files take to open on a disk."""
+
+
+class Later:
+    """Attribute that the constructor of a dataset sets or, after `open_later`, the first use of such an attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, dataset: GPTIndexed | None, owner: type) -> Any:
+        opened = {} if dataset is None or dataset.access == "load" else dataset._open()
+        if self.name not in opened:
+            raise AttributeError(f"{owner.__name__} has no {self.name}")
+        return opened[self.name]
+
+
+def later() -> Any:
+    return Later()
 
 
 class GPTIndexed(MegatronDataset):
@@ -37,9 +63,80 @@ class GPTIndexed(MegatronDataset):
     """
 
     config: GPTDatasetConfig
-    document_index: NDArray[np.int32]
-    sample_index: NDArray[Any]
-    shuffle_index: NDArray[Any]
+    access: Access = "load"
+    dataset: IndexedDataset = later()
+    document_index: NDArray[np.int32] = later()
+    sample_index: NDArray[Any] = later()
+    shuffle_index: NDArray[Any] = later()
+    _documents: Documents = later()
+    _bookends: Bookends
+    _opening: Any
+
+    @classmethod
+    def open_later(
+        cls, dataset_path: str, bookends: Bookends, num_samples: int | None, index_split: Split, config: Any
+    ) -> Self:
+        """Return a dataset that opens its files at the first use of its order, and reads ranges of them.
+
+            manifest ─► its arrays and the .idx, pinned ─► shuffle_index of the samples ─► their rows of sample_index
+                     ─► their slices of document_index ─► lengths of these sequences           four round trips
+
+        Where no index is cached, or nothing proves that its arrays belong to the manifest, the dataset is opened as for
+        training: its index is loaded whole, or built. The samples have no tokens: read their spans from `dataset`.
+
+        Args:
+            bookends: the part of the sequences that the split has.
+        """
+        dataset = cls.__new__(cls)
+        dataset.dataset_path, dataset.num_samples = dataset_path, num_samples
+        dataset.index_split, dataset.config = index_split, config
+        dataset.access, dataset._bookends, dataset._opening = "ranges", bookends, threading.RLock()
+        dataset.unique_identifiers = dataset._identifiers()
+        return dataset
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.access == "load":
+            return super().__reduce_ex__(protocol)
+        arguments = self.dataset_path, self._bookends, self.num_samples, self.index_split, self.config
+        return type(self).open_later, arguments
+
+    def _open(self) -> dict[str, Any]:
+        """Open the files unless they are open, and return all attributes."""
+        with self._opening:
+            if "shuffle_index" not in vars(self):
+                files = self._files(str(self.dataset_path))
+                cache = IndexCache(files.directory, files.name, files.storage_options)
+                if (arrays := cache.open_ranges(ARRAYS, self._open_dataset)) is None:
+                    self._open_whole()
+                else:
+                    vars(self).update(arrays)
+        return vars(self)
+
+    def _open_whole(self) -> None:
+        low_level = self.build_low_level_dataset(self.dataset_path, self.config)
+        documents: Any = split_range(self._bookends, len(low_level))
+        kind: Any = type(self)
+        kind.__init__(self, low_level, self.dataset_path, documents, self.num_samples, self.index_split, self.config)
+
+    def _open_dataset(self, manifest: Manifest) -> bool:
+        """Open the dataset that an index was built of; False where the index is of other options or other data."""
+        content, known = manifest.content, manifest.data.get("idx")
+        checked = CheckedIndex(
+            int(content["num_sequences"]), content["index_digest"], content.get(ONE_EACH, False), found_of(known)
+        )
+        documents = split_range(self._bookends, checked.num_sequences)
+        if not has_fingerprint(manifest, self.fingerprint_of(documents, self.index_split, self.config)):
+            return False
+        dataset = IndexedDataset(
+            str(self.dataset_path),
+            mmap=self.config.mmap_bin_files,
+            storage_options=self.config.storage_options,
+            checked=checked,
+        )
+        if not same_object(known, origin_of(dataset).data()["idx"]):
+            return False
+        self.dataset, self._documents = dataset, documents
+        return True
 
     @property
     def own_sequences(self) -> Documents:
@@ -194,6 +291,69 @@ class GPTIndexed(MegatronDataset):
             raise IndexBuildError(
                 f"{self.dataset_path}, {self.index_split.name} split of {len(self._documents)} sequences: {error}"
             ) from None
+
+
+class RangedOrders:
+    """`native.Orders` over `RangedArray`s: reads the parts of the arrays that some samples need, and gives them to C.
+
+    Args:
+        shuffle_index, sample_index, document_index: `RangedArray`s.
+        dataset: of the sequences that document_index names.
+        add_extra_token: as of Orders.
+    """
+
+    def __init__(
+        self,
+        shuffle_index: Any,
+        sample_index: Any,
+        document_index: Any,
+        dataset: IndexedDataset,
+        *,
+        add_extra_token: bool,
+    ) -> None:
+        self.arrays = shuffle_index, sample_index, document_index
+        self.dataset, self.add_extra_token = dataset, add_extra_token
+
+    def spans(self, served: Sequence[int] | Numbers) -> tuple[Numbers, Numbers]:
+        """Return (sequence, first token, tokens), shape (n, 3), and the bounds of each sample, as Orders does.
+
+        Raises:
+            IndexError: there is no such sample.
+            IndexBuildError: the indices do not belong together.
+        """
+        orders, sequences = self._parts(served)
+        spans, bounds = orders.spans(range(len(orders.arrays[0])))
+        spans[:, 0] = sequences[spans[:, 0]]
+        return spans, bounds
+
+    def ends(
+        self, served: Sequence[int] | Numbers
+    ) -> tuple[Numbers, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        """Return the bounds, sequences, starts and stops of samples, as Orders does."""
+        orders, sequences = self._parts(served)
+        bounds, numbers, starts, stops = orders.ends(range(len(orders.arrays[0])))
+        return bounds, sequences[numbers], starts, stops
+
+    def _parts(self, served: Sequence[int] | Numbers) -> tuple[Orders, NDArray[np.int32]]:
+        """The orders of these samples alone, and the numbers of the sequences, which they count from 0."""
+        shuffle_index, sample_index, document_index = self.arrays
+        count = len(shuffle_index)
+        numbers = np.asarray(served, np.int64).reshape(-1)
+        if len(numbers) and not -count <= numbers.min() <= numbers.max() < count:
+            raise IndexError(f"samples {numbers.min()} to {numbers.max()}, there are {count}")
+        rows = shuffle_index[numbers % max(count, 1)].astype(np.int64)
+        try:
+            ends = sample_index[np.stack([rows, rows + 1], axis=1)].reshape(-1, 2)
+            first, stop = ends[::2, 0].astype(np.int64), ends[1::2, 0].astype(np.int64) + 1
+            sequences, place = np.unique(document_index.runs(first, stop), return_inverse=True)
+            some = self.dataset.sequences_at(sequences.astype(np.int64))
+        except IndexError as error:
+            raise IndexBuildError(f"the indices do not belong together: {error}") from error
+        # Sample i has rows 2 i and 2 i + 1, and its documents follow those of the sample before.
+        before = np.cumsum(stop - first) - (stop - first)
+        ends[::2, 0], ends[1::2, 0] = before, before + (stop - first) - 1
+        arrays = np.arange(0, len(ends), 2, dtype=np.uint32), ends, place.reshape(-1).astype(np.int32)
+        return Orders(*arrays, some, add_extra_token=self.add_extra_token), sequences
 
 
 def drops_last_partial(split: Split, config: GPTDatasetConfig) -> bool:

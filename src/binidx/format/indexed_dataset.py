@@ -15,15 +15,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, ObjectChangedError
-from binidx.format.bin_object import find_bin
+from binidx.errors import ConfigError, FormatError, ObjectChangedError
+from binidx.format.bin_object import find_bin, open_bin
 from binidx.format.idx import DType, get_idx_path, stored
 from binidx.format.pair import open_pair
+from binidx.format.ranged import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
 from binidx.native import Sequences
 from binidx.storage.filesystem import same_identity
-from binidx.storage.publish import object_exists
-from binidx.storage.ranges import Range
+from binidx.storage.publish import object_exists, object_identity
+from binidx.storage.ranges import Range, RangeReader
 from binidx.storage.vectored import read_many
 
 Span = tuple[int, int, int]
@@ -46,10 +47,11 @@ class IndexedDataset:
         multimodal: whether each sequence comes with its mode; the `.idx` must have been written so.
         mmap: whether local files are mapped; False reads them as if they were remote.
         storage_options: fsspec's own options for this URI; by default its environment and configuration.
+        checked: an `.idx` that was checked before is not read whole: its arrays are `RangedArray`s, and the `.bin` is
+            opened at the first read.
 
     Attributes:
         index: the `SequenceIndex`, checked in full.
-        bin_reader: the `RangeReader` over the `.bin`.
 
     Raises:
         ObjectNotFoundError: one of the two is missing.
@@ -63,6 +65,8 @@ class IndexedDataset:
     it writes but cannot open, open; an empty slice is an empty list, where it gives one empty array.
     """
 
+    checked: CheckedIndex | None = None
+
     def __init__(
         self,
         path_prefix: str | os.PathLike[str],
@@ -70,18 +74,24 @@ class IndexedDataset:
         mmap: bool = True,
         *,
         storage_options: Mapping[str, Any] | None = None,
+        checked: CheckedIndex | None = None,
     ) -> None:
         self.path_prefix = os.fspath(path_prefix)
         self.multimodal = multimodal
         self.mmap = mmap
         self.storage_options = storage_options
-        pair = open_pair(self.path_prefix, multimodal, mmap, storage_options=storage_options)
-        self.index, self.bin_reader, self._opened = pair.index, pair.bin_reader, pair.identities
+        self.checked = checked
+        if checked is None:
+            pair = open_pair(self.path_prefix, multimodal, mmap, storage_options=storage_options)
+            self.index, self.bin_reader, self._opened = pair.index, pair.bin_reader, pair.identities
+        else:
+            self.index, identity = open_index_in_ranges(self.path_prefix, checked, storage_options)
+            self._opened, self.one_each = {"idx": identity}, checked.one_each
         self._stored = stored(self.index.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         # The arguments and no bytes: the other process opens the files itself, and compares.
-        names = ("path_prefix", "multimodal", "mmap", "storage_options")
+        names = ("path_prefix", "multimodal", "mmap", "storage_options", "checked")
         return {"arguments": {name: getattr(self, name) for name in names}, "opened": self._opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,15 +134,34 @@ class IndexedDataset:
         return tokens if modes is None else (tokens, modes[sequence])
 
     @functools.cached_property
+    def bin_reader(self) -> RangeReader:
+        """The reader of the `.bin`.
+
+        Raises:
+            ObjectChangedError: the `.idx` was opened as checked and is another now, so that the `.bin` may be, too.
+        """
+        reader = open_bin(self.path_prefix, mmap=self.mmap, storage_options=self.storage_options)
+        uri = get_idx_path(self.path_prefix)
+        now = object_identity(uri, self.storage_options)
+        if not same_identity(self._opened["idx"], now):
+            raise ObjectChangedError(f"{uri}: {now}, was {self._opened['idx']} when it was opened; open it again")
+        if reader.size < self.index.num_bytes:
+            raise FormatError(f"{reader.uri}: {reader.size} bytes, its .idx needs {self.index.num_bytes}")
+        return reader
+
+    @functools.cached_property
     def sequences(self) -> Sequences:
-        """Where the sequences lie, as C wants it."""
-        index = self.index
-        return Sequences(
-            index.sequence_lengths,
-            index.sequence_pointers,
-            dtype_code=DType.code_from_dtype(index.dtype),
-            item_bytes=index.dtype_size,
-        )
+        """Lengths and pointers of all sequences for C."""
+        return self._bound(self.index.sequence_lengths, self.index.sequence_pointers)
+
+    def sequences_at(self, numbers: NDArray[np.int64], *, pointers: bool = False) -> Sequences:
+        """Lengths of some sequences for C, where they are numbered from 0; `pointers`: and where they start."""
+        starts = self.index.sequence_pointers[numbers] if pointers else np.zeros(len(numbers), "<i8")
+        return self._bound(self.index.sequence_lengths[numbers], starts)
+
+    def _bound(self, lengths: NDArray[np.int32], pointers: NDArray[np.int64]) -> Sequences:
+        code = DType.code_from_dtype(self.index.dtype)
+        return Sequences(lengths, pointers, dtype_code=code, item_bytes=self.index.dtype_size)
 
     def locate(self, spans: Iterable[Span]) -> list[Range]:
         """Where spans lie in the `.bin`, in bytes. Pure; spans that leave their sequence are errors, as in `get`."""
@@ -141,7 +170,12 @@ class IndexedDataset:
 
     def locate_all(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
         """The same for arrays: (sequence, first, count), shape (n, 3), to (start, stop), shape (n, 2)."""
-        ranges, right = self.sequences.locate(spans)
+        if self.checked is None:
+            ranges, right = self.sequences.locate(spans)
+        else:
+            numbers, place = np.unique(spans[:, 0], return_inverse=True)
+            renumbered = np.column_stack([place.reshape(-1), spans[:, 1:]])
+            ranges, right = self.sequences_at(numbers, pointers=True).locate(renumbered)
         if right < len(spans):
             sequence, first, count = spans[right].tolist()
             raise self._outside(self._number(sequence), first, count)
@@ -175,14 +209,21 @@ class IndexedDataset:
         The digest is XXH3 over lengths and document bounds, one pass over 4 S + 8 D bytes at the speed of memory; no
         token is read. It tells data apart that changed; data made to collide is not its matter.
         """
+        digest = self._digest() if self.checked is None else self.checked.digest
+        return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest}
+
+    def _digest(self) -> str:
         digest = xxhash.xxh3_128()
         for array in (self.index.sequence_lengths, self.index.document_indices):
             digest.update(array.view(np.uint8).data)
-        return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest.hexdigest()}
+        return digest.hexdigest()
 
     @functools.cached_property
     def one_each(self) -> bool:
-        """Whether each document is one sequence, so that both have the same numbers; one pass over the bounds."""
+        """Whether each document is one sequence, so that both have the same numbers; one pass over the bounds.
+
+        Of an `.idx` that was checked before False means that it is not known.
+        """
         bounds, count = self.index.document_indices, len(self)
         if self.index.one_each or len(bounds) != count + 1:
             return self.index.one_each
@@ -191,7 +232,7 @@ class IndexedDataset:
 
     @property
     def opened(self) -> Mapping[str, Mapping[str, Any]]:
-        """What identified both objects, "idx" and "bin", when they were opened."""
+        """What identified both objects, "idx" and "bin", when they were opened; of a checked `.idx` only its own."""
         return self._opened
 
     @staticmethod

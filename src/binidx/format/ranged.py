@@ -1,14 +1,18 @@
-"""Arrays that stay where they lie: of what is asked for, the ranges are read, each once, all of one call together.
+"""Arrays in stored objects, read by ranges of rows; each call reads its ranges once, all at the same time.
 
     array[[7, 8, 4711]]    ranges of rows 7-8 and 4711         array[5:9]    one range
 
-A row of a large remote array costs a request, so callers ask for many at a time, and in as few turns as they can.
+They have as much of the interface of a NumPy array as the readers of indices use: `len`, `dtype`, `shape`, `item`,
+`searchsorted` and indexing by rows. A row of a large remote array costs a request, so callers ask for many rows at a
+time.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,6 +20,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
+from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_counts
+from binidx.format.pair import identity_of
 from binidx.storage.backends import open_object
 from binidx.storage.disk_cache import DiskCache
 from binidx.storage.look_up import Found
@@ -25,35 +31,36 @@ from binidx.storage.settings import OURS
 Numbers = NDArray[np.int64]
 
 BLOCK_BYTES = 4096
-"""What a search looks at in one place: as much as a request brings at the price of one element."""
+"""Bytes that a search reads in one place: a request brings as many at the price of one element."""
 
 
 def open_in_ranges(
     uri: str, storage_options: Mapping[str, Any] | None = None, *, found: Found | None = None
 ) -> RangeReader:
-    """An index file of which little is wanted: what was read of a remote one is kept in the node's index_dir, in
-    BLOCK_BYTES."""
+    """Open an index file to read a small part of it. Blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
     options = dict(storage_options or {})
     options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
     return open_object(uri, storage_options=options, cache="disk", found=found)
 
 
 def beneath_copy(reader: RangeReader) -> RangeReader:
-    """What asks the store itself, which says whether the object is still that one; its copy would not."""
+    """Return the reader that sends requests to the store, which check the object's version; the cache does not."""
     return reader.reader if isinstance(reader, DiskCache) else reader
 
 
 class RangedArray:
-    """An array of a stored object, read by rows. As of an ndarray, what is read is a copy.
+    """Array of a stored object, read by rows. The rows that are read are copies.
 
     Args:
         reader: of the object.
         offset: bytes before the array.
-        dtype, shape: of the array, which lies there row by row.
+        dtype, shape: of the array, which is stored row by row.
 
     Raises:
         FormatError: the object is too small for it.
     """
+
+    column: int | None = None
 
     def __init__(self, reader: RangeReader, offset: int, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
         self.reader, self.offset = reader, offset
@@ -67,14 +74,16 @@ class RangedArray:
         return self.shape[0]
 
     def __getitem__(self, wanted: Any) -> Any:
-        """Rows by a number, numbers of any order, a slice of neighbours; or of these rows one column: `[rows, 1]`.
+        """Rows by a number, numbers in any order or a slice of neighbours; `[rows, 1]` is one column of these rows.
+
+        `[:, 1]` is a column that is not read yet.
 
         Raises:
-            IndexError: there is no such row; one below 0 does not count from the end.
+            IndexError: there is no such row; numbers below 0 do not count from the end.
         """
         if isinstance(wanted, tuple):
             rows, column = wanted
-            return self[rows][..., column]
+            return self._column(column) if isinstance(rows, slice) and rows == slice(None) else self[rows][..., column]
         if isinstance(wanted, slice):
             start, stop, step = wanted.indices(len(self))
             if step != 1:
@@ -86,38 +95,50 @@ class RangedArray:
         starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
         return self.runs(rows[starts], rows[ends] + 1)[place.reshape(numbers.shape)]
 
+    def item(self, row: int) -> Any:
+        """One element, as a Python number."""
+        return self[row].item()
+
+    def _column(self, column: int) -> RangedArray:
+        found = copy.copy(self)
+        found.column, found.shape = column, self.shape[:1]
+        return found
+
     def range_of(self, row: int) -> Range:
-        """The bytes of a row in the object."""
+        """Return the range of bytes of a row in the object."""
         first = self.offset + row * self.row_bytes
         return first, first + self.row_bytes
 
     def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
-        """The rows of stretches, start to before stop, one after the other.
+        """Return the rows of several slices, start to before stop, one after the other.
 
         Raises:
-            IndexError: one leaves the array.
+            IndexError: a slice leaves the array.
         """
         if len(starts) and not (starts.min() >= 0 and (starts <= stops).all() and stops.max() <= len(self)):
             raise IndexError(f"{self.reader.uri}: rows {starts.min()} to {stops.max()}, it has {len(self)}")
         first, last = self.offset + starts * self.row_bytes, self.offset + stops * self.row_bytes
         views = self.reader.read([*zip(first.tolist(), last.tolist(), strict=True)])
-        return np.frombuffer(b"".join(views), self.dtype).reshape(-1, *self.shape[1:])
+        rows = np.frombuffer(b"".join(views), self.dtype)
+        if self.column is not None:
+            return rows.reshape(-1, self.row_bytes // self.dtype.itemsize)[:, self.column]
+        return rows.reshape(-1, *self.shape[1:])
 
     def searchsorted(self, values: Numbers, side: str) -> Numbers:
-        """`numpy.searchsorted` for side "right", of an array that rises: how many elements are at most each value.
-        Of rows of several the first ones.
+        """`numpy.searchsorted` for side "right": the number of elements of a rising array that are at most each value.
 
-        All values are looked for at the same time, in each turn one block of BLOCK_BYTES for each: where the line
-        between what is known on either side has it, every third turn in the middle. Two or three turns where the array
-        rises evenly; at most 3 log2(n / 512) whatever it holds.
+        All values are searched at the same time. Each turn reads one block of BLOCK_BYTES for each value, where a line
+        between the known neighbours crosses the value, every third turn in the middle between them. Two or three turns
+        where the array rises evenly; at most 3 log2(n / 512) for any array.
         """
-        assert side == "right", "what it is for"
+        assert side == "right", "the only side that callers need"
         if not len(self):
             return np.zeros(len(values), np.int64)
         count, size = len(values), BLOCK_BYTES // self.row_bytes
-        # Elements before `low` are at most the value, those from `high` on above it; the last and first known of each.
+        # Elements before `low` are at most the value, those from `high` on are above it; `below` and `above` are the
+        # known elements next to these two places.
         low, high = np.zeros(count, np.int64), np.full(count, len(self), np.int64)
-        least, most = self[[0, len(self) - 1]].reshape(2, -1)[:, 0].tolist()
+        least, most = self[[0, len(self) - 1]].tolist()
         below, above = np.full(count, least, np.int64), np.full(count, most, np.int64)
         for turn in itertools.count():
             left = np.flatnonzero(low < high)
@@ -128,13 +149,55 @@ class RangedArray:
             starts = np.unique(np.minimum(guess, high[left] - 1) // size) * size
             stops = np.minimum(starts + size, len(self))
             places = np.concatenate([np.arange(*each) for each in zip(starts, stops, strict=True)])
-            rows = self.runs(starts, stops)
-            found = rows.reshape(len(rows), -1)[:, 0].astype(np.int64)
-            # All of what was read rises, so one search tells between which two of its elements each value lies.
+            found = self.runs(starts, stops).astype(np.int64)
+            # The elements of all blocks rise, so one search finds the two of them that each value lies between.
             after = found.searchsorted(values[left], side="right")
             places, found = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], found, [most]])
             low[left] = np.maximum(low[left], places[after] + 1)
             high[left] = np.minimum(high[left], places[after + 1])
             below[left] = np.maximum(below[left], found[after])
             above[left] = np.minimum(above[left], found[after + 1])
-        raise AssertionError("a block in the middle is always between what is known")
+        raise AssertionError("a block in the middle always lies between the known elements")
+
+
+@dataclass(frozen=True)
+class CheckedIndex:
+    """An `.idx` that was read whole before, and breaks no rule of the format.
+
+    num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
+    one_each: each document is known to be one sequence.
+    found: the object in its store; None: the file that has its name now.
+    """
+
+    num_sequences: int
+    digest: str
+    one_each: bool
+    found: Found | None
+
+
+def open_index_in_ranges(
+    path_prefix: str, checked: CheckedIndex, storage_options: Mapping[str, Any] | None
+) -> tuple[SequenceIndex, dict[str, Any]]:
+    """Open an `.idx` whose arrays are read by ranges, and return it with the identity of the object.
+
+    Only the header and the counts are checked. The requests are pinned to the object.
+
+    Raises:
+        FormatError: the header breaks a rule, or belongs to another dataset.
+        ObjectChangedError: a remote `.idx` is not the one that was checked.
+    """
+    uri, count = get_idx_path(path_prefix), checked.num_sequences
+    reader = open_in_ranges(uri, storage_options, found=checked.found)
+    lengths: Any = RangedArray(reader, HEADER.size, "<i4", (count,))
+    pointers: Any = RangedArray(reader, HEADER.size + 4 * count, "<i8", (count,))
+    last = [each.range_of(count - 1) for each in (lengths, pointers)] if count else []
+    header, *ends = beneath_copy(reader).read([(0, HEADER.size), *last])
+    dtype, num_sequences, num_bounds, _ = parse_counts(header, reader.size, uri=uri)
+    if num_sequences != count:
+        raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
+    bounds: Any = RangedArray(reader, HEADER.size + 12 * count, "<i8", (num_bounds,))
+    length, pointer = (int.from_bytes(end, "little") for end in ends) if ends else (0, 0)
+    num_tokens = pointer // np.dtype(dtype).itemsize + length
+    return SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.one_each), dict(
+        identity_of(reader)
+    )

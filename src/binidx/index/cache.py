@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from binidx.errors import FormatError, StorageError
 from binidx.index.ahead import taken
@@ -26,12 +26,27 @@ from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
 from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
 from binidx.index.litter import sweep_litter
-from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, StoredArray, library_version, mismatches
+from binidx.index.manifest import (
+    ALGORITHM,
+    NO_DATA,
+    Manifest,
+    Origin,
+    StoredArray,
+    differences,
+    library_version,
+    mismatches,
+)
 from binidx.index.outcome import BUILT, FOUND, TAKEN_OVER, Outcome, tell
 from binidx.index.reuse import copy_twin, remember
 from binidx.index.turn import Built, Tell, load_else_build
 
 logger = logging.getLogger(__name__)
+
+Access = Literal["load", "ranges"]
+"""How cached arrays are read: "load" reads or maps all of them and compares their checksums; "ranges" gives
+`RangedArray`s where a manifest proves that the arrays belong to it, and loads or builds them elsewhere."""
+
+UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
 
 class StaleError(Exception):
@@ -59,7 +74,12 @@ class IndexCache:
     trusted: Check | None = None
 
     def load_or_build(
-        self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str], build: Build
+        self,
+        description: str,
+        fingerprint: Mapping[str, Any],
+        names: Sequence[str],
+        build: Build,
+        access: Access = "load",
     ) -> Arrays:
         """The cached arrays where they are whole and right, else the built ones, published while they are built.
 
@@ -75,6 +95,8 @@ class IndexCache:
         """
         wanted, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
         said: set[str] = set()
+        if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
+            return found
 
         def make(say: Tell) -> Built:
             nonlocal how
@@ -97,6 +119,19 @@ class IndexCache:
     @property
     def files(self) -> IndexFiles:
         return IndexFiles(self.directory, self.name, self.storage_options)
+
+    def open_ranges(self, names: Sequence[str], is_wanted: Callable[[Manifest], bool]) -> Arrays | None:
+        """The arrays, to be read by ranges; None where nothing proves that they belong to a manifest that is wanted.
+
+        Args:
+            is_wanted: checks the options and the data of a manifest; may raise what `IndexFiles.open_arrays` raises.
+        """
+        try:
+            opened: Any = self.files.open_arrays(names)
+            return opened[1] if opened and is_wanted(opened[0]) else None
+        except UNPROVEN as error:
+            logger.info("%s: not read by ranges: %s", self.files.uri(MANIFEST), error)
+            return None
 
     def load(self, fingerprint: Mapping[str, Any], names: Sequence[str], said: set[str] | None = None) -> Arrays | None:
         """The arrays; None, and why in the log, where there is no manifest, another one, or not what it speaks of.
@@ -173,6 +208,11 @@ class IndexCache:
         if order:
             remember(self.files, fingerprint, self.origin, order)
         sweep_litter(self.files)
+
+
+def has_fingerprint(manifest: Manifest, fingerprint: Mapping[str, Any]) -> bool:
+    """Whether the arrays of a manifest were built with these options."""
+    return not differences(manifest.fingerprint, {"algorithm": ALGORITHM, **fingerprint})
 
 
 def _warn(text: str, said: set[str] | None) -> None:

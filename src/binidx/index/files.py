@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Any
 
+import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError, ObjectChangedError, StorageError
+from binidx.format.ranged import RangedArray, beneath_copy, open_in_ranges
 from binidx.index.manifest import Manifest, StoredArray, format_manifest, parse_manifest
-from binidx.index.npy import parse_npy
+from binidx.index.npy import parse_header, parse_npy
 from binidx.storage import filesystem
 from binidx.storage.backends import Keep, open_kept, open_object
 from binidx.storage.look_up import Found, found_of, look_up
 from binidx.storage.publish import create_object, join_uri, put_if_absent, read_small
 from binidx.storage.threads import Threads
 from binidx.storage.transfer import read_whole
+from binidx.storage.vectored import read_many
 
 DESCRIPTION, MANIFEST = "description.txt", "binidx.json"
 SMALL_BYTES = 64 << 10
+HEADER_BYTES = 128
+"""Header of a `.npy` that numpy.save writes for up to three dimensions."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,67 @@ class IndexFiles:
             needed = f"needed {stored.bytes} and {stored.xxh3_64}"
             raise FormatError(f"{self.array_uri(name)}: {found[0]} bytes with XXH3 {found[1]}, {needed}")
         return parse_npy(content)
+
+    def open_arrays(self, names: Sequence[str]) -> tuple[Manifest, dict[str, RangedArray]] | None:
+        """The manifest and its arrays, to be read by ranges; None where nothing proves that they belong together.
+
+        The checksum of an array proves nothing before all of it is read. The proof is
+
+            remote    the manifest names the object that took the array's bytes (its ETag): each request says If-Match
+            local     both are the same before and after they are opened, and no array changed after the manifest
+
+        so there is none for a copied cache, and in a store that does not identify the object it took.
+
+        Raises:
+            FormatError: the manifest is not as it was written, or an array is not as it says.
+            ObjectChangedError: an array is not the object that the manifest names.
+            StorageError: the store refuses.
+        """
+        local = filesystem.local_path(self.directory) is not None
+        before = self._marks(names) if local else []
+        manifest = self.read_manifest()
+        if manifest is None:
+            return None
+        arrays = {}
+        for name in names:
+            found = found_of(manifest.arrays[name].identity)
+            if found is None and not local:
+                return None
+            arrays[name] = self._open_array(name, manifest.arrays[name], found)
+        if local and not (before and before == self._marks(names) and _is_last(before)):
+            return None
+        _check_headers(arrays)
+        return manifest, arrays
+
+    def _open_array(self, name: str, stored: StoredArray, found: Found | None) -> RangedArray:
+        uri, dtype = self.array_uri(name), np.dtype(stored.dtype)
+        reader = open_in_ranges(uri, self.storage_options, found=found)
+        if reader.size != stored.bytes:
+            raise FormatError(f"{uri}: {reader.size} bytes, needed {stored.bytes}")
+        return RangedArray(reader, stored.bytes - prod(stored.shape) * dtype.itemsize, dtype, stored.shape)
+
+    def _marks(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
+        """Inode, size and ctime of the local manifest and arrays; empty where one is missing."""
+        uris = [self.uri(MANIFEST), *map(self.array_uri, names)]
+        try:
+            found = [os.stat(str(filesystem.local_path(uri))) for uri in uris]
+        except OSError:
+            return []
+        return [(each.st_ino, each.st_size, each.st_ctime_ns) for each in found]
+
+
+def _is_last(marks: Sequence[tuple[int, int, int]]) -> bool:
+    return all(each[2] < marks[0][2] for each in marks[1:])
+
+
+def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
+    """Check the headers in one round trip; its requests raise ObjectChangedError for an array that was replaced."""
+    readers = [beneath_copy(each.reader) for each in arrays.values()]
+    headers = read_many([(each, [(0, min(HEADER_BYTES, each.size))]) for each in readers])
+    for (name, array), [header] in zip(arrays.items(), headers, strict=True):
+        found = parse_header(header)
+        if found != (array.dtype, array.shape, array.offset):
+            raise FormatError(f"{array.reader.uri}: {name} is {found}, needed {array.dtype, array.shape, array.offset}")
 
 
 _submit = Threads("binidx-index", lambda: 16).submit

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.ranged import RangedBuilder
+from binidx.dataset.split import Split
 from binidx.errors import ConfigError
 from binidx.loader.readings import ReadingOrder, Readings
 from binidx.loader.run import Run
@@ -71,7 +72,10 @@ class RunOrder:
         """
         if run.stages is not None:
             return cls.of(run)
-        train = RangedBuilder(GPTDataset, run.sizes, lambda: True, run.config).build()[0]
+        builder = BlendedMegatronDatasetBuilder(
+            GPTDataset, run.sizes, lambda: True, run.config, access="ranges", splits=[Split.train]
+        )
+        train = builder.build()[0]
         if train is None or isinstance(train, list):
             raise ConfigError("run: has no train split to take samples from")
         return cls(train, ReadingOrder(run.schedule, len(train), run.dataloader_type, run.data_sharding))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,12 +18,10 @@ from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.ranged import GPTDataset as RangedGPTDataset
-from binidx.dataset.ranged import at_once
+from binidx.dataset.siblings import at_once
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
-from binidx.native import Orders
 
 Numbers = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -186,9 +185,10 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
 
 
 def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
-    """`work` of some sources; at the same time where it waits for a store."""
-    ranged = isinstance(datasets[0], RangedGPTDataset)
-    return at_once(work, present) if ranged else [work(each) for each in present]
+    """The results of `work` for some sources; computed at the same time where it waits for a store."""
+    if datasets[0].access == "load":
+        return [work(each) for each in present]
+    return at_once([partial(work, each) for each in present], [True][: len(present)])
 
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
@@ -203,12 +203,11 @@ def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
 
 def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Any, Any, Any]:
     """Epoch, bounds, documents, starts and stops of samples of one source."""
-    orders = dataset.orders
-    if not isinstance(orders, Orders) or not dataset.dataset.one_each:
+    if not dataset.dataset.one_each:
         epoch, spans = _of_source(dataset, samples)
         ends = spans.start + spans.length
         return epoch, spans.bounds, spans.document, spans.start[spans.bounds[:-1]], ends[spans.bounds[1:] - 1]
-    return dataset.epochs_of(samples), *orders.ends(samples)
+    return dataset.epochs_of(samples), *dataset.orders.ends(samples)
 
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.gpt import GPTDataset
-from binidx.format.ranged import RangedArray
 from binidx.order.samples import contents_of, sources_of
 
 Numbers = NDArray[np.int64]
@@ -51,10 +50,9 @@ def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
 
 def _starting_until(sample_index: Any, places: Numbers) -> Numbers:
     """How many rows start at each place of document_index or before it."""
-    if isinstance(sample_index, RangedArray):
-        return sample_index.searchsorted(places, "right")
     # Of its own type, or all of it would be made into another.
-    return np.searchsorted(sample_index[:, 0], places.astype(sample_index.dtype), side="right")
+    found: Numbers = sample_index[:, 0].searchsorted(places.astype(sample_index.dtype), side="right")
+    return found
 
 
 def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
