@@ -1,4 +1,4 @@
-"""JSON files as dataclasses: every malformed file is one error that names the file, the field by its path, and the value.
+"""JSON files as dataclasses: whatever is wrong with a file is one error with the file, the field's path and the value.
 
     PACKED = JsonFile(PackedDescription, error=ConfigError)
     PACKED.decode(b'{"sets": [{"name": 5}], ...}', "packed.json")
@@ -72,9 +72,9 @@ class JsonFile(Generic[Model]):
         for _ in range(MAX_DEPTH + 1):
             inside = (each.values() if type(each) is dict else each for each in level if type(each) in (dict, list))
             level = [each for values in inside for each in values if type(each) in (dict, list)]
-            if not level:
-                return found
-        self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
+        if level:
+            self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
+        return found
 
     def convert(self, value: Any, subject: str) -> Model:
         """Return the model of a JSON value."""
@@ -96,7 +96,7 @@ class JsonFile(Generic[Model]):
     def check_size(self, num_bytes: int, subject: str) -> None:
         """Raise `error` for a file that is larger than any of this kind."""
         if num_bytes > MAX_BYTES:
-            self._fail(subject, f"too large for a JSON file (found {num_bytes:,} bytes, need at most {MAX_BYTES:,})")
+            self._fail(subject, f"too large (found {num_bytes:,} bytes, need at most {MAX_BYTES:,})")
 
     def _fail(self, subject: str, problem: str) -> NoReturn:
         raise self.error(": ".join(filter(None, (subject, problem))) + (f"; {self.hint}" if self.hint else ""))
@@ -141,9 +141,13 @@ def _unknown(value: Any, made: Any, path: str) -> str:
             return f"{path}: unknown field {', '.join(more)}; it has {', '.join(known)}"
         inside = [(value[name], getattr(made, name), f"{path}.{name}") for name in value]
     elif isinstance(made, dict) and isinstance(value, dict):
-        inside = [(given, each, f"{path}.{name}") for (name, given), each in zip(value.items(), made.values())]
+        inside = [
+            (given, each, f"{path}.{name}") for (name, given), each in zip(value.items(), made.values(), strict=False)
+        ]
     elif isinstance(made, (list, tuple)) and isinstance(value, list):
-        inside = [(given, each, f"{path}[{place}]") for place, (given, each) in enumerate(zip(value, made))]
+        inside = [
+            (given, each, f"{path}[{place}]") for place, (given, each) in enumerate(zip(value, made, strict=True))
+        ]
     else:
         return ""
     return next(filter(None, (_unknown(*each) for each in inside)), "")

@@ -146,7 +146,10 @@ def broken(prefixes: list[str], **changes: Any) -> bytes:
         ({"micro_batch_sise": 1}, r"\$: unknown field micro_batch_sise; it has config, sizes"),
         ({"config__sequense_length": 1}, r"\$\.config: unknown field sequense_length; it has"),
         ({"config__tokenizer__pat": 1}, r"\$\.config\.tokenizer: unknown field pat; it has"),
-        ({"config__tokenizer__unique_identifiers": ...}, r"\$\.config\.tokenizer: missing required field unique_identifiers"),
+        (
+            {"config__tokenizer__unique_identifiers": ...},
+            r"\$\.config\.tokenizer: missing required field unique_identifiers",
+        ),
         ({"config__storage_options": {"key": "k"}}, r"\$\.config: unknown field storage_options"),
         ({"sizes": ...}, r"\$: missing required field sizes"),
         ({"config__random_seed": ...}, r"\$\.config: missing required field random_seed"),

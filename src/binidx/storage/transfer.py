@@ -34,7 +34,7 @@ def read_whole(reader: RangeReader) -> memoryview:
 
 
 def read_document(file: JsonFile[Any], uri: str, storage_options: Mapping[str, Any] | None) -> bytes:
-    """Return all bytes of a JSON file, past every cache.
+    """Return all bytes of a file that must fit into memory, past every cache.
 
     Raises:
         BinidxError: the file's own error, if it is too large to be of this kind.
