@@ -19,7 +19,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,11 +28,11 @@ if __name__ == "__main__":  # python tools/order.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.errors import ConfigError
+from binidx.loader.run import RUN_FILE, is_packed_run
 from binidx.order.nesting import Nesting
 from binidx.order.packed_description import load_packed_run
 from binidx.order.packed_run import PackedRunOrder
-from binidx.storage.backends import open_object
-from binidx.storage.transfer import read_whole
+from binidx.storage.transfer import read_document
 
 from ._face import parser, run
 from ._orders import add_run, open_run, steps_of
@@ -88,11 +87,8 @@ def body(arguments: argparse.Namespace) -> int:
 
 def open_order(arguments: argparse.Namespace) -> Any:
     """The order of either kind of run, told apart by their fields."""
-    text = bytes(read_whole(open_object(arguments.run, storage_options=arguments.storage_options, cache=False)))
-    try:
-        packed = "fork" in json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{arguments.run}: no JSON: {error}") from error
+    text = read_document(RUN_FILE, arguments.run, arguments.storage_options)
+    packed = is_packed_run(RUN_FILE.parse(text, arguments.run))
     return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)
 
 

@@ -143,20 +143,23 @@ def broken(prefixes: list[str], **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "needed"),
     [
-        ({"micro_batch_sise": 1}, "run: found unknown micro_batch_sise"),
-        ({"config__sequense_length": 1}, "config: found unknown sequense_length"),
-        ({"config__tokenizer__pat": 1}, "tokenizer: found unknown pat"),
-        ({"config__tokenizer__unique_identifiers": ...}, "tokenizer: found no unique_identifiers"),
-        ({"config__storage_options": {"key": "k"}}, "config: found unknown storage_options"),
-        ({"sizes": ...}, "run: found no sizes"),
-        ({"config__random_seed": ...}, "config: found no random_seed"),
-        ({"config__blend": [["a"]]}, r"blend: found \[\['a'\]\]"),
-        ({"config__blend_per_split": [3]}, "blend_per_split: found 3"),
-        ({"config": 3}, "config: found int"),
+        ({"micro_batch_sise": 1}, r"\$: unknown field micro_batch_sise; it has config, sizes"),
+        ({"config__sequense_length": 1}, r"\$\.config: unknown field sequense_length; it has"),
+        ({"config__tokenizer__pat": 1}, r"\$\.config\.tokenizer: unknown field pat; it has"),
+        (
+            {"config__tokenizer__unique_identifiers": ...},
+            r"\$\.config\.tokenizer: missing required field unique_identifiers",
+        ),
+        ({"config__storage_options": {"key": "k"}}, r"\$\.config: unknown field storage_options"),
+        ({"sizes": ...}, r"\$: missing required field sizes"),
+        ({"config__random_seed": ...}, r"\$\.config: missing required field random_seed"),
+        ({"config__blend": [["a"]]}, r"\$\.config\.blend: expected array of length 2 \(found \[\['a'\]\]\)"),
+        ({"config__blend_per_split": [3]}, r"\$\.config\.blend_per_split\[0\]: expected array \| null \(found 3\)"),
+        ({"config": 3}, r"\$\.config: expected object \(found 3\)"),
         ({"sizes": [1, 2]}, "sizes: found 2, needs 3"),
         ({"sizes": [None, 2, 3]}, "sizes: found None for train"),
         ({"micro_batch_size": 0}, "micro_batch_size: found 0, needs a whole number from 1"),
-        ({"data_parallel_size": "4"}, "data_parallel_size: found '4'"),
+        ({"data_parallel_size": "4"}, r"\$\.data_parallel_size: expected int \(found '4'\)"),
         ({"consumed_samples": -1}, "consumed_samples: found -1, needs a whole number from 0"),
         ({"dataloader_type": "external"}, "dataloader_type: found 'external'"),
     ],
@@ -172,7 +175,7 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.json: no JSON"):
         binidx.Run.load(str(path))
     path.write_text("[]")
-    with pytest.raises(ConfigError, match=r"run\.json: run: found list, needs a JSON object"):
+    with pytest.raises(ConfigError, match=r"run\.json: \$: expected object \(found \[\]\)"):
         binidx.Run.load(str(path))
     with pytest.raises(ObjectNotFoundError):
         binidx.Run.load(str(tmp_path / "none.json"))
@@ -199,8 +202,8 @@ def test_a_staged_run_is_saved_read_and_traced(prefixes: list[str]) -> None:
     ("changes", "needed"),
     [
         ({"sizes": [5, 4, 0]}, "stages have sizes of their own; needs 0"),
-        ({"stages": [5]}, "stage: found int"),
-        ({"stages": 7}, "stages: found 7"),
+        ({"stages": [5]}, r"\$\.stages\[0\]: expected object \(found 5\)"),
+        ({"stages": 7}, r"\$\.stages: expected array \| null \(found 7\)"),
     ],
 )
 def test_impossible_stages_of_a_file_are_refused(prefixes: list[str], changes: dict[str, Any], needed: str) -> None:

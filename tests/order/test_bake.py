@@ -118,7 +118,9 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the config asks \\(99"):
         BakedDataset(where, longer)
     Path(f"{where}/baked.json").write_text("{}")
-    with pytest.raises(FormatError, match="no description of a baked run"):
+    with pytest.raises(
+        FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needed what binidx bake writes"
+    ):
         BakedDataset(where, order.dataset.config)
     with pytest.raises(IndexError, match="steps 0 to 9999"):
         plan_bake(order, range(9999))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import binidx
-from binidx.order.packed_description import FORKS, NEEDED, OPTIONAL
+from binidx.order.packed_description import FORKS, PackedDescription
 
 PAGE = (Path(__file__).parents[2] / "docs" / "packed.md").read_text()
 DESCRIBED = json.loads(re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0])
@@ -34,5 +35,6 @@ def test_the_examples_run(tmp_path: Path) -> None:
 
 def test_its_tables_name_every_field_and_every_fork() -> None:
     named = {name for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE) for name in re.findall(r"`([^`]*)`", row)}
-    assert {*NEEDED, *OPTIONAL, *FORKS} <= named
-    assert DESCRIBED.keys() <= {*NEEDED, *OPTIONAL}
+    known = {each.name for each in fields(PackedDescription)}
+    assert {*known, *FORKS} <= named
+    assert DESCRIBED.keys() <= known

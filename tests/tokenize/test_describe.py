@@ -133,7 +133,7 @@ def test_lines_of_a_vocabulary_end_as_those_of_a_text_file_do(tmp_path: Path) ->
 
 def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:
     for name, content, error in (
-        ("tokenizer.json", "[]", "is no tokenizer.json"),
+        ("tokenizer.json", "[]", r"tokenizer.json: \$: expected object \(found \[\]\); needed a tokenizer.json"),
         ("vocab.json", '{"a": 0}', "a vocab.json needs --merge-file"),
         ("t.model", "nothing", "is no SentencePiece model"),
         ("vocab.txt", "a\nb\n", r"is no WordPiece vocabulary"),

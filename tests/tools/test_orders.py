@@ -192,7 +192,7 @@ def test_a_baked_run_is_the_run(run_file: Path, capsys: pytest.CaptureFixture[st
         (["bake", "{run}", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
         (["order", "{run}", "--to", "x", "--steps", "3:99"], "steps 3 to 99: the run has 15"),
         (["order", "{run}", "--check-nesting", "2,4"], "needs packed files"),
-        (["order", "{tokenizer}", "--to", "x"], "run: found unknown version"),
+        (["order", "{tokenizer}", "--to", "x"], "tokenizer.json: $: missing required field config"),
     ],
 )
 def test_a_wrong_call_says_what_it_needs(

@@ -29,9 +29,10 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.gpt import ARRAYS
 from binidx.index.npy import parse_npy
+from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.backends import open_object
 from binidx.storage.publish import join_uri
-from binidx.storage.transfer import read_whole
+from binidx.storage.transfer import read_document, read_whole
 
 OPENED_AT_ONCE = 16
 
@@ -50,10 +51,10 @@ class Baked:
     """
 
     fingerprint: str
-    first: int
-    stop: int
-    samples_per_part: int
-    sequence_length: int
+    first: Count
+    stop: Count
+    samples_per_part: Positive
+    sequence_length: Positive
     add_extra_token: bool
     blended: bool
 
@@ -68,18 +69,15 @@ class Baked:
         return self.sequence_length + self.add_extra_token
 
     def format(self) -> bytes:
-        return (json.dumps({"binidx": "baked", "version": 1, **asdict(self)}, indent=1) + "\n").encode()
+        return (json.dumps({**BAKED_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
 
 
-def parse_baked(data: bytes | memoryview, uri: str) -> Baked:
-    """What the file says. Raises FormatError where it is none."""
-    try:
-        found = json.loads(bytes(data))
-        if (found.pop("binidx"), found.pop("version")) != ("baked", 1):
-            raise ValueError("another kind or version")
-        return Baked(**found)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FormatError(f"{uri}: no description of a baked run: {error}") from error
+BAKED_FILE = JsonFile(Baked, {"binidx": "baked", "version": 1}, hint="needed what binidx bake writes")
+
+
+def read_baked(uri: str, storage_options: Mapping[str, Any] | None) -> Baked:
+    """The description under a URI. Raises FormatError where it is none."""
+    return BAKED_FILE.decode(read_document(BAKED_FILE, uri, storage_options), uri)
 
 
 def part_prefix(directory: str, part: range) -> str:
@@ -120,7 +118,7 @@ class BakedDataset:
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
         self.directory, self.config = directory, config
         uri = join_uri(directory, "baked.json")
-        self.baked = parse_baked(_read(uri, config.storage_options), uri)
+        self.baked = read_baked(uri, config.storage_options)
         self._check_config(uri)
         with ThreadPoolExecutor(OPENED_AT_ONCE, "binidx-open") as threads:
             self.parts = list(threads.map(self._open, self.baked.parts()))

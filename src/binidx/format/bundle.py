@@ -23,10 +23,14 @@ from typing import Any
 import xxhash
 
 from binidx.errors import FormatError
+from binidx.json_models import Count, JsonFile
 from binidx.storage.filesystem import proves_content, same_object
 
 MAGIC = b"BINIDXB1"
 HEADER = struct.Struct("<8sQQ")
+TABLE = JsonFile[list[tuple[str, Count, Count, str, dict[str, Any]]]](
+    list[tuple[str, Count, Count, str, dict[str, Any]]]
+)
 
 LARGEST_BYTES = 1 << 20
 """Of an `.idx`: what is larger costs more by its bytes than by its request."""
@@ -97,5 +101,5 @@ def parse_bundle(buffer: memoryview, uri: str) -> Bundle:
     text = buffer[HEADER.size : HEADER.size + min(table_bytes, len(buffer))]
     if magic != MAGIC or len(text) != table_bytes or xxhash.xxh3_64_intdigest(text) != checksum:
         raise FormatError(f"{uri}: no bundle of ours, or its table is damaged")
-    table = {prefix: tuple(rest) for prefix, *rest in json.loads(bytes(text))}
+    table = {row[0]: row[1:] for row in TABLE.decode(text, uri)}
     return Bundle(table, buffer[HEADER.size + table_bytes :])

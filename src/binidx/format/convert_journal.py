@@ -15,20 +15,33 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.errors import ObjectChangedError, ObjectNotFoundError
-from binidx.storage.backends import open_object
+from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.json_models import JsonFile
 from binidx.storage.checksums import SUFFIX
 from binidx.storage.copy_state import CopyState
 from binidx.storage.parts import forget_parts, sweep
 from binidx.storage.publish import create_object, delete_object
 from binidx.storage.segments import CODECS
-from binidx.storage.transfer import read_whole
+from binidx.storage.transfer import read_document
 
 BINS = tuple(f"bin{codec.suffix}" for codec in CODECS.values())
 ENDS = (*BINS, f"bin{SUFFIX}", "idx")
 """The objects of a dataset, in the order in which they are written: data first, index last."""
+
+
+@dataclass(frozen=True)
+class JournalFile:
+    """The fields of the file besides its version."""
+
+    owner: str
+    source: dict[str, Any]
+    objects: dict[str, CopyState]
+
+
+JOURNAL_FILE = JsonFile(JournalFile, {"binidx_convert": 2})
 
 
 class ConvertJournal:
@@ -65,24 +78,23 @@ class ConvertJournal:
             found = self._read()
             if found is None:
                 return "none"
-            objects = found["objects"]
-            self.published = next((objects[end]["done"] for end in BINS if end in objects), None)
-            if found["source"] != self.source:
-                return "other"
-            self.states = {end: CopyState.from_json(objects[end]) for end in ENDS if end in objects}
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except FormatError:
             return "other"
+        self.published = next((found.objects[end].done for end in BINS if end in found.objects), None)
+        if found.source != self.source:
+            return "other"
+        self.states = {end: found.objects[end] for end in ENDS if end in found.objects}
         return "ours"
 
     def forget_other(self) -> None:
         """Remove what the earlier run, which is not ours, had sent: its partial files, its uploads."""
         try:
-            found = (self._read() or {}).get("objects", {})
-            for end in ENDS:
-                if end in found:
-                    forget_parts(f"{self.target}.{end}", str(found[end]["token"]), self._options)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            found = self._read()
+        except FormatError:
             return
+        for end in ENDS:
+            if found is not None and end in found.objects:
+                forget_parts(f"{self.target}.{end}", found.objects[end].token, self._options)
 
     def save(self) -> None:
         """Write it, as ours.
@@ -92,8 +104,7 @@ class ConvertJournal:
         """
         if self._claimed:
             self.check_ours()
-        states = {end: state.to_json() for end, state in self.states.items()}
-        text = json.dumps({"binidx_convert": 2, "owner": self._owner, "source": self.source, "objects": states})
+        text = json.dumps({**JOURNAL_FILE.tags, **asdict(JournalFile(self._owner, self.source, self.states))})
         with create_object(self.uri, self._options) as writer:
             writer.write(text.encode())
         self._claimed = True
@@ -102,9 +113,9 @@ class ConvertJournal:
         """ObjectChangedError unless the journal is as we left it."""
         try:
             found = self._read()
-        except ValueError:
+        except FormatError:
             found = None
-        if found is None or found.get("owner") != self._owner:
+        if found is None or found.owner != self._owner:
             raise ObjectChangedError(f"{self.uri}: written by another convert to this target; this one stops")
 
     def remove(self) -> None:
@@ -114,12 +125,9 @@ class ConvertJournal:
             sweep(f"{self.target}.{end}", ".partial")
         sweep(self.uri, ".tmp")
 
-    def _read(self) -> dict[str, Any] | None:
+    def _read(self) -> JournalFile | None:
         try:
-            data = read_whole(open_object(self.uri, storage_options=self._options, cache=False))
+            data = read_document(JOURNAL_FILE, self.uri, self._options)
         except ObjectNotFoundError:
             return None
-        found = json.loads(bytes(data))
-        if not isinstance(found, dict):
-            raise ValueError("no object")
-        return found
+        return JOURNAL_FILE.decode(data, self.uri)

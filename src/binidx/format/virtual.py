@@ -34,13 +34,12 @@ import xxhash
 
 from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
+from binidx.json_models import Count, JsonFile
 from binidx.storage import filesystem
-from binidx.storage.backends import open_object
-from binidx.storage.cause import text
 from binidx.storage.look_up import says_no
 from binidx.storage.publish import join_uri
 from binidx.storage.threads import Threads
-from binidx.storage.transfer import read_whole
+from binidx.storage.transfer import read_document
 
 SUFFIX = ".parts.json"
 FORMAT, VERSION = "binidx-parts", 1
@@ -56,10 +55,34 @@ class Part:
     """One dataset of a virtual one; `prefix` as it stands in the file."""
 
     prefix: str
-    sequences: int
-    tokens: int
+    sequences: Count
+    tokens: Count
     idx: Identity
     bin: Identity
+
+    def __post_init__(self) -> None:
+        if "size" not in self.idx or "size" not in self.bin:
+            raise FormatError(f"part {self.prefix}: idx and bin have no size, which identifies them")
+
+
+@dataclass(frozen=True)
+class PartsFile:
+    """The fields of the file besides its format and version."""
+
+    dtype: str
+    parts: list[Part]
+
+    def __post_init__(self) -> None:
+        DType.code_from_dtype(self.dtype)
+        if not self.parts:
+            raise FormatError("parts: found none, needs at least one")
+
+
+PARTS_FILE = JsonFile(
+    PartsFile,
+    {"format": FORMAT, "version": VERSION},
+    hint=f"needed {FORMAT} {VERSION}, as binidx merge --virtual writes it",
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +117,7 @@ def get_parts_path(path_prefix: str) -> str:
 
 def format_parts(dtype: str, parts: Sequence[Part]) -> bytes:
     """The file."""
-    whole = {"format": FORMAT, "version": VERSION, "dtype": dtype, "parts": [asdict(part) for part in parts]}
+    whole = {**PARTS_FILE.tags, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
@@ -107,12 +130,12 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
     """
     uri = get_parts_path(path_prefix)
     try:
-        found = read_whole(open_object(uri, storage_options=storage_options, cache=False))
+        found = read_document(PARTS_FILE, uri, storage_options)
     except StorageError as error:
         if says_no(error):
             return None
         raise
-    return parse_parts(bytes(found), uri)
+    return parse_parts(found, uri)
 
 
 def parse_parts(data: bytes, uri: str) -> Parts:
@@ -121,24 +144,8 @@ def parse_parts(data: bytes, uri: str) -> Parts:
     Raises:
         FormatError: it is no such file, or one of another version.
     """
-    try:
-        whole = json.loads(data)
-        if (whole["format"], whole["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"{whole['format']} {whole['version']}")
-        parts = [Part(**each) for each in whole["parts"]]
-        DType.code_from_dtype(whole["dtype"])
-        if not parts or not all(is_part(part) for part in parts):
-            raise ValueError(f"{len(parts)} parts, or one without a prefix, counts and what identifies its files")
-        return Parts(uri, str(whole["dtype"]), parts, xxhash.xxh3_128_hexdigest(data))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        needed = f"needed {FORMAT} {VERSION}, as binidx merge --virtual writes it"
-        raise FormatError(f"{uri}: no list of parts ({text(error)}); {needed}") from error
-
-
-def is_part(part: Part) -> bool:
-    counts = all(isinstance(each, int) and each >= 0 for each in (part.sequences, part.tokens))
-    marks = all(isinstance(each, dict) and "size" in each for each in (part.idx, part.bin))
-    return isinstance(part.prefix, str) and counts and marks
+    found = PARTS_FILE.decode(data, uri)
+    return Parts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
 
 
 def place_of_part(uri: str, prefix: str) -> str:

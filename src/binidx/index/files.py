@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.ranged import RangedArray, beneath_copy, open_in_ranges
-from binidx.index.manifest import Manifest, StoredArray, format_manifest, parse_manifest
+from binidx.index.manifest import MANIFEST_FILE, Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.index.npy import parse_header, parse_npy
 from binidx.storage import filesystem
 from binidx.storage.backends import Keep, open_kept, open_object
@@ -84,6 +84,7 @@ class IndexFiles:
             return None
         if len(found.end) == found.info["size"]:
             return found.end
+        MANIFEST_FILE.check_size(found.info["size"], uri)
         return bytes(read_whole(open_object(uri, storage_options=self.storage_options, cache=False, found=found)))
 
     def _read_stored(self, suffix: str, stored: StoredArray) -> memoryview:

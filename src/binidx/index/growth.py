@@ -25,7 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from binidx.errors import FormatError
 from binidx.index.epochs import SEPARATE_BELOW, EpochPlan
+from binidx.json_models import JsonFile
 
 MOST_ORDERS = 16
 """How many orders of the same data a directory remembers."""
@@ -58,6 +60,20 @@ class Known:
     name: str
     order: dict[str, Any]
     most: int
+
+    def __post_init__(self) -> None:
+        if not self.order.keys() >= {"num_epochs", "separate_final_epoch"}:
+            raise ValueError(f"order: found {', '.join(self.order) or 'nothing'}, needs the fields of an order")
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """The fields of the file."""
+
+    indices: list[Known]
+
+
+KNOWN_FILE = JsonFile(KnownFile, open=True)
 
 
 def order_of(plan: EpochPlan, sequence_length: int, *, add_extra_token: bool) -> Order:
@@ -123,8 +139,6 @@ def format_known(known: Sequence[Known]) -> bytes:
 def parse_known(data: bytes) -> list[Known]:
     """What `format_known` wrote; nothing where it is anything else, since all that a record does is save work."""
     try:
-        return [
-            Known(str(each["name"]), dict(each["order"]), int(each["most"])) for each in json.loads(data)["indices"]
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return KNOWN_FILE.decode(data, "").indices
+    except FormatError:
         return []

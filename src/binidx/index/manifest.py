@@ -24,6 +24,7 @@ from typing import Any
 import xxhash
 
 from binidx.errors import FormatError
+from binidx.json_models import JsonFile
 from binidx.storage.filesystem import same_object
 
 ALGORITHM = 3
@@ -57,6 +58,9 @@ class Manifest:
     data: Mapping[str, Fields]
     order: Fields | None
     arrays: Mapping[str, StoredArray]
+
+
+MANIFEST_FILE = JsonFile(Manifest)
 
 
 @dataclass(frozen=True)
@@ -97,15 +101,11 @@ def parse_manifest(data: bytes, uri: str) -> Manifest:
     Raises:
         FormatError: anything else, one bit of it changed.
     """
-    try:
-        fields = json.loads(data)
-        checksum = fields.pop("xxh3_64", None)
-        if checksum != _checksum(fields):
-            raise FormatError(f"{uri}: checksum {checksum} is not that of what it says; needs a manifest of ours")
-        arrays = {name: _stored(each) for name, each in fields.pop("arrays").items()}
-        return Manifest(**fields, arrays=arrays)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise error if isinstance(error, FormatError) else FormatError(f"{uri}: no manifest: {error}") from error
+    fields = MANIFEST_FILE.parse(data, uri)
+    checksum = fields.pop("xxh3_64", None) if isinstance(fields, dict) else None
+    if checksum != _checksum(fields):
+        raise FormatError(f"{uri}: checksum {checksum} is not that of what it says; needs a manifest of ours")
+    return MANIFEST_FILE.convert(fields, uri)
 
 
 def differences(found: Fields, needed: Fields) -> list[str]:
@@ -130,11 +130,7 @@ def key_of(*fields: Fields) -> str:
     return xxhash.xxh3_128_hexdigest(_canonical(fields))
 
 
-def _stored(fields: dict[str, Any]) -> StoredArray:
-    return StoredArray(**{**fields, "shape": tuple(fields["shape"])})
-
-
-def _checksum(fields: Fields) -> str:
+def _checksum(fields: Any) -> str:
     return xxhash.xxh3_64_hexdigest(_canonical(fields))
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_type_hints
 
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, TopLevelDataset
 from binidx.dataset.config import GPTDatasetConfig
@@ -26,12 +26,12 @@ from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.stage import Stage
 from binidx.dataset.staged import StagedBlendedDataset
 from binidx.errors import ConfigError
+from binidx.json_models import JsonFile
 from binidx.loader.readings import ReadingOrder
 from binidx.loader.samplers import DataloaderType
 from binidx.loader.schedule import BatchSchedule, Rampup
-from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object
-from binidx.storage.transfer import read_whole
+from binidx.storage.transfer import read_document
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Run:
             ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
             ObjectNotFoundError: there is no such file.
         """
-        text = bytes(read_whole(open_object(uri, storage_options=storage_options, cache=False)))
+        text = read_document(RUN_FILE, uri, storage_options)
         try:
             return parse_run(text, storage_options)
         except ConfigError as error:
@@ -200,60 +200,53 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
     Raises:
         ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
     """
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"no JSON: {error}") from error
-    if isinstance(found, dict) and "fork" in found:
+    found = RUN_FILE.parse(text, "")
+    if is_packed_run(found):
         raise ConfigError("a run over packed files; binidx order takes it, and binidx.order.load_packed_run")
-    _check_fields("run", found, Run)
+    RUN_FILE.convert(found, "")
     config = found["config"]
-    _check_fields("config", config, GPTDatasetConfig, ["storage_options"])
-    saved = config.get("tokenizer")
-    _check_fields("tokenizer", saved, SavedTokenizer)
-    tokenizer = SavedTokenizer(**saved)
-    built = GPTDatasetConfig(
-        **{**config, "tokenizer": tokenizer, "storage_options": storage_options, **_blends(config)}
+    blends = {"blend": _pair(config.get("blend"))}
+    if config.get("blend_per_split") is not None:
+        blends["blend_per_split"] = [_pair(each) for each in config["blend_per_split"]]
+    tokenizer = SavedTokenizer(**config["tokenizer"])
+    built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
+    stages = [Stage(**{**each, "blend": _pair(each["blend"])}) for each in found.get("stages") or []]
+    return Run(**{**found, "config": built, "stages": stages if found.get("stages") is not None else None})
+
+
+def is_packed_run(found: Any) -> bool:
+    """Whether a JSON value is a run over packed files: `order.packed_description`."""
+    return isinstance(found, dict) and "fork" in found
+
+
+def _pair(blend: Any) -> Any:
+    """A blend as it was before JSON made a list of it."""
+    return None if blend is None else tuple(blend)
+
+
+def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
+    """The dataclass of what a file has of another one: the fields that it is made of, some of other types."""
+    hints = {**get_type_hints(kind), **types}
+    kept = [each for each in fields(kind) if each.init and each.name not in left_out]
+    return make_dataclass(
+        kind.__name__,
+        [
+            (each.name, hints[each.name], field(default=each.default, default_factory=each.default_factory))
+            for each in kept
+        ],
+        kw_only=True,
     )
-    return Run(**{**found, "config": built, "stages": _stages(found.get("stages"))})
 
 
-def _stages(found: Any) -> list[Stage] | None:
-    if found is None:
-        return None
-    if not isinstance(found, list):
-        raise ConfigError(f"stages: found {found!r}, needs a list of objects")
-    for each in found:
-        _check_fields("stage", each, Stage)
-    return [Stage(**{**each, "blend": _pair("blend", each["blend"])}) for each in found]
-
-
-def _blends(config: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists only; a blend is a pair."""
-    blends = {"blend": config.get("blend")} | {"blend_per_split": config.get("blend_per_split")}
-    if isinstance(blends["blend"], list):
-        blends["blend"] = _pair("blend", blends["blend"])
-    if isinstance(blends["blend_per_split"], list):
-        blends["blend_per_split"] = [each and _pair("blend_per_split", each) for each in blends["blend_per_split"]]
-    return blends
-
-
-def _pair(name: str, blend: Any) -> tuple[Any, Any]:
-    if not isinstance(blend, list) or len(blend) != 2:
-        raise ConfigError(f"{name}: found {blend!r}, needs [[prefixes], [weights] or null]")
-    return blend[0], blend[1]
-
-
-def _check_fields(name: str, found: Any, kind: Any, unsaved: Sequence[str] = ()) -> None:
-    """Raise ConfigError unless this is an object of the fields of a dataclass, at least those without a default."""
-    if not isinstance(found, dict):
-        raise ConfigError(f"{name}: found {type(found).__name__}, needs a JSON object")
-    known = {each.name: each for each in fields(kind) if each.init and each.name not in unsaved}
-    required = [name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING]
-    if unknown := [each for each in found if each not in known]:
-        raise ConfigError(f"{name}: found unknown {', '.join(unknown)}; it has {', '.join(known)}")
-    if missing := [each for each in required if each not in found]:
-        raise ConfigError(f"{name}: found no {', '.join(missing)}, which it needs")
+# Its values are checked as the file has them: a model's floats would write another file than the one that was read.
+RUN_FILE = JsonFile[Any](
+    _model_of_file(
+        Run,
+        config=_model_of_file(GPTDatasetConfig, ["storage_options"], tokenizer=SavedTokenizer, trust_cache=str | None),
+        dataloader_type=str,
+    ),
+    error=ConfigError,
+)
 
 
 def _attribute(tokenizer: Any, name: str) -> Any:

@@ -16,16 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from binidx.dataset.baked import Baked, parse_baked, part_prefix
+from binidx.dataset.baked import Baked, part_prefix, read_baked
 from binidx.dataset.blended import BlendedDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.order.run_order import RunOrder
 from binidx.order.samples import sources_at
-from binidx.storage.backends import open_object
 from binidx.storage.publish import create_object, join_uri, put_if_absent
-from binidx.storage.transfer import read_whole
 
 PART_BYTES = 1 << 30
 """Of tokens, about."""
@@ -98,7 +96,7 @@ def _claim(directory: str, baked: Baked, storage_options: Mapping[str, Any] | No
     uri = join_uri(directory, "baked.json")
     if put_if_absent(uri, baked.format(), storage_options):
         return
-    found = parse_baked(read_whole(open_object(uri, storage_options=storage_options, cache=False)), uri)
+    found = read_baked(uri, storage_options)
     if found != baked:
         raise ObjectExistsError(f"{uri}: another run was baked here, or other steps of it; bake into another directory")
 

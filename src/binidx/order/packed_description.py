@@ -11,7 +11,6 @@ shuffle them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,10 @@ from typing import Any
 from binidx.errors import ConfigError
 from binidx.format.packed import PackedFiles
 from binidx.index.packed_order import AtEnd, PackedSet, list_files
+from binidx.json_models import Count, JsonFile, Positive
 from binidx.order.packed_run import PackedRunOrder
 from binidx.storage.backends import open_object
-from binidx.storage.transfer import read_whole
+from binidx.storage.transfer import read_document, read_whole
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,41 @@ FORKS = {
 }
 """name -> rules. TinyLlama is that after its #67; umd is that of the Gemstones, goldfish and fictional-QA."""
 
-NEEDED = ("fork", "block_size", "n_chunks", "seed", "sets")
-OPTIONAL = {"num_ranks": 1, "num_workers": 0, "micro_batch_size": 1, "accumulation": 1, "shuffle": True}
+
+@dataclass(frozen=True)
+class DescribedSet:
+    """One set of packed files; `files` lists them, or is the URI of a text file that does."""
+
+    name: str
+    files: str | list[str]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class PackedDescription:
+    """The fields of the file; `PackedSet` and `PackedRunOrder` explain them."""
+
+    fork: str
+    block_size: Positive
+    n_chunks: Positive
+    seed: int
+    sets: list[DescribedSet]
+    num_ranks: Positive = 1
+    num_workers: Count = 0
+    micro_batch_size: Positive = 1
+    accumulation: Positive = 1
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fork not in FORKS:
+            raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
+        if not self.sets:
+            raise ConfigError("sets: found none, needs at least one")
+        if min(each.weight for each in self.sets) < 0 or not any(each.weight for each in self.sets):
+            raise ConfigError("sets: found weights below 0, or none above it")
+
+
+PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
 
 
 def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
@@ -52,38 +85,36 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
         ConfigError: no JSON object, fields unknown or missing, or values that do not fit.
         ObjectNotFoundError, FormatError: a packed file is missing or none.
     """
-    text = bytes(read_whole(open_object(uri, storage_options=storage_options, cache=False)))
+    described = PACKED_FILE.decode(read_document(PACKED_FILE, uri, storage_options), uri)
     try:
-        return parse_packed_run(json.loads(text), storage_options)
+        return open_packed_run(described, storage_options)
     except ConfigError as error:
         raise ConfigError(f"{uri}: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{uri}: no description of a packed run: {error}") from error
 
 
-def parse_packed_run(found: Any, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
+def open_packed_run(described: PackedDescription, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
     """The same for what the file holds."""
-    _check(found)
-    fork, seed = FORKS[found["fork"]], found["seed"]
-    names, weights, files = [], [], []
-    for each in found["sets"]:
-        listed = _listed(each["files"], storage_options)
+    fork, seed = FORKS[described.fork], described.seed
+    files = []
+    for each in described.sets:
+        listed = _listed(each.files, storage_options)
         uris = list_files(listed, seed) if fork.shuffles_files else listed
-        files.append(PackedFiles(uris, found["block_size"], storage_options=storage_options))
-        names.append(each["name"])
-        weights.append(each.get("weight", 1.0))
-    shuffle = found.get("shuffle", True)
-    sets = [PackedSet(len(each.uris), each.num_blocks, found["n_chunks"], seed, shuffle, fork.at_end) for each in files]
-    total = sum(weights)
-    rest = {name: found.get(name, default) for name, default in OPTIONAL.items() if name != "shuffle"}
+        files.append(PackedFiles(uris, described.block_size, storage_options=storage_options))
+    total = sum(each.weight for each in described.sets)
     return PackedRunOrder(
-        sets,
-        names,
-        [weight / total for weight in weights],
+        [
+            PackedSet(len(each.uris), each.num_blocks, described.n_chunks, seed, described.shuffle, fork.at_end)
+            for each in files
+        ],
+        [each.name for each in described.sets],
+        [each.weight / total for each in described.sets],
         seed,
+        described.num_ranks,
+        described.num_workers,
+        described.micro_batch_size,
+        described.accumulation,
         mixed_by_rank=fork.mixed_by_rank,
         files=files,
-        **rest,
     )
 
 
@@ -92,17 +123,3 @@ def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | Non
         text = bytes(read_whole(open_object(files, storage_options=storage_options, cache=False)))
         return text.decode().split("\n")[:-1] if text.endswith(b"\n") else text.decode().split("\n")
     return list(files)
-
-
-def _check(found: Any) -> None:
-    if not isinstance(found, dict):
-        raise ConfigError(f"packed run: found {type(found).__name__}, needs a JSON object")
-    if unknown := [name for name in found if name not in (*NEEDED, *OPTIONAL)]:
-        raise ConfigError(f"packed run: found unknown {', '.join(unknown)}; it has {', '.join([*NEEDED, *OPTIONAL])}")
-    if missing := [name for name in NEEDED if name not in found]:
-        raise ConfigError(f"packed run: found no {', '.join(missing)}, which it needs")
-    if found["fork"] not in FORKS:
-        raise ConfigError(f"fork: found {found['fork']!r}, needs one of {', '.join(FORKS)}")
-    for each in found["sets"] or [{}]:
-        if not isinstance(each, dict) or not {"name", "files"} <= each.keys() <= {"name", "files", "weight"}:
-            raise ConfigError(f"sets: found {each!r}, needs name, files, and weight where there are several")

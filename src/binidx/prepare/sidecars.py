@@ -41,6 +41,10 @@ def check_manifest(opened: Finished, options: Options) -> bool:
     manifest = read_manifest(uri, options)
     if manifest is None:
         return False
+    if "dataset" not in manifest:
+        raise FormatError(
+            f"{uri}: $.dataset: missing, there is nothing to compare; needed what binidx preprocess writes"
+        )
     index, told = opened.index, manifest["dataset"]
     found = {"documents": index.num_documents, "sequences": index.num_sequences, "tokens": index.num_tokens}
     for name, count in found.items():

@@ -28,6 +28,8 @@ from typing import Any
 
 import xxhash
 
+from binidx.errors import FormatError
+from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.ranges import Range
 from binidx.storage.unfinished import beside
 
@@ -54,11 +56,11 @@ class CachedContent:
     """
 
     uri: str
-    size: int
+    size: Count
     identity: Mapping[str, Any]
     codec: str = "raw"
-    chunk_bytes: int = CHUNK_BYTES
-    block_bytes: int = BLOCK_BYTES
+    chunk_bytes: Positive = CHUNK_BYTES
+    block_bytes: Positive = BLOCK_BYTES
 
     @cached_property
     def key(self) -> str:
@@ -67,21 +69,13 @@ class CachedContent:
 
     def text(self) -> bytes:
         """meta.json."""
-        return json.dumps({"format": FORMAT, **self._values()}, sort_keys=True, default=str).encode()
+        return json.dumps({**META_FILE.tags, **self._values()}, sort_keys=True, default=str).encode()
 
     def _values(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    @classmethod
-    def parse(cls, text: bytes) -> CachedContent:
-        """What `text` gave; KeyError, TypeError or ValueError for anything else."""
-        values = json.loads(text)
-        if values.pop("format") != FORMAT:
-            raise ValueError("another format")
-        found = cls(**values)
-        if min(found.size, found.chunk_bytes - 1) < 0 or found.block_bytes % found.chunk_bytes or not found.block_bytes:
-            raise ValueError("impossible sizes")
-        return found
+
+META_FILE = JsonFile(CachedContent, {"format": FORMAT})
 
 
 @dataclass(frozen=True)
@@ -167,7 +161,9 @@ def write_meta(directory: str, content: CachedContent) -> None:
 def read_meta(directory: str) -> CachedContent | None:
     """What the directory says it holds; None where it does not say."""
     try:
-        with open(os.path.join(directory, "meta.json"), "rb") as file:
-            return CachedContent.parse(file.read())
-    except (OSError, KeyError, TypeError, ValueError):
+        with open(path := os.path.join(directory, "meta.json"), "rb") as file:
+            META_FILE.check_size(os.fstat(file.fileno()).st_size, path)
+            found = META_FILE.decode(file.read(), path)
+    except (OSError, FormatError):
         return None
+    return None if found.block_bytes % found.chunk_bytes else found

@@ -34,7 +34,8 @@ from typing import Any
 
 import xxhash
 
-from binidx.errors import StorageError
+from binidx.errors import FormatError, StorageError
+from binidx.json_models import JsonFile
 from binidx.storage.publish import create_object, delete_object, put_if_absent, read_small
 
 BUILDING, FREE, FAILED, UNPUBLISHED = "building", "free", "failed", "unpublished"
@@ -72,11 +73,14 @@ class Word:
         return json.dumps(dataclasses.asdict(self)).encode()
 
 
+WORD_FILE = JsonFile(Word)
+
+
 def parse_word(data: bytes) -> Word:
     """Of bytes that are none of ours, a holder of that name: it can be watched, and taken over."""
     try:
-        return Word(**json.loads(data))
-    except (ValueError, TypeError):
+        return WORD_FILE.decode(data, "")
+    except FormatError:
         return Word(f"unknown-{xxhash.xxh3_64_hexdigest(data)}")
 
 

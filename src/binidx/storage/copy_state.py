@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from binidx.json_models import Count, Positive
 from binidx.storage.parts import MAX_PARTS
 from binidx.storage.ranges import Range, cut
 
@@ -24,11 +24,16 @@ class CopyState:
         done: identity of the target once it stands there verified.
     """
 
-    size: int
-    part_bytes: int
+    size: Count
+    part_bytes: Positive
     token: str = ""
     sent: dict[int, tuple[str, str]] = field(default_factory=dict)
     done: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        last = -(-self.size // self.part_bytes)
+        if any(not 1 <= part <= last for part in self.sent):
+            raise ValueError(f"sent: parts {min(self.sent)} to {max(self.sent)}, the object has 1 to {last}")
 
     @property
     def ranges(self) -> dict[int, Range]:
@@ -39,20 +44,6 @@ class CopyState:
     def complete(self) -> bool:
         """Whether every part was sent."""
         return self.sent.keys() == self.ranges.keys()
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> CopyState:
-        """What `to_json` gave; KeyError, TypeError or ValueError for anything else."""
-        size, part_bytes = int(values["size"]), int(values["part_bytes"])
-        sent = {int(part): (str(digest), str(tag)) for part, (digest, tag) in values["sent"].items()}
-        state = cls(size, part_bytes, str(values["token"]), sent, values["done"])
-        if part_bytes < 1 or not sent.keys() <= state.ranges.keys():
-            raise ValueError("parts outside the object")
-        return state
 
 
 def plan_copy(size: int, part_bytes: int = PART_BYTES) -> CopyState:

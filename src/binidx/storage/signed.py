@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from binidx.json_models import MAX_BYTES
 from binidx.storage.address import RENEW_SECONDS, Address, NotDirectError, signed
 from binidx.storage.retries import PASSING, HTTPStatusError
 
@@ -87,6 +88,8 @@ async def _asked(
     sent = {} if data is None else {"data": _pieces_class()(data)}
     ask = address.session.request(VERBS[method], address.url, headers=address.headers, **sent, **options)
     async with ask as response:
+        if (response.content_length or 0) > MAX_BYTES:
+            raise NotDirectError(f"{response.content_length} bytes, which are too many for one body in memory")
         body = await response.read()
     if response.status in PASSING:
         raise HTTPStatusError(response.status, response.reason or "")

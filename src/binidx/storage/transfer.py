@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from binidx.json_models import JsonFile
+from binidx.storage.backends import open_object
 from binidx.storage.disk_cache import DiskCache
 from binidx.storage.fsspec_object import MAX_REQUEST
 from binidx.storage.local_file import LocalFile
@@ -28,3 +31,15 @@ def read_whole(reader: RangeReader) -> memoryview:
         buffer[filled : filled + len(part)] = part
         filled += len(part)
     return buffer.toreadonly()
+
+
+def read_document(file: JsonFile[Any], uri: str, storage_options: Mapping[str, Any] | None) -> bytes:
+    """Return all bytes of a file that must fit into memory, past every cache.
+
+    Raises:
+        BinidxError: the file's own error, if it is too large to be of this kind.
+        ObjectNotFoundError: there is no such file.
+    """
+    reader = open_object(uri, storage_options=storage_options, cache=False)
+    file.check_size(reader.size, uri)
+    return bytes(read_whole(reader))

@@ -9,20 +9,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
+from binidx.json_models import JsonFile
 from binidx.storage.filesystem import split_query
+from binidx.storage.transfer import read_document
 from binidx.tokenize.caches import cached_encoding, cached_snapshot
 from binidx.tokenize.engine import missing
 from binidx.tokenize.gpt2_files import END
 from binidx.tokenize.patterns import ENCODINGS, GPT2
 from binidx.tokenize.spec import TokenizerSpec, digest_of, fetch, fetch_content
 from binidx.tokenize.tiktoken_engine import parse_ranks
-from binidx.tokenize.tokenizer_json import parse_json, special_tokens, unknown_token, vocabulary, wrapping
+from binidx.tokenize.tokenizer_json import AddedToken, parse_json, special_tokens, unknown_token, vocabulary, wrapping
 from binidx.tokenize.wordpiece import parse_vocabulary
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -106,15 +107,27 @@ def _json(uri: str, post_processor: bool, storage_options: Options, merges: str 
     return spec, entries
 
 
-def refuse_changes(uri: str, parsed: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+@dataclass
+class TokenizerConfig:
+    """The fields of a tokenizer_config.json that are read here."""
+
+    eos_token: str | AddedToken | None = None
+    added_tokens_decoder: dict[str, AddedToken] | None = None
+    add_prefix_space: bool | None = None
+
+
+CONFIG = JsonFile(TokenizerConfig, open=True)
+
+
+def refuse_changes(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> None:
     """ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
 
     Source: transformers, PreTrainedTokenizerFast.__init__.
     """
     entries, split = vocabulary(parsed), parsed.get("pre_tokenizer") or {}
-    added = [token["content"] for token in (config.get("added_tokens_decoder") or {}).values()]
+    added = [token.content for token in (config.added_tokens_decoder or {}).values()]
     found = [f"adds the token {content!r}" for content in added if content not in entries]
-    told = config.get("add_prefix_space")
+    told = config.add_prefix_space
     if told is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", told) != told:
         found.append(f"sets add_prefix_space to {told}")
     if found:
@@ -124,23 +137,20 @@ def refuse_changes(uri: str, parsed: Mapping[str, Any], config: Mapping[str, Any
         )
 
 
-def _config(uri: str, storage_options: Options) -> dict[str, Any]:
+def _config(uri: str, storage_options: Options) -> TokenizerConfig:
     """The tokenizer_config.json beside a tokenizer.json; empty where there is none."""
     name, query = split_query(uri)
+    beside = f"{name.rpartition('/')[0] or '.'}/{CONFIG_FILE}{query}"
     try:
-        found: dict[str, Any] = json.loads(
-            fetch(f"{name.rpartition('/')[0] or '.'}/{CONFIG_FILE}{query}", storage_options)
-        )
+        return CONFIG.decode(read_document(CONFIG, beside, storage_options), beside)
     except (ObjectNotFoundError, AccessError):  # who may not list, or signed one URL, is refused what is not there
-        return {}
-    return found
+        return TokenizerConfig()
 
 
 def _eos_token(uri: str, storage_options: Options) -> str | None:
     """What the file beside a tokenizer.json calls its `eos_token`."""
-    token = _config(uri, storage_options).get("eos_token")
-    content: str | None = token["content"] if isinstance(token, dict) else token
-    return content
+    token = _config(uri, storage_options).eos_token
+    return token.content if isinstance(token, AddedToken) else token
 
 
 def _sentencepiece(uri: str, storage_options: Options) -> Described:

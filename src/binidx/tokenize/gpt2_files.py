@@ -6,12 +6,15 @@ Source: transformers, GPT2Tokenizer; tokenizers, models/bpe/model.rs, which read
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from binidx.errors import FormatError
+from binidx.json_models import JsonFile
 
 END = "<|endoftext|>"
 """The one special token, if the vocabulary has it."""
+
+
+VOCAB_FILE = JsonFile(dict[str, int], hint="needed a vocab.json, an object of entries and their ids")
 
 
 def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
@@ -20,7 +23,7 @@ def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
     Raises:
         FormatError: they are no such files.
     """
-    entries = _entries(uri, vocab)
+    entries = VOCAB_FILE.decode(vocab, uri)
     end = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     model = {
@@ -32,16 +35,6 @@ def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
         "added_tokens": [{"id": entries[END], "content": END, **end}] if END in entries else [],
         "post_processor": {**level, "trim_offsets": False}, "decoder": level, "model": model,
     }).encode()  # fmt: skip
-
-
-def _entries(uri: str, vocab: bytes) -> dict[str, int]:
-    try:
-        found: Any = json.loads(vocab)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(type(number) is int for number in found.values()):
-        raise FormatError(f"{uri}: is no vocab.json, needs an object of entries and their ids")
-    return found
 
 
 def _merges(uri: str, merges: bytes, entries: dict[str, int]) -> list[list[str]]:

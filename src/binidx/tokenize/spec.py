@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from binidx.errors import ConfigError, ObjectChangedError
-from binidx.storage.backends import open_object
-from binidx.storage.transfer import read_whole
+from binidx.json_models import JsonFile
+from binidx.storage.transfer import read_document
 from binidx.tokenize.gpt2_files import gpt2_json
 
+ANY_FILE = JsonFile(object, hint="needed the file of a tokenizer")
 POLICIES = ("parse", "text", "error")
 
 
@@ -94,7 +95,7 @@ def fetch_content(uri: str, merges: str, storage_options: Mapping[str, Any] | No
 
 def fetch(uri: str, storage_options: Mapping[str, Any] | None = None) -> bytes:
     """The whole object."""
-    return bytes(read_whole(open_object(uri, storage_options=storage_options, cache=False)))
+    return read_document(ANY_FILE, uri, storage_options)
 
 
 def digest_of(content: bytes) -> str:

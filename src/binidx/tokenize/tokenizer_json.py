@@ -6,11 +6,89 @@ what is put around a text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from binidx.errors import ConfigError, FormatError
+from binidx.errors import ConfigError
+from binidx.json_models import JsonFile
+
+
+@dataclass
+class AddedToken:
+    """A token that is found in the text before it is split."""
+
+    content: str
+    special: bool = False
+
+
+@dataclass
+class TokenizerModel:
+    """The model's fields that are read here; a vocabulary in a list is Unigram's."""
+
+    vocab: dict[str, int] | list[tuple[str, float]]
+    type: str | None = None
+    merges: list[str | tuple[str, str]] | None = None
+    unk_token: str | None = None
+    unk_id: int | None = None
+    dropout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.vocab:
+            raise ValueError("vocab: found no entry")
+
+
+@dataclass
+class PipelineStep:
+    """A normalizer or pre-tokenizer."""
+
+    type: str
+
+
+@dataclass
+class TemplateIds:
+    """The ids of a special token of a template."""
+
+    ids: list[int]
+
+
+@dataclass
+class PostProcessor:
+    """A post-processor, with the fields of every kind that is known here."""
+
+    type: str
+    cls: tuple[str, int] | None = None
+    sep: tuple[str, int] | None = None
+    single: list[dict[str, dict[str, Any]]] | None = None
+    special_tokens: dict[str, TemplateIds] | None = None
+    processors: list[PostProcessor] | None = None
+
+    def __post_init__(self) -> None:
+        wanted = {
+            "BertProcessing": ("cls", "sep"),
+            "RobertaProcessing": ("cls", "sep"),
+            "TemplateProcessing": ("single", "special_tokens"),
+            "Sequence": ("processors",),
+        }
+        if missing := [name for name in wanted.get(self.type, ()) if getattr(self, name) is None]:
+            raise ValueError(f"{self.type}: missing required field {', '.join(missing)}")
+        named = [piece["SpecialToken"].get("id") for piece in self.single or [] if "SpecialToken" in piece]
+        if unknown := [name for name in named if name not in (self.special_tokens or {})]:
+            raise ValueError(f"single: found {unknown[0]!r}, needs one of special_tokens")
+
+
+@dataclass
+class TokenizerFile:
+    """The fields of a tokenizer.json that are read here."""
+
+    model: TokenizerModel
+    added_tokens: list[AddedToken] | None = None
+    normalizer: PipelineStep | None = None
+    pre_tokenizer: PipelineStep | None = None
+    post_processor: PostProcessor | None = None
+
+
+TOKENIZER_FILE = JsonFile(TokenizerFile, hint="needed a tokenizer.json; a vocab.json needs --merge-file", open=True)
 
 
 def parse_json(uri: str, content: bytes) -> dict[str, Any]:
@@ -20,16 +98,10 @@ def parse_json(uri: str, content: bytes) -> dict[str, Any]:
         FormatError: it is not a tokenizer.json.
         ConfigError: its tokenizer draws lots.
     """
-    try:
-        parsed = json.loads(content)
-        model = parsed["model"]["vocab"] and parsed["model"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"{uri}: is no tokenizer.json, needs an object with a model and its vocab; a vocab.json needs --merge-file"
-        ) from error
-    if model.get("dropout"):
-        raise ConfigError(f"{uri}: merges with dropout {model['dropout']} differ from run to run, needs none")
-    whole: dict[str, Any] = parsed
+    whole: dict[str, Any] = TOKENIZER_FILE.parse(content, uri)
+    dropout = TOKENIZER_FILE.convert(whole, uri).model.dropout
+    if dropout:
+        raise ConfigError(f"{uri}: merges with dropout {dropout} differ from run to run, needs none")
     return whole
 
 
@@ -107,7 +179,7 @@ def _template(uri: str, processor: Mapping[str, Any]) -> tuple[tuple[int, ...], 
     behind: list[int] = []
     texts = 0
     for piece in processor["single"]:
-        if "Sequence" in piece:
+        if "SpecialToken" not in piece:  # a Sequence
             texts += 1
             continue
         ids = processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]

@@ -7,22 +7,56 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from typing import Any
+from typing import Any, TypedDict
 
-from binidx.errors import FormatError
+from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.machines import count_machines
+from binidx.prepare.preprocess.machines import Machine, count_machines
 from binidx.prepare.preprocess.plan import Part, plan_digest
 from binidx.prepare.preprocess.record import Counts, Record
 from binidx.redacted import redacted
 from binidx.storage.publish import read_small
 
 VERSION = 1
+
+
+class NamedTokenizer(TypedDict, total=False):
+    """The fields of a tokenizer that are read again."""
+
+    uri: str
+    digest: str
+
+
+class DoneJob(TypedDict, total=False):
+    """The fields of a job that are read again."""
+
+    on_error: str
+    tokenizer: NamedTokenizer
+
+
+class DatasetCounts(TypedDict):
+    """What the `.idx` of a dataset must have."""
+
+    documents: int
+    sequences: int
+    tokens: int
+
+
+class DatasetManifest(TypedDict, total=False):
+    """The fields of the file that are read again; others are for people, and tools of theirs."""
+
+    plan: str
+    job: DoneJob
+    dataset: DatasetCounts
+    counts: Counts
+    machines: dict[str, Machine]
+
+
+MANIFEST_FILE = JsonFile(DatasetManifest, {"binidx_manifest": VERSION}, open=True)
 
 
 @dataclass(frozen=True)
@@ -79,7 +113,7 @@ def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str,
     sources = count_sources(parts, records)
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
-        "binidx_manifest": VERSION,
+        **MANIFEST_FILE.tags,
         "version": metadata.version("binidx"),
         "plan": plan_digest(job, parts),
         "job": job.to_json(),
@@ -107,10 +141,6 @@ def read_manifest(uri: str, options: Mapping[str, Any] | None) -> dict[str, Any]
     data = read_small(uri, options)
     if data is None:
         return None
-    try:
-        found: dict[str, Any] = json.loads(data)
-        if found["binidx_manifest"] != VERSION:
-            raise FormatError(f"{uri}: a manifest of version {found['binidx_manifest']}, needed {VERSION}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{uri}: is no manifest of a dataset ({error})") from error
+    found: dict[str, Any] = MANIFEST_FILE.parse(data, uri)
+    MANIFEST_FILE.convert(found, uri)
     return found

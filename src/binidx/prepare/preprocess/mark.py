@@ -10,15 +10,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.errors import ObjectExistsError
+from binidx.errors import FormatError, ObjectExistsError
 from binidx.format.convert_target import Target
+from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.finishing import name_of, objects_in, remove_others
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.places import Places
 from binidx.prepare.preprocess.plan import Part, plan_digest
 from binidx.storage.publish import create_object, put_if_absent, read_small
+
+
+@dataclass(frozen=True)
+class JobMark:
+    """The fields of the file besides its version."""
+
+    plan: str
+    inputs: list[str]
+    recipe: dict[str, Any]
+
+
+MARK_FILE = JsonFile(JobMark, {"binidx_job": 1}, open=True)
 
 
 def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
@@ -49,21 +63,20 @@ def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
 
 def mark_of(job: Job, parts: Sequence[Part]) -> bytes:
     """What identifies a job, and says for people what it is."""
-    told = {"binidx_job": 1, "plan": plan_digest(job, parts), "inputs": job.to_json()["inputs"], "recipe": job.recipe}
-    return json.dumps(told).encode()
+    mark = JobMark(plan_digest(job, parts), job.to_json()["inputs"], job.recipe)
+    return json.dumps({**MARK_FILE.tags, **asdict(mark)}).encode()
 
 
 def difference(standing: bytes, ours: bytes) -> str:
     """In what two jobs differ, in words."""
     try:
-        theirs, mine = json.loads(standing), json.loads(ours)
-        if names := list(_unequal(theirs["recipe"], mine["recipe"])):
-            return f"which differs in {', '.join(names)}"
-        same = theirs["inputs"] == mine["inputs"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return "of a form that is not known"
-    if not same:
-        return f"of other inputs: {', '.join(theirs['inputs'][:3])}{', ...' if len(theirs['inputs']) > 3 else ''}"
+        theirs, mine = MARK_FILE.decode(standing, ""), MARK_FILE.decode(ours, "")
+    except FormatError as error:
+        return f"of a form that is not known ({error})"
+    if names := list(_unequal(theirs.recipe, mine.recipe)):
+        return f"which differs in {', '.join(names)}"
+    if theirs.inputs != mine.inputs:
+        return f"of other inputs: {', '.join(theirs.inputs[:3])}{', ...' if len(theirs.inputs) > 3 else ''}"
     return "of inputs that changed since, or of another --part-bytes or --format"
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from binidx.errors import FormatError
+from binidx.json_models import JsonFile
 from binidx.text.batch import KINDS
 from binidx.text.extent import Extent
 
@@ -125,7 +126,7 @@ class Record:
         return sum(each.num_tokens for each in self.datasets.values())
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"binidx_part": VERSION, **asdict(self)}).encode()
+        return json.dumps({**RECORD_FILE.tags, **asdict(self)}).encode()
 
     @classmethod
     def of_bytes(cls, data: bytes, uri: str) -> Record:
@@ -134,20 +135,12 @@ class Record:
         Raises:
             FormatError: it did not.
         """
-        try:
-            values = json.loads(data)
-            if (version := values.pop("binidx_part")) != VERSION:
-                raise FormatError(
-                    f"{uri}: a record of version {version}, needed {VERSION}; finish with the binidx that began"
-                )
-            values["slices"] = [Counts(**each) for each in values["slices"]]
-            values["extents"] = [Extent(**each) for each in values["extents"]]
-            values["datasets"] = {key: Tokens(**each) for key, each in values["datasets"].items()}
-            return cls(**values)
-        except FormatError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FormatError(f"{uri}: is no record of a part ({error}); delete it and run again") from error
+        return RECORD_FILE.decode(data, uri)
+
+
+RECORD_FILE = JsonFile(
+    Record, {"binidx_part": VERSION}, hint="finish with the binidx that began, or delete it and run again"
+)
 
 
 def _sum(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:

@@ -205,8 +205,9 @@ def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
 
 def is_of(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
     """Whether it is of this plan, and has no rows that `on_error` would have treated otherwise."""
-    same = manifest["job"].get("on_error") == job.on_error or not problems_of(manifest["counts"]["dropped"])
-    return same and bool(manifest["plan"] == plan_digest(job, parts))
+    dropped = manifest.get("counts", {}).get("dropped", {})
+    same = manifest.get("job", {}).get("on_error") == job.on_error or not problems_of(dropped)
+    return same and manifest.get("plan") == plan_digest(job, parts)
 
 
 def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: Watcher) -> None:

@@ -1,0 +1,153 @@
+"""JSON files as dataclasses: whatever is wrong with a file is one error with the file, the field's path and the value.
+
+    PACKED = JsonFile(PackedDescription, error=ConfigError)
+    PACKED.decode(b'{"sets": [{"name": 5}], ...}', "packed.json")
+    ConfigError: packed.json: $.sets[0].name: expected str (found 5)
+
+The standard library parses, msgspec compares with the model: files written by `json.dumps` may hold what msgspec's own
+parser refuses, such as file names that are not UTF-8. A float field keeps an int only if its type is `int | float`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Generic, NoReturn, TypeVar
+
+import msgspec
+
+from binidx.errors import BinidxError, FormatError
+
+MAX_BYTES = 1 << 30
+"""Of a file: 40 times a large tokenizer.json, or the manifest of 2.5 million inputs."""
+MAX_DEPTH = 64
+"""Nested arrays and objects; few enough that comparing, hashing and writing the values never exceeds Python's stack."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True)
+class JsonFile(Generic[Model]):
+    """A kind of JSON file.
+
+    Args:
+        model: dataclass of its fields, or any type that `msgspec.convert` takes.
+        tags: fields besides, which say what the file is: its format and version. They are compared before all others.
+        error: raised for a file that is not of this kind.
+        hint: the way out, for the error's text.
+        open: whether unknown fields are allowed, and left out.
+    """
+
+    model: type[Model]
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    error: type[BinidxError] = FormatError
+    hint: str = ""
+    open: bool = False
+
+    def decode(self, data: bytes | memoryview, subject: str) -> Model:
+        """Return the model of a file's bytes.
+
+        Args:
+            subject: URI of the file, or what else the error's text begins with; may be empty.
+
+        Raises:
+            BinidxError: `error`, whatever is wrong with the bytes.
+        """
+        return self.convert(self.parse(data, subject), subject)
+
+    def parse(self, data: bytes | memoryview, subject: str) -> Any:
+        """Return the JSON value of a file's bytes, of bounded size and depth."""
+        self.check_size(len(data), subject)
+        try:
+            found = json.loads(bytes(data), parse_constant=_refuse_constant)
+        except RecursionError:
+            self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
+        except ValueError as error:
+            self._fail(subject, f"no JSON: {error}")
+        level = [found]
+        for _ in range(MAX_DEPTH + 1):
+            inside = (each.values() if type(each) is dict else each for each in level if type(each) in (dict, list))
+            level = [each for values in inside for each in values if type(each) in (dict, list)]
+        if level:
+            self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
+        return found
+
+    def convert(self, value: Any, subject: str) -> Model:
+        """Return the model of a JSON value."""
+        if self.tags:
+            if not isinstance(value, dict):
+                self._fail(subject, f"$: expected object (found {_short(value)})")
+            for name, needed in self.tags.items():
+                if (found := value.get(name)) != needed or type(found) is not type(needed):
+                    self._fail(subject, f"$.{name}: expected {_short(needed)} (found {_short(found)})")
+            value = {name: each for name, each in value.items() if name not in self.tags}
+        try:
+            made = msgspec.convert(value, self.model, str_keys=True)
+        except msgspec.ValidationError as error:
+            self._fail(subject, _reworded(str(error), value))
+        if not self.open and (unknown := _unknown(value, made, "$")):
+            self._fail(subject, unknown)
+        return made
+
+    def check_size(self, num_bytes: int, subject: str) -> None:
+        """Raise `error` for a file that is larger than any of this kind."""
+        if num_bytes > MAX_BYTES:
+            self._fail(subject, f"too large (found {num_bytes:,} bytes, need at most {MAX_BYTES:,})")
+
+    def _fail(self, subject: str, problem: str) -> NoReturn:
+        raise self.error(": ".join(filter(None, (subject, problem))) + (f"; {self.hint}" if self.hint else ""))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _reworded(text: str, value: Any) -> str:
+    """Return msgspec's words in our order, with the found value: `$.a[0]: expected int (found 'x')`."""
+    problem, where, place = text.rpartition(" - at `")
+    problem, path = (problem, place.replace("`", "")) if where else (text, "$")
+    problem = problem.replace("`", "").replace("Object missing", "missing")
+    if problem.startswith("Expected"):
+        expected, _, found_type = problem.partition(", got ")
+        problem = f"{expected.replace('Expected', 'expected')} (found {_found(value, path) or found_type})"
+    return f"{path}: {problem}"
+
+
+def _found(value: Any, path: str) -> str:
+    """The value at a path of msgspec's; empty where the path leads through a mapping, whose key it leaves out."""
+    if re.fullmatch(r"\$(\.\w+|\[\d+\])*", path) is None:
+        return ""
+    for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        value = value[name] if name else value[int(place)]
+    return _short(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{type(value).__name__} {text[:60]}..."
+
+
+def _unknown(value: Any, made: Any, path: str) -> str:
+    """Describe the first fields that no dataclass of the model has; empty where there are none."""
+    if made is value:  # of type Any
+        return ""
+    if is_dataclass(made):
+        known = [each.name for each in fields(made) if each.init]
+        if more := [name for name in value if name not in known]:
+            return f"{path}: unknown field {', '.join(more)}; it has {', '.join(known)}"
+        inside = [(value[name], getattr(made, name), f"{path}.{name}") for name in value]
+    elif isinstance(made, dict) and isinstance(value, dict):
+        inside = [
+            (given, each, f"{path}.{name}") for (name, given), each in zip(value.items(), made.values(), strict=False)
+        ]
+    elif isinstance(made, (list, tuple)) and isinstance(value, list):
+        inside = [
+            (given, each, f"{path}[{place}]") for place, (given, each) in enumerate(zip(value, made, strict=True))
+        ]
+    else:
+        return ""
+    return next(filter(None, (_unknown(*each) for each in inside)), "")
