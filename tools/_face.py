@@ -91,6 +91,15 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def add_writing(options: argparse.ArgumentParser) -> None:
+    """Add the options of a command that writes datasets made of others."""
+    options.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
+    options.add_argument("--overwrite", action="store_true", help="replace what stands at the target")
+    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
+    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
+    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+
+
 DATASET_ENDS = (*ENDS, PARTS[1:])
 """Of the files of a dataset, after its prefix and a dot."""
 

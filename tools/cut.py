@@ -34,7 +34,7 @@ from binidx.prepare.cut import Cut, head_dataset, split_dataset
 from binidx.storage.resumable import Watch
 
 from ._bar import Bar
-from ._face import DATASET, counts, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, add_writing, counts, human_seconds, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,11 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         found.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
         many = "+" if name == "split" else 1
         found.add_argument("--to", required=True, nargs=many, type=prefix, metavar="PREFIX", help="to write to")
-        found.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
-        found.add_argument("--overwrite", action="store_true", help="replace a dataset that stands there")
-        found.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's, for the source")
-        found.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for what is written")
-        found.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+        add_writing(found)
         found.set_defaults(body=body)
         return found
 

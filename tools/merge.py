@@ -37,7 +37,7 @@ from binidx.prepare.merge import Merged, merge_datasets
 from binidx.prepare.virtual import merge_virtually
 
 from ._bar import Bar
-from ._face import DATASET, counts, human_bytes, human_seconds, json_object, parser, prefix, run
+from ._face import DATASET, add_writing, counts, human_bytes, human_seconds, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,11 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
     options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
-    options.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
-    options.add_argument("--overwrite", action="store_true", help="replace a dataset that stands there")
-    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
-    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
-    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    add_writing(options)
     return options
 
 

@@ -35,7 +35,7 @@ from binidx.prepare.shuffle.dataset import MEMORY_BYTES, Shuffled, shuffle_datas
 from binidx.prepare.shuffle.lines import ShuffledLines, shuffle_lines
 
 from ._bar import Bar
-from ._face import DATASET, counts, human_bytes, human_seconds, json_object, num_bytes, parser, prefix, run
+from ._face import DATASET, add_writing, counts, human_bytes, human_seconds, num_bytes, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,11 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("--memory", type=num_bytes, default=MEMORY_BYTES, metavar="SIZE", help="2GiB by default")
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
     options.add_argument("--lines", action="store_true", help="shuffle lines of text")
-    options.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
-    options.add_argument("--overwrite", action="store_true", help="replace what stands at the target")
-    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
-    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
-    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    add_writing(options)
     return options
 
 
