@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,35 @@ def test_a_bundle_of_idx_files_is_found(store: Any) -> None:
         data = store.cat_file(f"{prefix}.idx")
         identity = {"size": len(data), "etag": store.info(f"{prefix}.idx")["ETag"]}
         assert bundle.find(prefix, identity) == data
+
+
+@pytest.fixture
+def renamed() -> Iterator[None]:
+    """All public classes whose names are recorded have another name, in another module."""
+    kinds = [getattr(binidx, name) for name in binidx.__all__ if name.endswith(("Dataset", "Tokenizer", "Stage"))]
+    names = [(kind.__name__, kind.__module__) for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.__name__, kind.__module__ = "Renamed", "binidx.moved"
+        yield
+    finally:
+        for kind, (name, module) in zip(kinds, names, strict=True):
+            kind.__name__, kind.__module__ = name, module
+
+
+def test_a_class_that_is_renamed_or_moved_keeps_its_names(local: Path, store: Any, renamed: None) -> None:
+    before = files(golden.CACHE)
+    for name, make in golden.DATASETS.items():
+        found = {split: golden.describe(dataset) for split, dataset in make().items()}
+        assert found == EXPECTED["datasets"][name], name
+    assert {name: golden.loader_states(make()) for name, make in WITHOUT_IMAGES.items()} == {
+        name: EXPECTED["others"][name] for name in WITHOUT_IMAGES
+    }
+    assert files(golden.CACHE) == before
+    assert golden.identities() == EXPECTED["identities"]
+
+
+WITHOUT_IMAGES = {name: make for name, make in golden.OTHERS.items() if name != "multimodal"}
 
 
 # Runs, orders, baked runs

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +104,8 @@ class GPTDataset(whole_gpt.GPTDataset):
     It has `orders`, `epochs_of`, `dataset`, `len` and the three indices; tokens are read as spans of `dataset`.
     """
 
+    RECORDED_NAME: ClassVar[str] = "GPTDataset"
+
     def __init__(
         self,
         dataset_path: str,
@@ -188,6 +190,8 @@ class GPTDataset(whole_gpt.GPTDataset):
 
 class BlendedDataset(whole_blended.BlendedDataset):
     """A blend that is opened when it is asked something, without opening its datasets."""
+
+    RECORDED_NAME: ClassVar[str] = "BlendedDataset"
 
     def __init__(
         self,
