@@ -32,6 +32,7 @@ if __name__ == "__main__":  # python tools/prepare_cache.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.megatron_dataset import recorded_name
 from binidx.dataset.survey import wanted_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.files import MANIFEST
@@ -113,7 +114,7 @@ def build(wanted: Run) -> Iterator[Row]:
             datasets = [*datasets_of(wanted.build())]
     for dataset in datasets:
         split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
-        outcome = outcomes.get(f"{dataset.unique_description_hash}-{type(dataset).__name__}-{split.name}")
+        outcome = outcomes.get(f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}")
         yield row_of(dataset, split.name, outcome)
 
 

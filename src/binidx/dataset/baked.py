@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,8 @@ class BakedDataset:
         FormatError: the description is none, or a part has other samples than it says.
         ObjectNotFoundError: the description or a part is missing: the bake is not done.
     """
+
+    RECORDED_NAME: ClassVar[str] = "BakedDataset"
 
     def __init__(self, directory: str, config: GPTDatasetConfig) -> None:
         self.directory, self.config = directory, config

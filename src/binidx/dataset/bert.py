@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.random import RandomState
@@ -48,6 +48,8 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
 
     Source: Megatron Core, `BERTMaskedWordPieceDataset`.
     """
+
+    RECORDED_NAME: ClassVar[str] = "BERTMaskedWordPieceDataset"
 
     config: BERTMaskedWordPieceDatasetConfig
     config_class = BERTMaskedWordPieceDatasetConfig

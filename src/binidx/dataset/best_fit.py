@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class BestFitGPTDataset(GPTDataset):
 
     Source: Ding et al. 2024, "Fewer Truncations Improve Language Modeling".
     """
+
+    RECORDED_NAME: ClassVar[str] = "BestFitGPTDataset"
 
     pieces: NDArray[np.int32]
     bounds: NDArray[np.int64]

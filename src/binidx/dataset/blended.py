@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
-from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request
+from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request, recorded_name
 from binidx.dataset.split import normalize
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
@@ -43,6 +43,8 @@ class BlendedDataset(Identified):
 
     Source: Megatron Core, `BlendedDataset`.
     """
+
+    RECORDED_NAME: ClassVar[str] = "BlendedDataset"
 
     dataset_index: NDArray[np.int16]
     dataset_sample_index: NDArray[np.int64]
@@ -109,12 +111,17 @@ class BlendedDataset(Identified):
     def order_identity(self) -> Any:
         """As `MegatronDataset.order_identity`. A longer blend with weights begins with the shorter one."""
         datasets = [dataset.order_identity for dataset in self.datasets]
-        return {"class": type(self).__name__, "weights": self.weights, "all": self.size is None, "datasets": datasets}
+        return {
+            "class": recorded_name(type(self)),
+            "weights": self.weights,
+            "all": self.size is None,
+            "datasets": datasets,
+        }
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict(
             [
-                ("class", type(self).__name__),
+                ("class", recorded_name(type(self))),
                 ("datasets", [dataset.unique_identifiers for dataset in self.datasets]),
                 ("split", self.split.name),
                 ("weights", self.weights),
@@ -137,7 +144,7 @@ class BlendedDataset(Identified):
         return {}
 
     def _cache(self, directory: str) -> IndexCache:
-        name = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
+        name = f"{self.unique_description_hash}-{recorded_name(type(self))}-{self.split.name}"
         trusted = self._check_foreign if self.config.trust_cache else None
         return IndexCache(directory, name, self.config.storage_options, trusted=trusted)
 

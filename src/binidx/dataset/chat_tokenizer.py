@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from binidx.dataset.packing import IGNORE
 from binidx.errors import ConfigError
 
+RECORDED_NAME = "binidx.dataset.chat_tokenizer.ChatTokenizer"
+"""In the names of index caches, wherever the class is defined; a subclass has its own."""
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -49,7 +51,8 @@ class ChatTokenizer:
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, Any]:
-        name = f"{type(self).__module__}.{type(self).__name__}"
+        kind = type(self)
+        name = RECORDED_NAME if kind is ChatTokenizer else f"{kind.__module__}.{kind.__name__}"
         return OrderedDict([("class", name), ("tokenizer_path", [self.tokenizer.name_or_path])])
 
     def tokenize(self, text: str) -> NDArray[np.int64]:

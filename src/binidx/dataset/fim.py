@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,8 @@ class GPTFIMDataset(GPTDataset):
     Raises:
         ConfigError: the tokenizer does not know one of the extra tokens, or cannot decode.
     """
+
+    RECORDED_NAME: ClassVar[str] = "GPTFIMDataset"
 
     config: GPTFIMDatasetConfig
     config_class = GPTFIMDatasetConfig

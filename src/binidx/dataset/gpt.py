@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,8 @@ class GPTDataset(GPTIndexed):
     through float32), a stale index cache is rebuilt instead of served, and the loss mask of a padded sample stays its
     own (when Megatron serves a padded sample first, it keeps that mask for all others).
     """
+
+    RECORDED_NAME: ClassVar[str] = "GPTDataset"
 
     takes_a_range = True
     """`indexed_indices` may be one: see `split_range`."""

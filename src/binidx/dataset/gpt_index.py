@@ -10,8 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
+<<<<<<< HEAD
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
 from binidx.dataset.split import Bookends, Split, split_range
+=======
+from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, recorded_name
+from binidx.dataset.split import Split
+>>>>>>> golden
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged import CheckedIndex
@@ -205,8 +210,8 @@ class GPTIndexed(MegatronDataset):
 
     @classmethod
     def _files_of(cls, prefix: str, md5: str, split: Split, config: BlendedMegatronDatasetConfig) -> IndexFiles:
-        directory = config.path_to_cache or join_uri(prefix, "cache", f"{cls.__name__}_indices")
-        return IndexFiles(directory, f"{md5}-{cls.__name__}-{split.name}", config.storage_options)
+        directory = config.path_to_cache or join_uri(prefix, "cache", f"{recorded_name(cls)}_indices")
+        return IndexFiles(directory, f"{md5}-{recorded_name(cls)}-{split.name}", config.storage_options)
 
     @classmethod
     def cached_in(
@@ -221,7 +226,7 @@ class GPTIndexed(MegatronDataset):
     def fingerprint_of(cls, documents: Documents, split: Split, config: GPTDatasetConfig) -> dict[str, Any]:
         """What the arrays depend on, besides the data and how many samples are asked for."""
         return {
-            "class": cls.__name__,
+            "class": recorded_name(cls),
             "random_seed": config.random_seed,
             "sequence_length": config.sequence_length,
             "documents": describe_documents(documents),

@@ -19,7 +19,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import xxhash
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset, blocks
 from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.megatron_dataset import recorded_name
 from binidx.errors import BlendError, ConfigError
 from binidx.index.building import Arrays, Building
 from binidx.index.cut_windows import build_window_order
@@ -91,6 +92,8 @@ class LengthStagedDataset(BlendedDataset):
     Source: ours.
     """
 
+    RECORDED_NAME: ClassVar[str] = "LengthStagedDataset"
+
     def __init__(
         self, windows: GPTDataset | BlendedDataset, stages: Sequence[LengthStage], *, mixed_windows: int = MIXED_WINDOWS
     ) -> None:
@@ -113,7 +116,7 @@ class LengthStagedDataset(BlendedDataset):
 
     @property
     def order_identity(self) -> Any:
-        return {"class": type(self).__name__, "windows": self.windows.order_identity, "stages": self._stages}
+        return {"class": recorded_name(type(self)), "windows": self.windows.order_identity, "stages": self._stages}
 
     def _identifiers(self) -> OrderedDict[str, Any]:
         return OrderedDict([*super()._identifiers().items(), ("stages", self._stages)])

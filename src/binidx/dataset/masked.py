@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
 from binidx.dataset.masking import CONTINUES, Masking, Vocabulary, random_state
-from binidx.dataset.megatron_dataset import MegatronDataset, required
+from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.building import Arrays, Building
@@ -176,7 +176,7 @@ class MaskedWordPieceDataset(MegatronDataset):
     def _build_sample_index(self, sequence_length: int, min_sentences_per_sample: int) -> NDArray[Any]:
         """The `sample_index` of samples that aim at so many tokens: out of the cache, or built for it."""
         fingerprint = {
-            "class": type(self).__name__,
+            "class": recorded_name(type(self)),
             "random_seed": self.config.random_seed,
             "sequence_length": sequence_length,
             "min_sentences_per_sample": min_sentences_per_sample,
@@ -197,10 +197,10 @@ class MaskedWordPieceDataset(MegatronDataset):
 
     @property
     def _cache(self) -> IndexCache:
-        prefix = join_uri(self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices")
+        prefix = join_uri(self.dataset.path_prefix, "cache", f"{recorded_name(type(self))}_indices")
         return IndexCache(
             self.config.path_to_cache or prefix,
-            f"{self.unique_description_hash}-{type(self).__name__}",
+            f"{self.unique_description_hash}-{recorded_name(type(self))}",
             self.config.storage_options,
             origin=origin_of(self.dataset),
             trusted=self._check_foreign if self.config.trust_cache else None,

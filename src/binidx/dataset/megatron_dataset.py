@@ -50,6 +50,15 @@ def digest(description: str) -> str:
     return hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
+def recorded_name(kind: type) -> str:
+    """Return the name of a class in index caches, orders and loader states.
+
+    Our classes fix theirs as `RECORDED_NAME`: no rename of a class loses a cache. A user's subclass has its own name,
+    as in Megatron Core.
+    """
+    return str(vars(kind).get("RECORDED_NAME", kind.__name__))
+
+
 class Identified:
     """What is known by its `unique_identifiers`: their text and its digest, made when a cache's name needs them."""
 
@@ -118,7 +127,7 @@ class MegatronDataset(Identified, ABC):
         """What Megatron hashes for the names of its caches, known before the data is opened."""
         return OrderedDict(
             [
-                ("class", cls.__name__),
+                ("class", recorded_name(cls)),
                 ("dataset_path", dataset_path),
                 ("num_samples", num_samples),
                 ("index_split", split.name),

@@ -8,7 +8,7 @@ What Megatron makes when a config has no blend; here a script that forgot its da
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,8 @@ class MockGPTDataset(GPTDataset):
 
     Source: Megatron Core, `MockGPTDataset`.
     """
+
+    RECORDED_NAME: ClassVar[str] = "MockGPTDataset"
 
     def __init__(
         self,

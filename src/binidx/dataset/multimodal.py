@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,8 @@ class MockMultimodalDataset(MockGPTDataset):
     Source: Megatron Core, `MockMultimodalDataset`.
     """
 
+    RECORDED_NAME: ClassVar[str] = "MockMultimodalDataset"
+
     config: MultimodalDatasetConfig
     config_class = MultimodalDatasetConfig
 
@@ -101,6 +103,8 @@ class MultimodalDataset(MegatronDataset):
 
     Source: ours.
     """
+
+    RECORDED_NAME: ClassVar[str] = "MultimodalDataset"
 
     config: MultimodalDatasetConfig
     config_class = MultimodalDatasetConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ class PackedDataset:
 
     Source: lit-gpt, `PackedDataset` and `CombinedDataset`, which can only begin at the beginning.
     """
+
+    RECORDED_NAME: ClassVar[str] = "PackedDataset"
 
     def __init__(self, run: PackedRun, files: Sequence[PackedFiles], num_samples: int | None = None) -> None:
         if [(len(each.uris), each.num_blocks) for each in files] != [(s.num_files, s.num_blocks) for s in run.sets]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from binidx.dataset.chat import Conversation, conversation_of, conversations_in
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.json_lines import JsonLines
-from binidx.dataset.megatron_dataset import MegatronDataset, required, token_of
+from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required, token_of
 from binidx.dataset.packing import IGNORE, Ids, Tokenized, pack
 from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample, as_tensor
@@ -80,6 +80,8 @@ class SFTDataset(MegatronDataset):
         IndexBuildError: the split has no rows, and samples were asked of it.
     """
 
+    RECORDED_NAME: ClassVar[str] = "SFTDataset"
+
     config: GPTDatasetConfig
     dataset: SFTLowLevelDataset
 
@@ -124,7 +126,7 @@ class SFTDataset(MegatronDataset):
         """What it depends on which row a sample is, in JSON values; the same for a file that was copied or moved."""
         shuffled = getattr(self.config, "shuffle", False)
         return {
-            "class": type(self).__name__,
+            "class": recorded_name(type(self)),
             **self.dataset.identity,
             "indices": describe_documents(self.indices),
             "shuffled_by": self.config.random_seed if shuffled else None,

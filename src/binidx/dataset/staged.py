@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ from binidx.errors import BlendError, ConfigError
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 
+COUNTS_NAME = "Stage"
+"""In the names of cached counts."""
 AT_ONCE = 1 << 18
 """Rows that are made and checked together: some 40 bytes each."""
 COUNTED_HERE = 1 << 22
@@ -64,6 +66,8 @@ class StagedBlendedDataset(BlendedDataset):
 
     Source: ours; the first stage's samples are Megatron Core's for `planned_samples`.
     """
+
+    RECORDED_NAME: ClassVar[str] = "StagedBlendedDataset"
 
     def __init__(
         self,
@@ -107,8 +111,8 @@ class StagedBlendedDataset(BlendedDataset):
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
             return stage.count(Building(), threads)
         asked = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
-        description = describe(OrderedDict([("class", Stage.__name__), *asked.items()]))
-        name = f"{digest(description)}-{Stage.__name__}-{self.split.name}"
+        description = describe(OrderedDict([("class", COUNTS_NAME), *asked.items()]))
+        name = f"{digest(description)}-{COUNTS_NAME}-{self.split.name}"
 
         def build(building: Building) -> None:
             with building.array("counts", (2, len(stage.shares)), np.int64) as counts:

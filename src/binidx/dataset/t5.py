@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.random import RandomState
@@ -59,6 +59,8 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
 
     Source: Megatron Core, `T5MaskedWordPieceDataset`.
     """
+
+    RECORDED_NAME: ClassVar[str] = "T5MaskedWordPieceDataset"
 
     config: T5MaskedWordPieceDatasetConfig
     config_class = T5MaskedWordPieceDatasetConfig

@@ -11,7 +11,7 @@ token too long is cut off, where Megatron's sample is longer than S.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ class VarlenDataset(SFTDataset):
     `sequence_length` and its padding; `original_seq_len`, `padded_seq_len` int32, each of shape (1,). With
     `varlen_sbhd_validation` the four are of shape (S,), and the lengths are left out.
     """
+
+    RECORDED_NAME: ClassVar[str] = "VarlenDataset"
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
         found = self.dataset.conversation(self.row_of(idx), sequences[0])

@@ -10,7 +10,7 @@ parallel group cannot share; its samples of chats, `VarlenDataset`, are padded s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class VarlenGPTDataset(GPTDataset):
     Raises:
         ConfigError: the config has no `inter_document_masking`, so documents would not be told apart.
     """
+
+    RECORDED_NAME: ClassVar[str] = "VarlenGPTDataset"
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from binidx.dataset.torch_bridge import seed_generators, shared_zeros
 
@@ -20,6 +20,8 @@ class RandomSeedDataset:
     Source: Megatron-LM, `RandomSeedDataset`; there a persistent worker never hears of a new epoch, and draws that of
     the first again.
     """
+
+    RECORDED_NAME: ClassVar[str] = "RandomSeedDataset"
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.base_seed = dataset, seed

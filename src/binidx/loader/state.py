@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from binidx.dataset.megatron_dataset import recorded_name
 from binidx.errors import ConfigError
 from binidx.loader.samplers import MegatronPretrainingRandomSampler, PretrainingSampler
 
@@ -81,7 +82,7 @@ def fingerprint_of(dataset: Any, sampler: PretrainingSampler) -> str:
 def _order_of(dataset: Any) -> Any:
     """What the samples of a dataset depend on; of a kind that does not say, its name and length."""
     known = getattr(dataset, "order_identity", None)
-    return [type(dataset).__name__, len(dataset)] if known is None else known
+    return [recorded_name(type(dataset)), len(dataset)] if known is None else known
 
 
 def _walk_of(sampler: PretrainingSampler) -> Any:
