@@ -14,7 +14,6 @@ enum {
     BINIDX_BAD_TOKENS = -3,   /* the documents do not hold the tokens that were counted */
     BINIDX_NOT_HERE = -4,     /* some of the bytes are not in memory; no fault */
     BINIDX_BAD_ID = -5,       /* a token id that its dtype does not hold */
-    BINIDX_NOT_PLAIN = -6,    /* a line for the caller to look at; no fault */
 };
 
 /* cpu.c --------------------------------------------------------------------------------------------------------- */
@@ -355,36 +354,6 @@ typedef struct {
 /* Fill `out`; the tokens written. BINIDX_BAD_DOCUMENT: offsets fall or lead outside; BINIDX_BAD_TOKENS: no room;
  * BINIDX_BAD_ID: `out` is filled, and an id was larger than `largest`. */
 int64_t binidx_wrap_rows(const binidx_wrapping *wrapping);
-
-/* jsonl.c ------------------------------------------------------------------------------------------------------- */
-
-/* A key of the objects, and all that it has in them. A text is a string, or a list of them; a field may be anything that
- * is no list, no object and no fraction, or may not be there. bounds[0] and documents[0] are the caller's to set, to 0. */
-typedef struct {
-    const uint8_t *name;
-    int64_t name_bytes;
-    uint8_t *bytes;     /* (most_bytes,) UTF-8 of all texts */
-    int64_t *bounds;    /* (most_texts + 1,) where each begins, then the end */
-    int64_t *documents; /* (most_documents + 1,) first text of each document, then how many there are; NULL in a field */
-    uint8_t *present;   /* (most_documents,) whether the document has the field; NULL in a text */
-    int64_t most_bytes, most_texts, num_bytes, num_texts;
-    int64_t bytes_before, texts_before; /* scratch */
-} binidx_json_key;
-
-/* Lines of JSON, and the documents among them; at most 64 keys. */
-typedef struct {
-    const uint8_t *data;
-    int64_t size;
-    binidx_json_key *keys;
-    int64_t num_keys;
-    int64_t *rows, *places; /* (most_documents,) number of the line, and its first byte in data */
-    int64_t most_documents, num_documents;
-    int64_t position, stop, row; /* the line to go on with: first byte, end without newline, number */
-} binidx_jsonl;
-
-/* Reads on from `position`; returns how many documents there are in all, or BINIDX_NOT_PLAIN at a line that the caller
- * must look at and step over: it begins at position and ends at stop, and nothing was written for it. */
-int64_t binidx_read_jsonl(binidx_jsonl *lines);
 
 /* best_fit.c ---------------------------------------------------------------------------------------------------- */
 

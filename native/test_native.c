@@ -381,49 +381,6 @@ static void test_masked_samples_by_hand(void) {
     free(lengths), free(titles), free(documents), free(usable), free(rng), free(rows);
 }
 
-/* A text and a list of them, escapes and a pair of surrogates; a field of each kind; and a line that is given back. */
-static void test_lines_of_json_by_hand(void) {
-    const char lines[] = "{\"t\":\"a\\u00e9\\n\",\"i\":7}\n{\"x\":[{}, null],\"t\" : [\"\\ud83d\\ude00\",\"\"]} \n{\"t\":1}\n{\"i\":\"k\",\"t\":[]}";
-    int64_t size = sizeof lines - 1, rows[4], places[4], bounds[9] = {0}, of_fields[9] = {0}, documents[5] = {0};
-    uint8_t *data = heap(lines, (size_t)size), bytes[99], fields[99], present[4];
-    binidx_json_key keys[2] = {{.name = (const uint8_t *)"t", .name_bytes = 1, .bytes = bytes, .bounds = bounds,
-                                .documents = documents, .most_bytes = 99, .most_texts = 40},
-                               {.name = (const uint8_t *)"i", .name_bytes = 1, .bytes = fields, .bounds = of_fields,
-                                .present = present, .most_bytes = 99, .most_texts = 40}};
-    binidx_jsonl j = {.data = data, .size = size, .keys = keys, .num_keys = 2, .rows = rows, .places = places,
-                      .most_documents = 4};
-    CHECK(binidx_read_jsonl(&j) == BINIDX_NOT_PLAIN && j.num_documents == 2 && j.row == 2);
-    CHECK(memcmp(data + j.position, "{\"t\":1}\n", 8) == 0 && j.stop == j.position + 7);
-    j.position = j.stop + 1, j.row++;
-    CHECK(binidx_read_jsonl(&j) == 3 && j.position == size && rows[0] == 0 && rows[1] == 1 && rows[2] == 3);
-    CHECK(places[0] == 0 && data[places[1] - 1] == '\n' && data[places[2] - 1] == '\n');
-    CHECK(keys[0].num_bytes == 8 && memcmp(bytes, "a\xc3\xa9\n\xf0\x9f\x98\x80", 8) == 0);
-    CHECK(keys[0].num_texts == 3 && bounds[1] == 4 && bounds[2] == 8 && bounds[3] == 8);
-    CHECK(documents[1] == 1 && documents[2] == 3 && documents[3] == 3);
-    CHECK(keys[1].num_bytes == 2 && memcmp(fields, "7k", 2) == 0 && present[0] && !present[1] && present[2]);
-    CHECK(of_fields[1] == 1 && of_fields[2] == 1 && of_fields[3] == 2);
-    free(data);
-}
-
-/* Lines that end anywhere, where the memory does. */
-static void test_a_line_of_json_may_be_cut_off_anywhere(void) {
-    const char line[] = "{\"t\":\"a\\u00e9\\ud83d\\ude00\xc3\xa9\",\"x\":[-1.5e+3, true, -Infinity],\"i\":7}";
-    for (int64_t size = 0; size < (int64_t)sizeof line; size++) {
-        int64_t rows[1], places[1], bounds[99] = {0}, of_fields[99] = {0}, documents[2] = {0};
-        uint8_t *data = heap(line, (size_t)size), bytes[99], fields[99], present[1];
-        binidx_json_key keys[2] = {{.name = (const uint8_t *)"t", .name_bytes = 1, .bytes = bytes, .bounds = bounds,
-                                    .documents = documents, .most_bytes = 99, .most_texts = 98},
-                                   {.name = (const uint8_t *)"i", .name_bytes = 1, .bytes = fields, .bounds = of_fields,
-                                    .present = present, .most_bytes = 99, .most_texts = 98}};
-        binidx_jsonl j = {.data = data, .size = size, .keys = keys, .num_keys = 2, .rows = rows, .places = places,
-                          .most_documents = 1};
-        int whole = size == sizeof line - 1, none = size == 0;
-        CHECK(binidx_read_jsonl(&j) == (whole ? 1 : none ? 0 : BINIDX_NOT_PLAIN));
-        CHECK(whole || (keys[0].num_bytes == 0 && keys[0].num_texts == 0 && keys[1].num_texts == 0));
-        free(data);
-    }
-}
-
 static void test_pieces_in_another_order_by_hand(void) {
     uint8_t *from = heap("aaabccdddd", 10), *to = heap(NULL, 9);
     int64_t *bounds = heap((int64_t[]){0, 3, 4, 6, 10}, 40), *order = heap((int64_t[]){2, 0, 3}, 24);
@@ -454,8 +411,6 @@ int main(void) {
     test_blends_by_hand();
     test_ranges_of_blocks_by_hand();
     test_a_batch_by_hand();
-    test_lines_of_json_by_hand();
-    test_a_line_of_json_may_be_cut_off_anywhere();
     test_pieces_in_another_order_by_hand();
     if (failures) fprintf(stderr, "%d checks failed\n", failures);
     return failures ? 1 : 0;

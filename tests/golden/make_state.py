@@ -386,7 +386,7 @@ ORDERS = ("run", "cyclic", "staged", "packed")
 
 def write_convert() -> None:
     """A convert from the bucket that was killed after its third part."""
-    dying = Path(__file__).parents[1] / "dying.py"
+    dying = Path(__file__).parents[1] / "helpers/convert_crash.py"
     arguments = [f"s3://{BUCKET}/corpus/en", str(CONVERT_PART_BYTES), "converted/en", "6"]
     told = subprocess.run([sys.executable, dying, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
     assert told == "9", told

@@ -35,14 +35,13 @@ FAULTS = [
     ("shuffle_targets.c", "made + GROUP <= room", "made < room", "AddressSanitizer"),
     ("shuffle_targets.c", "low = i - GROUP + 1;", "low = i - GROUP + 3;", "not the plain rule"),
     ("copy_pieces.c", "stop - start > room - done", "stop - start > room", "checks failed"),
-    ("json_value.h", "count == BLOCK && stop - at >= BLOCK;", "count == BLOCK && stop > at;", "AddressSanitizer"),
     ("masked_mapping.c", "(i - k + 1)", "(i - k + 2)", "not the plain rule"),
     ("mt19937.c", "rng->key[0] = seed", "rng->key[0] = (uint32_t)(1 << (seed | 32))", "shift exponent"),
 ]
 """File, what is right there, what is wrong, and what the tests say of it."""
 
-QUICK = {"locate.c", "sample_index.c", "json_value.h"}
-"""One for each way to find a fault: a check, a sanitizer on numbers, on text. `make soak` has the rest; 15 s each."""
+QUICK = {"locate.c", "sample_index.c"}
+"""One for each way to find a fault: a check, a sanitizer. `make soak` has the rest; 15 s each."""
 
 
 @pytest.mark.parametrize(

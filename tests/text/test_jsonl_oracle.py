@@ -1,7 +1,4 @@
-"""The reader of lines against Python's json: what it takes, what it refuses, and every text, over broken lines.
-
-`native/fuzz_jsonl.c` finds what crashes; this finds what is read wrongly.
-"""
+"""The reader of lines against Python's json: what it takes, what it refuses, and every text, over broken lines."""
 
 from __future__ import annotations
 
@@ -187,7 +184,7 @@ def test_random_lines_broken_at_random(seed: int) -> None:
 
 
 def test_a_line_is_read_alike_wherever_it_ends() -> None:
-    """Alone, so that the bytes behind it are none, and behind runs of every length: the reader takes 16 at a time."""
+    """Alone, so that the bytes behind it are none, and behind runs of every length."""
     rng = random.Random(9)
     for line in mutated(rng, [with_title(rng) for _ in range(600)]):
         check([line])

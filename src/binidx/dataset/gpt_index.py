@@ -10,13 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
-<<<<<<< HEAD
-from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
-from binidx.dataset.split import Bookends, Split, split_range
-=======
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, recorded_name
-from binidx.dataset.split import Split
->>>>>>> golden
+from binidx.dataset.split import Bookends, Split, split_range
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged import CheckedIndex
