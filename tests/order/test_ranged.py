@@ -25,7 +25,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 import binidx
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
-from binidx.errors import ObjectChangedError
+from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.ranged import RangedArray
 from binidx.loader.run import Run
@@ -278,7 +278,7 @@ def test_a_blend_whose_order_is_asked_for_is_the_ordinary_one_and_travels(s3: Bu
 
 
 def test_a_kind_whose_index_is_not_read_by_ranges_says_so() -> None:
-    with pytest.raises(binidx.ConfigError, match="BERTMaskedWordPieceDataset: its index cannot be read by ranges"):
+    with pytest.raises(ConfigError, match="BERTMaskedWordPieceDataset: its index cannot be read by ranges"):
         binidx.BERTMaskedWordPieceDataset.open_later("en", (0.0, 1.0), None, binidx.Split.train, None)
 
 
@@ -292,8 +292,6 @@ def test_a_trace_does_without_torch(large: Run, tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_train_split_is_refused(tmp_path: Path) -> None:
-    from binidx.errors import ConfigError
-
     run = one_source(str(tmp_path), write_large(tmp_path / "en", 30))
     run = Run(replace(run.config, split="0,1,0"), [None, None, None], 1)
     with pytest.raises(ConfigError, match="has no train split"):
