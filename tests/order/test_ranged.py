@@ -22,9 +22,10 @@ from helpers.gpt_data import Tokenizer
 from helpers.traceable_runs import random_config, write_source
 from servers.latency_proxy import Proxy, latency_proxy
 
+import binidx
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
-from binidx.errors import ObjectChangedError
+from binidx.errors import ConfigError, ObjectChangedError
 from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.ranged import RangedArray
 from binidx.loader.run import Run
@@ -252,6 +253,35 @@ def test_threads_may_ask_at_the_same_time_and_orders_travel(s3: Bucket, large: R
     assert pickle.loads(pickle.dumps(order)).table(range(30, 60)) == needed
 
 
+def test_a_dataset_read_by_ranges_is_the_ordinary_one(large: Run) -> None:
+    source, whole = RunOrder.open(large).sources[0], RunOrder.of(large).sources[0]
+    assert is_ranged(source)
+    assert (type(source), type(source.dataset)) == (binidx.GPTDataset, binidx.IndexedDataset)
+    assert (len(source), source.num_epochs, len(source.dataset)) == (len(whole), whole.num_epochs, len(whole.dataset))
+    assert source.dataset.identity == whole.dataset.identity
+    again = pickle.loads(pickle.dumps(source.dataset))
+    for dataset in (source.dataset, again):
+        assert dataset[7].tolist() == dataset[-19_993].tolist() == whole.dataset[7].tolist()
+        assert [each.tolist() for each in dataset[3:6]] == [each.tolist() for each in whole.dataset[3:6]]
+        assert dataset.get(8, 3, 5).tolist() == whole.dataset.get(8, 3, 5).tolist()
+
+
+def test_a_blend_whose_order_is_asked_for_is_the_ordinary_one_and_travels(s3: Bucket, tmp_path: Path) -> None:
+    where = s3.fresh()
+    prefixes = upload([write_large(tmp_path / f"s{n}", 50, first=100 * n) for n in range(3)], where)
+    config = replace(one_source(where, prefixes[0]).config, blend=(prefixes, [1.0] * 3))
+    run = Run(config, [60, 0, 0], 4)
+    whole, order = RunOrder.of(run), RunOrder.open(run)
+    assert type(order.dataset) is binidx.BlendedDataset
+    assert isinstance(order.dataset.dataset_index, RangedArray)
+    assert_same(pickle.loads(pickle.dumps(order)), whole)
+
+
+def test_a_kind_whose_index_is_not_read_by_ranges_says_so() -> None:
+    with pytest.raises(ConfigError, match="BERTMaskedWordPieceDataset: its index cannot be read by ranges"):
+        binidx.BERTMaskedWordPieceDataset.open_later("en", (0.0, 1.0), None, binidx.Split.train, None)
+
+
 def test_a_trace_does_without_torch(large: Run, tmp_path: Path) -> None:
     large.save(f"{tmp_path}/run.json")
     program = (
@@ -262,8 +292,6 @@ def test_a_trace_does_without_torch(large: Run, tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_train_split_is_refused(tmp_path: Path) -> None:
-    from binidx.errors import ConfigError
-
     run = one_source(str(tmp_path), write_large(tmp_path / "en", 30))
     run = Run(replace(run.config, split="0,1,0"), [None, None, None], 1)
     with pytest.raises(ConfigError, match="has no train split"):

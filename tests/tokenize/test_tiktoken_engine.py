@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.trained_tokenizers import EOT, buffers, hard_texts, lists, plain_texts, save, save_ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizing import EOT, buffers, hard_texts, lists, plain_texts, save, save_ranks
 
 from binidx.errors import FormatError
 from binidx.tokenize.describe import describe_tokenizer

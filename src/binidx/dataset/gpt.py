@@ -163,10 +163,11 @@ class GPTDataset(GPTIndexed):
         arrays = self.shuffle_index, self.sample_index, self.document_index
         bound = self.__dict__.get("_orders")
         if bound is None or any(map(operator.is_not, bound.arrays, arrays)):
-            ranged = isinstance(self.shuffle_index, RangedArray)
-            kind: Any = RangedOrders if ranged else Orders
-            sequences = self.dataset if ranged else self.dataset.sequences
-            bound = kind(*arrays, sequences, add_extra_token=self.config.add_extra_token_to_sequence)
+            extra = self.config.add_extra_token_to_sequence
+            if isinstance(self.shuffle_index, RangedArray):
+                bound = RangedOrders(arrays, self.dataset, extra)
+            else:
+                bound = Orders(*arrays, self.dataset.sequences, add_extra_token=extra)
             self._orders = bound
         return cast(Orders, bound)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -293,26 +294,18 @@ class GPTIndexed(MegatronDataset):
             ) from None
 
 
+@dataclass(frozen=True)
 class RangedOrders:
     """`native.Orders` over `RangedArray`s: reads the parts of the arrays that some samples need, and gives them to C.
 
-    Args:
-        shuffle_index, sample_index, document_index: `RangedArray`s.
-        dataset: of the sequences that document_index names.
-        add_extra_token: as of Orders.
+    arrays: shuffle_index, sample_index and document_index.
+    dataset: of the sequences that document_index names.
+    add_extra_token: as of Orders.
     """
 
-    def __init__(
-        self,
-        shuffle_index: Any,
-        sample_index: Any,
-        document_index: Any,
-        dataset: IndexedDataset,
-        *,
-        add_extra_token: bool,
-    ) -> None:
-        self.arrays = shuffle_index, sample_index, document_index
-        self.dataset, self.add_extra_token = dataset, add_extra_token
+    arrays: tuple[Any, Any, Any]
+    dataset: IndexedDataset
+    add_extra_token: bool
 
     def spans(self, served: Sequence[int] | Numbers) -> tuple[Numbers, Numbers]:
         """Return (sequence, first token, tokens), shape (n, 3), and the bounds of each sample, as Orders does.

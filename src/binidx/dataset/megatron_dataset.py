@@ -10,13 +10,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import BlendedMegatronDatasetConfig
-from binidx.dataset.split import Bookends, Split
+from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
@@ -143,16 +143,9 @@ class MegatronDataset(Identified, ABC):
         return None
 
     @classmethod
-    def open_later(
-        cls,
-        dataset_path: str,
-        bookends: Bookends,
-        num_samples: int | None,
-        index_split: Split,
-        config: BlendedMegatronDatasetConfig,
-    ) -> Self:
-        """A dataset whose order is asked for, and few of its samples, where a kind has such: `GPTDataset`."""
-        raise ConfigError(f"{cls.__name__}: cannot be opened later; GPT datasets can")
+    def open_later(cls, *arguments: Any) -> Any:
+        """Return a dataset that reads ranges of its index files, where a kind has such: `GPTDataset.open_later`."""
+        raise ConfigError(f"{cls.__name__}: its index cannot be read by ranges; that of GPT datasets can")
 
     @property
     def order_identity(self) -> Any:

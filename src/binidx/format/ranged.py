@@ -198,6 +198,5 @@ def open_index_in_ranges(
     bounds: Any = RangedArray(reader, HEADER.size + 12 * count, "<i8", (num_bounds,))
     length, pointer = (int.from_bytes(end, "little") for end in ends) if ends else (0, 0)
     num_tokens = pointer // np.dtype(dtype).itemsize + length
-    return SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.one_each), dict(
-        identity_of(reader)
-    )
+    index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.one_each)
+    return index, dict(identity_of(reader))
