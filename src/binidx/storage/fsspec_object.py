@@ -69,8 +69,7 @@ class FsspecObject:
 
     Raises:
         MissingDriverError, ObjectNotFoundError, StorageError: see `open_filesystem` and `object_info`.
-        ShortReadError: on read, answers are not as long as their range, again and again: s3fs and gcsfs hand on a 206
-            that is too short and a 200 with the whole object without a word.
+        ShortReadError: on read, responses do not belong to their range, again and again: `response_check`.
         ObjectChangedError: on read, the object is not the one that was opened, as far as the store can tell: `pinned`.
         CancelledReadError: on read, its scope was cancelled: `cancel`.
         StorageError: on read, what was tried and what came of it: `retries`.

@@ -1,7 +1,7 @@
 """How one range of an object is asked for once: a coroutine for each kind of filesystem.
 
     s3, gs, http     straight of the driver's session (`direct`), else of the driver
-    other async      the filesystem's _cat_file
+    other async      the filesystem's _cat_file, which drops the response: only its length is checked
     the rest         no coroutine: cat_ranges in the thread that reads
 
 The drivers' own retries are left out, all but the shortest: they nest (25 requests and 42 s for one that was refused

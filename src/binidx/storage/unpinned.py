@@ -1,6 +1,6 @@
 """Is what was fetched of the content that was opened? Asked before it is kept, of stores that cannot be told which one.
 
-s3, gs             each request names the ETag or generation: `pinned`
+s3, gs             each response tells its ETag or generation: `response_check`
 http(s)            the same, with a strong ETag
 files, memory      looked at after each read
 the rest           looked at here, once for a fetch: one request more for a batch, and never new bytes under old names
