@@ -69,7 +69,7 @@ class JsonFile(Generic[Model]):
         except ValueError as error:
             self._fail(subject, f"no JSON: {error}")
         level = [found]
-        for _ in range(MAX_DEPTH + 1):
+        for _ in range(MAX_DEPTH):
             inside = (each.values() if type(each) is dict else each for each in level if type(each) in (dict, list))
             level = [each for values in inside for each in values if type(each) in (dict, list)]
         if level:
