@@ -10,9 +10,10 @@ parser refuses, such as file names that are not UTF-8. A float field keeps an in
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
@@ -69,7 +70,7 @@ class JsonFile(Generic[Model]):
         except ValueError as error:
             self._fail(subject, f"no JSON: {error}")
         level = [found]
-        for _ in range(MAX_DEPTH + 1):
+        for _ in range(MAX_DEPTH):
             inside = (each.values() if type(each) is dict else each for each in level if type(each) in (dict, list))
             level = [each for values in inside for each in values if type(each) in (dict, list)]
         if level:
@@ -89,8 +90,8 @@ class JsonFile(Generic[Model]):
             made = msgspec.convert(value, self.model, str_keys=True)
         except msgspec.ValidationError as error:
             self._fail(subject, _reworded(str(error), value))
-        if not self.open and (unknown := _unknown(value, made, "$")):
-            self._fail(subject, unknown)
+        if not self.open and (unknown := _unknown(value, made)):
+            self._fail(subject, f"${unknown}")
         return made
 
     def check_size(self, num_bytes: int, subject: str) -> None:
@@ -131,23 +132,29 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{type(value).__name__} {text[:60]}..."
 
 
-def _unknown(value: Any, made: Any, path: str) -> str:
-    """Describe the first fields that no dataclass of the model has; empty where there are none."""
+def _unknown(value: Any, made: Any) -> str:
+    """Describe the first fields that no dataclass of the model has, behind their path; empty where there are none."""
+    inside: Iterable[tuple[Any, Any, Any]]
     if made is value:  # of type Any
         return ""
-    if is_dataclass(made):
-        known = [each.name for each in fields(made) if each.init]
-        if more := [name for name in value if name not in known]:
-            return f"{path}: unknown field {', '.join(more)}; it has {', '.join(known)}"
-        inside = [(value[name], getattr(made, name), f"{path}.{name}") for name in value]
-    elif isinstance(made, dict) and isinstance(value, dict):
-        inside = [
-            (given, each, f"{path}.{name}") for (name, given), each in zip(value.items(), made.values(), strict=False)
-        ]
-    elif isinstance(made, (list, tuple)) and isinstance(value, list):
-        inside = [
-            (given, each, f"{path}[{place}]") for place, (given, each) in enumerate(zip(value, made, strict=True))
-        ]
+    if isinstance(made, (list, tuple)):
+        inside = zip(range(len(value)), value, made, strict=False)
+    elif isinstance(made, dict):
+        inside = zip(value, value.values(), made.values(), strict=False)
+    elif is_dataclass(made):
+        kind: Any = type(made)
+        known = _names_of(kind)
+        if not value.keys() <= known.keys():
+            return f": unknown field {', '.join(sorted(value.keys() - known.keys()))}; it has {', '.join(known)}"
+        inside = ((name, each, getattr(made, name)) for name, each in value.items())
     else:
         return ""
-    return next(filter(None, (_unknown(*each) for each in inside)), "")
+    for name, given, each in inside:
+        if type(given) in (dict, list) and (found := _unknown(given, each)):
+            return (f"[{name}]" if isinstance(name, int) else f".{name}") + found
+    return ""
+
+
+@functools.cache
+def _names_of(model: type) -> dict[str, None]:
+    return {each.name: None for each in fields(model) if each.init}

@@ -14,10 +14,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
-from binidx.json_models import MAX_BYTES
+from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.storage import filesystem
 from binidx.storage.cause import cause_of, status_of
 from binidx.storage.direct_small import delete_one, get_small
@@ -116,24 +117,29 @@ def put_if_absent(
     raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
 
 
+SMALL = JsonFile(object)
+
+
 def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
     """All of a small object as it is now, in one request; None where there is none.
 
-    Never more than one byte above `json_models.MAX_BYTES`, by which its parser refuses it.
+    Raises:
+        FormatError: it is larger than any small object.
     """
     uri = os.fspath(uri)
     path = filesystem.local_path(uri)
-    stop = MAX_BYTES + 1
     with filesystem.storage_errors(uri):
         try:
             if path is not None:
-                with open(path, "rb") as file:
-                    return file.read(stop)
+                SMALL.check_size(os.path.getsize(path), uri)
+                return Path(path).read_bytes()
             if (found := get_small(uri, storage_options or {})) is not None:
                 return found[0]
             fs, path = filesystem.open_filesystem(uri, storage_options or {})
             # From 0 on, or s3fs asks for the size first.
-            return bytes(fs.cat_file(path, start=0, end=stop))
+            data = bytes(fs.cat_file(path, start=0, end=MAX_BYTES + 1))
+            SMALL.check_size(len(data), uri)
+            return data
         except FileNotFoundError as error:
             # fsspec's http says so of whatever went wrong.
             if filesystem.reason_of(error):

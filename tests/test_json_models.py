@@ -1,0 +1,257 @@
+"""Every kind of persisted JSON file: what was written comes back, and what is wrong is named by its path."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import binidx
+from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
+from binidx.errors import BinidxError, ConfigError, FormatError
+from binidx.format.bundle import TABLE
+from binidx.format.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
+from binidx.format.virtual import PARTS_FILE, Part, format_parts, read_parts
+from binidx.index.growth import KNOWN_FILE, Known, format_known
+from binidx.index.manifest import MANIFEST_FILE, Manifest, StoredArray
+from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
+from binidx.loader.run import RUN_FILE, SavedTokenizer, format_run
+from binidx.order.packed_description import PACKED_FILE, load_packed_run
+from binidx.prepare.preprocess.manifest import MANIFEST_FILE as DATASET_FILE
+from binidx.prepare.preprocess.manifest import read_manifest
+from binidx.prepare.preprocess.mark import MARK_FILE, JobMark
+from binidx.prepare.preprocess.record import RECORD_FILE, Counts, Record, Tokens
+from binidx.storage.cache_layout import META_FILE, CachedContent, read_meta
+from binidx.storage.claim import WORD_FILE, Word
+from binidx.storage.copy_state import CopyState
+from binidx.text.extent import Extent
+from binidx.tokenize.describe import CONFIG, describe_tokenizer
+from binidx.tokenize.gpt2_files import VOCAB_FILE
+from binidx.tokenize.tokenizer_json import TOKENIZER_FILE
+
+IDENTITY = {"size": 8, "etag": '"e"'}
+CONFIGURED = binidx.GPTDatasetConfig(
+    1, 24, (["a", "b"], [7, 0.5]), split="8,1,1", tokenizer=SavedTokenizer({"class": "t"}, eod=0),
+    reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=True,
+)  # fmt: skip
+STAGES = [binidx.Stage((["a", "b"], [0.5, 0.5]), 20, 30)]
+RUN = format_run(
+    binidx.Run(CONFIGURED, [0, 4, 0], 2, rampup_batch_size=(2, 2, 100), global_batch_size=8, stages=STAGES)
+)
+MANIFEST = Manifest("0.1", {"seed": 7}, {}, {"idx": IDENTITY}, None, {"a": StoredArray("<i4", (10, 2), 208, "ab")})
+STATE = CopyState(25, 10, "t", {1: ("d", "e"), 3: ("f", "g")}, {"size": 25})
+RECORD = Record("p", "hf", 3, [Counts(2, 2)], [Extent(0, 9, 9)], {"text": Tokens(2, 9, "ab")}, 0, 1.5, 1.0)
+TOKENIZER = {
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b", ["a", "b"]], "dropout": None},
+    "added_tokens": [{"id": 2, "content": "<s>", "special": True}], "normalizer": None,
+    "pre_tokenizer": {"type": "ByteLevel"},
+    "post_processor": {"type": "Sequence", "processors": [{
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [2]}},
+    }]},
+}  # fmt: skip
+SETS = [{"name": "web", "files": "files.txt", "weight": 1}, {"name": "code", "files": ["a", "b"]}]
+
+KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
+    "run": (RUN_FILE, RUN),
+    "packed": (PACKED_FILE, json.dumps(
+        {"fork": "umd", "block_size": 9, "n_chunks": 2, "seed": 3, "sets": SETS}).encode()),
+    "journal": (JOURNAL_FILE, json.dumps(
+        {**JOURNAL_FILE.tags, **asdict(JournalFile("o", {"uri": "en"}, {"bin": STATE}))}).encode()),
+    "index manifest": (MANIFEST_FILE, json.dumps(asdict(MANIFEST)).encode()),
+    "orders": (KNOWN_FILE, format_known([Known("a", {"num_epochs": 1, "separate_final_epoch": False}, 9)])),
+    "dataset manifest": (DATASET_FILE, json.dumps(
+        {**DATASET_FILE.tags, "plan": "p", "job": {"tokenizer": {"uri": "u", "digest": "d"}, "on_error": "skip"},
+         "dataset": {"documents": 1, "sequences": 1, "tokens": 2}, "machines": {}}).encode()),
+    "parts": (PARTS_FILE, format_parts("uint16", [Part("a\udcff", 1, 2, IDENTITY, IDENTITY)])),
+    "baked": (BAKED_FILE, Baked("f", 0, 8, 4, 24, True, False).format()),
+    "bundle": (TABLE, json.dumps([["s3://b/p", 0, 8, "ab", IDENTITY]]).encode()),
+    "job": (MARK_FILE, json.dumps({**MARK_FILE.tags, **asdict(JobMark("p", ["a"], {"keys": ["text"]}))}).encode()),
+    "record": (RECORD_FILE, RECORD.to_bytes()),
+    "claim": (WORD_FILE, Word("h", done={"a": {}}).format()),
+    "cached object": (META_FILE, CachedContent("s3://b/a", 9, IDENTITY).text()),
+    "tokenizer.json": (TOKENIZER_FILE, json.dumps(TOKENIZER).encode()),
+    "vocab.json": (VOCAB_FILE, json.dumps({"a": 0, "b": 1}).encode()),
+    "tokenizer_config.json": (CONFIG, json.dumps({"eos_token": {"content": "</s>"}, "more": 1}).encode()),
+}  # fmt: skip
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
+def test_what_was_written_is_read(kind: str) -> None:
+    file, data = KINDS[kind]
+    assert file.decode(data, "x") == file.decode(memoryview(data), "x")
+
+
+def test_what_was_read_is_what_was_written() -> None:
+    for kind, written in {"record": RECORD, "index manifest": MANIFEST, "claim": Word("h", done={"a": {}})}.items():
+        file, data = KINDS[kind]
+        assert file.decode(data, "x") == written
+    journal = JOURNAL_FILE.decode(KINDS["journal"][1], "x")
+    assert journal.objects == {"bin": STATE}
+    assert format_run(binidx.loader.run.parse_run(RUN)) == RUN  # an integer weight stays one
+
+
+HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "nothing": (lambda data: b"", "x: no JSON: Expecting value"),
+    "truncated": (lambda data: data.rstrip()[:-1], "x: no JSON: "),
+    "another root": (lambda data: b'"text"', r"x: \$: expected (object|array) \(found 'text'\)"),
+    "no text": (lambda data: b"\xff" + data, "x: no JSON: "),
+    "two files": (lambda data: data + data, "x: no JSON: Extra data"),
+    "NaN": (lambda data: b'{"a": [NaN]}', "x: no JSON: NaN is no number of JSON"),
+    "infinite": (lambda data: b'{"a": -Infinity}', "x: no JSON: -Infinity is no number of JSON"),
+    "a number too long": (lambda data: b'{"a": ' + b"9" * 5000 + b"}", "x: no JSON: "),
+    "arrays without end": (lambda data: b"[" * 100_000, rf"x: nested too deep \(more than {MAX_DEPTH} levels\)"),
+    "deep arrays": (lambda data: b"[" * 100_000 + b"]" * 100_000, "x: nested too deep"),
+    "deep objects": (lambda data: b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "x: nested too deep"),
+    "one level too many": (lambda data: nested(data, MAX_DEPTH), "x: nested too deep"),
+}
+
+
+def nested(data: bytes, depth: int) -> bytes:
+    """With so many arrays in its last field, or element."""
+    whole = json.loads(data)
+    inside: Any = []
+    for _ in range(depth - 1):
+        inside = [inside]
+    if isinstance(whole, list):
+        return json.dumps([*whole, inside]).encode()
+    return json.dumps({**whole, "deep": inside}).encode()
+
+
+@each_kind
+@pytest.mark.parametrize("way", HOSTILE)
+def test_hostile_bytes_are_one_error(kind: str, way: str) -> None:
+    file, data = KINDS[kind]
+    spoil, message = HOSTILE[way]
+    with pytest.raises(file.error, match=f"^{message}") as caught:
+        file.decode(spoil(data), "x")
+    assert len(str(caught.value)) < 400
+    assert file.hint in str(caught.value)
+
+
+WRONG: list[tuple[str, str, Any, str]] = [
+    ("run", "config.blend.0.1", 5, r"x: \$.config.blend[0][1]: expected str (found 5)"),
+    ("run", "config.blend.1.0", "7", "x: $.config.blend[1][0]: expected float (found '7')"),
+    ("run", "config.blend", ["a"], "x: $.config.blend: expected array of length 2 (found ['a'])"),
+    ("run", "config.random_seed", ..., "x: $.config: missing required field random_seed"),
+    ("run", "config.storage_options", {}, "x: $.config: unknown field storage_options; it has random_seed, "),
+    ("run", "config.tokenizer.eod", "0", "x: $.config.tokenizer.eod: expected int | null (found '0')"),
+    ("run", "config.tokenizer.more", 0, "x: $.config.tokenizer: unknown field more; it has unique_identifiers, "),
+    ("run", "stages.0.num_samples", 0, "x: $.stages[0]: stage: found 0 samples of 30 planned"),
+    ("run", "stages.0.more", 0, "x: $.stages[0]: unknown field more; it has blend, num_samples, planned_samples"),
+    ("run", "sizes.1", True, "x: $.sizes[1]: expected int | null (found True)"),
+    ("packed", "fork", "mine", "x: $: fork: found 'mine', needs one of lit-gpt, "),
+    ("packed", "sets", [], "x: $: sets: found none, needs at least one"),
+    ("packed", "sets.1.files", 5, "x: $.sets[1].files: expected str | array (found 5)"),
+    ("packed", "sets.1.name", ..., "x: $.sets[1]: missing required field name"),
+    ("packed", "sets.0.weight", "1", "x: $.sets[0].weight: expected float (found '1')"),
+    ("packed", "sets.0.weight", -1, "x: $: sets: found weights below 0, or none above it"),
+    ("packed", "sets.0.more", 1, "x: $.sets[0]: unknown field more; it has name, files, weight"),
+    ("packed", "block_size", 0, "x: $.block_size: expected int >= 1 (found 0)"),
+    ("journal", "binidx_convert", 3, "x: $.binidx_convert: expected 2 (found 3)"),
+    ("journal", "objects.bin.size", 2.5, "x: $.objects[...].size: expected int (found float)"),
+    ("journal", "objects.bin.sent.9", ["d", "e"], "x: $.objects[...]: sent: parts 1 to 9, the object has 1 to 3"),
+    ("journal", "objects.bin.sent.x", ["d", "e"], "x: key in $.objects[...].sent: expected int (found str)"),
+    ("journal", "objects.bin.more", 1, "x: $.objects.bin: unknown field more; it has size, "),
+    ("index manifest", "arrays.a.shape", [1, "2"], "x: $.arrays[...].shape[1]: expected int (found str)"),
+    ("index manifest", "arrays.a.more", 1, "x: $.arrays.a: unknown field more; it has dtype, "),
+    ("index manifest", "order", [], "x: $.order: expected object | null (found [])"),
+    ("index manifest", "content", ..., "x: $: missing required field content"),
+    ("orders", "indices", 1, "x: $.indices: expected array (found 1)"),
+    ("orders", "indices.0.most", "9", "x: $.indices[0].most: expected int (found '9')"),
+    ("orders", "indices.0.order", {}, "x: $.indices[0]: order: found nothing, needs the fields of an order"),
+    ("dataset manifest", "binidx_manifest", 2, "x: $.binidx_manifest: expected 1 (found 2)"),
+    ("dataset manifest", "binidx_manifest", True, "x: $.binidx_manifest: expected 1 (found True)"),
+    ("dataset manifest", "dataset.tokens", "2", "x: $.dataset.tokens: expected int (found '2')"),
+    ("dataset manifest", "job.tokenizer.uri", 2, "x: $.job.tokenizer.uri: expected str (found 2)"),
+    ("dataset manifest", "machines.a", 2, "x: $.machines[...]: expected object (found int)"),
+    ("parts", "version", 2, "x: $.version: expected 1 (found 2); needed binidx-parts 1, as binidx merge --virtual"),
+    ("parts", "dtype", "float128", "x: $: dtype: float128, needed one of uint8, "),
+    ("parts", "parts", [], "x: $: parts: found none, needs at least one; "),
+    ("parts", "parts.0.tokens", -1, "x: $.parts[0].tokens: expected int >= 0 (found -1); "),
+    ("parts", "parts.0.idx", {}, "idx and bin have no size, which identifies them; "),
+    ("parts", "parts.0.more", 1, "x: $.parts[0]: unknown field more; it has prefix, sequences, tokens, idx, bin; "),
+    ("baked", "binidx", "raw", "x: $.binidx: expected 'baked' (found 'raw'); needed what binidx bake writes"),
+    ("baked", "samples_per_part", 0, "x: $.samples_per_part: expected int >= 1 (found 0); "),
+    ("baked", "blended", 1, "x: $.blended: expected bool (found 1); "),
+    ("bundle", "0", ["s3://b/p", 0], "x: $[0]: expected array of length 5 (found ['s3://b/p', 0])"),
+    ("bundle", "0.1", -1, "x: $[0][1]: expected int >= 0 (found -1)"),
+    ("job", "inputs", "a", "x: $.inputs: expected array (found 'a')"),
+    ("job", "binidx_job", ..., "x: $.binidx_job: expected 1 (found None)"),
+    ("record", "binidx_part", 1, "x: $.binidx_part: expected 2 (found 1); finish with the binidx that began, or "),
+    ("record", "slices.0.dropped", {"a": "b"}, "x: $.slices[0].dropped[...]: expected int (found str); "),
+    ("record", "extents.0.more", 1, "x: $.extents[0]: unknown field more; it has first, count, end; "),
+    ("record", "datasets.text.digest", ..., "x: $.datasets[...]: missing required field digest; "),
+    ("record", "seconds", None, "x: $.seconds: expected float (found None); "),
+    ("claim", "holder", 1, "x: $.holder: expected str (found 1)"),
+    ("claim", "more", 1, "x: $: unknown field more; it has holder, state, "),
+    ("cached object", "format", 2, "x: $.format: expected 1 (found 2)"),
+    ("cached object", "size", -1, "x: $.size: expected int >= 0 (found -1)"),
+    ("cached object", "chunk_bytes", 0, "x: $.chunk_bytes: expected int >= 1 (found 0)"),
+    ("tokenizer.json", "model", ..., "x: $: missing required field model; needed a tokenizer.json; a vocab.json needs"),
+    ("tokenizer.json", "model.vocab", {}, "x: $.model: vocab: found no entry; "),
+    ("tokenizer.json", "model.vocab.a", "0", "x: $.model.vocab[...]: expected int (found str); "),
+    ("tokenizer.json", "model.vocab", [["a"]], "x: $.model.vocab[0]: expected array of length 2 (found ['a']); "),
+    ("tokenizer.json", "model.merges.0", 5, "x: $.model.merges[0]: expected str | array (found 5); "),
+    ("tokenizer.json", "added_tokens.0.content", ..., "x: $.added_tokens[0]: missing required field content; "),
+    ("tokenizer.json", "post_processor.processors.0.special_tokens", {},
+     "x: $.post_processor.processors[0]: single: found '<s>', needs one of special_tokens; "),
+    ("tokenizer.json", "post_processor", {"type": "BertProcessing", "cls": ["a", 1]},
+     "x: $.post_processor: BertProcessing: missing required field sep; "),
+    ("vocab.json", "a", 1.5, "x: $[...]: expected int (found float); needed a vocab.json"),
+    ("tokenizer_config.json", "eos_token", 5, "x: $.eos_token: expected str | object | null (found 5)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "path", "value", "message"), WRONG, ids=[f"{each[0]} {each[1]}" for each in WRONG])
+def test_a_wrong_field_is_named_by_its_path(kind: str, path: str, value: Any, message: str) -> None:
+    file, data = KINDS[kind]
+    whole = inside = copy.deepcopy(json.loads(data))
+    *way, last = [int(name) if name.isdigit() and kind != "journal" else name for name in path.split(".")]
+    for name in way:
+        inside = inside[name]
+    if value is ...:
+        del inside[last]
+    else:
+        inside[last] = value
+    with pytest.raises(file.error) as caught:
+        file.decode(json.dumps(whole).encode(), "x")
+    assert message.replace("\\", "") in str(caught.value)
+
+
+def huge(path: Path) -> str:
+    path.touch()
+    os.truncate(path, 10 * 10**9)
+    return str(path)
+
+
+LARGE: dict[str, tuple[str, Callable[[str], Any], type[BinidxError]]] = {
+    "run": ("run.json", binidx.Run.load, ConfigError),
+    "packed": ("packed.json", load_packed_run, ConfigError),
+    "baked": ("baked.json", lambda uri: read_baked(uri, None), FormatError),
+    "parts": ("x.parts.json", lambda uri: read_parts(uri.removesuffix(".parts.json")), FormatError),
+    "dataset manifest": ("x.manifest.json", lambda uri: read_manifest(uri, None), FormatError),
+    "tokenizer.json": ("tokenizer.json", describe_tokenizer, FormatError),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_file_of_ten_gigabytes_is_refused_unread(kind: str, tmp_path: Path) -> None:
+    name, read, error = LARGE[kind]
+    message = rf"{name}: too large \(found 10,000,000,000 bytes, need at most {MAX_BYTES:,}\)"
+    with pytest.raises(error, match=message):
+        read(huge(tmp_path / name))
+
+
+def test_a_large_file_that_only_saves_work_is_none(tmp_path: Path) -> None:
+    huge(tmp_path / "meta.json")
+    assert read_meta(str(tmp_path)) is None
+    huge(tmp_path / "en.convert.json")
+    assert ConvertJournal(f"{tmp_path}/en", {}, None).adopt() == "other"
