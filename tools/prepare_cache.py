@@ -34,9 +34,9 @@ if __name__ == "__main__":  # python tools/prepare_cache.py: see convert.py
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.survey import wanted_indices
 from binidx.errors import ConfigError, StorageError
+from binidx.index.build_context import BUILT, NOT_KEPT, Outcome
 from binidx.index.files import MANIFEST
 from binidx.index.npy import npy_of
-from binidx.index.outcome import BUILT, NOT_KEPT, Outcome, hearing
 from binidx.loader.run import Run
 from binidx.storage.publish import object_exists
 
@@ -109,8 +109,7 @@ def build(wanted: Run) -> Iterator[Row]:
             outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
             bar.update()
 
-        with hearing(hear):
-            datasets = [*datasets_of(wanted.build())]
+        datasets = [*datasets_of(wanted.build(on_outcome=hear))]
     for dataset in datasets:
         split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
         outcome = outcomes.get(f"{dataset.unique_description_hash}-{type(dataset).__name__}-{split.name}")

@@ -19,9 +19,10 @@ from claiming import FINGERPRINT, NAME, ask
 from servers.latency_proxy import latency_proxy
 
 from binidx.index import done, turn
+from binidx.index.build_context import BuildContext
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
-from binidx.index.turn import checking, lock_path, pause_after
+from binidx.index.turn import lock_path, pause_after
 from binidx.storage.claim import Claim, new_word
 from binidx.storage.publish import delete_object, object_exists
 
@@ -313,8 +314,9 @@ def test_who_waits_is_called_away_by_a_check(here: Run) -> None:
     def build(building: Building) -> None:
         raise AssertionError("somebody else is at it")
 
-    with checking(check), pytest.raises(TimeoutError, match="another rank failed"):
-        IndexCache(here.cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
+    cache = IndexCache(here.cache, NAME, context=BuildContext().with_check(check))
+    with pytest.raises(TimeoutError, match="another rank failed"):
+        cache.load_or_build("described", FINGERPRINT, ["a"], build)
     assert time.monotonic() - began < 20
 
 

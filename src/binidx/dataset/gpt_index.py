@@ -11,7 +11,7 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
 from binidx.dataset.split import Split
 from binidx.errors import IndexBuildError
-from binidx.index.budget import threads_here
+from binidx.index.build_context import NOT_KEPT, Outcome
 from binidx.index.building import Arrays, Building
 from binidx.index.cache import IndexCache
 from binidx.index.documents import Documents, kept
@@ -21,7 +21,6 @@ from binidx.index.foreign import check_gpt_index
 from binidx.index.gpt import ARRAYS, build_gpt_index
 from binidx.index.growth import Order, order_of
 from binidx.index.origin import describe_documents, origin_of
-from binidx.index.outcome import NOT_KEPT, Outcome, tell
 from binidx.index.sample import count_tokens
 from binidx.native import RandomState
 from binidx.storage.publish import join_uri
@@ -85,7 +84,8 @@ class GPTIndexed(MegatronDataset):
         if self.config.trust_cache and (found := self._cache.load(self._fingerprint(), ARRAYS)):
             return found
         self._build(building := Building())
-        tell(lambda: Outcome(self._cache.files, NOT_KEPT, 0.0))
+        if self.build_context.on_outcome is not None:
+            self.build_context.report(Outcome(self._cache.files, NOT_KEPT, 0.0))
         return building.arrays
 
     def _is_small(self) -> bool:
@@ -103,6 +103,7 @@ class GPTIndexed(MegatronDataset):
             origin=origin_of(self.dataset),
             order=self._order,
             trusted=self._check_foreign if self.config.trust_cache else None,
+            context=self.build_context,
         )
 
     def _files(self, prefix: str) -> IndexFiles:
@@ -153,7 +154,7 @@ class GPTIndexed(MegatronDataset):
         if self._is_small():
             self._build_planned(building, plan, 1)
             return
-        with threads_here(self.config.num_dataset_builder_threads) as threads:
+        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
             self._build_planned(building, plan, threads)
 
     def _build_planned(self, building: Building, plan: EpochPlan, threads: int) -> None:
@@ -180,7 +181,7 @@ class GPTIndexed(MegatronDataset):
     def _plan_in_threads(self) -> EpochPlan:
         if len(self._documents) <= SMALL:
             return self._plan_epochs(1)
-        with threads_here(self.config.num_dataset_builder_threads) as threads:
+        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
             return self._plan_epochs(threads)
 
     def _plan_epochs(self, threads: int) -> EpochPlan:

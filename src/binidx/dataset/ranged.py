@@ -26,7 +26,9 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, GPTDatasetConfig
 from binidx.dataset.megatron_dataset import MegatronDataset, required
 from binidx.dataset.split import Bookends, Split, SplitMatrix, normalize, split_range
 from binidx.errors import FormatError, IndexBuildError, StorageError
+from binidx.format.listed import Listed
 from binidx.format.ranged_dataset import RangedDataset
+from binidx.index.build_context import BuildContext
 from binidx.index.gpt import ARRAYS
 from binidx.index.origin import ONE_EACH, origin_of
 from binidx.index.ranged import fits, open_manifest
@@ -225,12 +227,19 @@ class RangedBuilder(BlendedMegatronDatasetBuilder):
     blended = BlendedDataset
 
     def _build_prefixes(
-        self, prefixes: Sequence[str], weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes
+        self,
+        prefixes: Sequence[str],
+        weights: Sequence[float] | None,
+        matrix: SplitMatrix,
+        sizes: Sizes,
+        context: BuildContext,
     ) -> list[list[MegatronDataset | None]]:
         asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
-        return [self._build_prefix(prefix, matrix, each) for prefix, each in zip(prefixes, asked, strict=True)]
+        return [self._build_prefix(prefix, matrix, each, context) for prefix, each in zip(prefixes, asked, strict=True)]
 
-    def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
+    def _build_prefix(
+        self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext, listed: Listed | None = None
+    ) -> list[MegatronDataset | None]:
         config: Any = self.config
         return [
             None if bookends is None else GPTDataset(required(prefix), bookends, size, split, config)
@@ -243,13 +252,14 @@ class RangedBuilder(BlendedMegatronDatasetBuilder):
         weights: Sequence[float] | None,
         sizes: Sizes,
         datasets_per_prefix: list[list[MegatronDataset | None]],
+        context: BuildContext,
     ) -> whole_blended.BlendedDataset | None:
         if split is not Split.train:
             return None
         if weights is None or sizes[split.value] is None:
             # Their lengths are the weights, and part of the blend's name.
             at_once(len, [splits[split.value] for splits in datasets_per_prefix if splits[split.value]])
-        return super()._blend(split, weights, sizes, datasets_per_prefix)
+        return super()._blend(split, weights, sizes, datasets_per_prefix, context)
 
 
 def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

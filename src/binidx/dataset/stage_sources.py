@@ -14,6 +14,7 @@ from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.split import Split, split_indices
 from binidx.dataset.stage import Seam, Stage
 from binidx.errors import BlendError
+from binidx.index.build_context import BuildContext
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,10 @@ class Place:
 class Sources:
     """The rounds of all sources, built as stages need them."""
 
-    def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
-        self._cls, self._config, self._split = cls, config, split
+    def __init__(
+        self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split, context: BuildContext
+    ) -> None:
+        self._cls, self._config, self._split, self._context = cls, config, split, context
         self._rounds: dict[str, list[int]] = {}  # prefix -> numbers in datasets
         self._served: dict[str, int] = {}
         self.datasets: list[MegatronDataset] = []
@@ -102,7 +105,8 @@ class Sources:
         if bookends is None:
             raise BlendError(f"{prefix}: has no {self._split.name} split in {config.split}")
         elements = split_indices(bookends, self._cls.numel_low_level_dataset(low_level))
-        dataset = self._cls(low_level, prefix, elements, num_samples, self._split, config)
+        arguments = low_level, prefix, elements, num_samples, self._split, config
+        dataset = self._cls.built_with(self._context, *arguments)
         if not len(dataset):
             raise BlendError(f"{prefix}: has no sample in the {self._split.name} split, round {len(rounds)}")
         rounds.append(len(self.datasets))

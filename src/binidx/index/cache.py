@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from binidx.errors import FormatError, StorageError
-from binidx.index.ahead import taken
+from binidx.index.build_context import BUILT, FOUND, TAKEN_OVER, BuildContext, Outcome
 from binidx.index.building import Arrays, Build, Building
 from binidx.index.done import FetchDone, telling
 from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
@@ -27,7 +27,6 @@ from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
 from binidx.index.litter import sweep_litter
 from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, StoredArray, library_version, mismatches
-from binidx.index.outcome import BUILT, FOUND, TAKEN_OVER, Outcome, tell
 from binidx.index.reuse import copy_twin, remember
 from binidx.index.turn import Built, Tell, load_else_build
 
@@ -49,6 +48,7 @@ class IndexCache:
         origin: the data it is of.
         order: tells what decides its arrays besides data and options, where other indices may hold the same.
         trusted: lets in what has no manifest, as Megatron leaves it, after this check; None: nothing of the kind.
+        context: options of the build that asks.
     """
 
     directory: str
@@ -57,6 +57,7 @@ class IndexCache:
     origin: Origin = NO_DATA
     order: Callable[[], Order] | None = None
     trusted: Check | None = None
+    context: BuildContext = field(default=BuildContext(), repr=False, compare=False)
 
     def load_or_build(
         self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str], build: Build
@@ -90,8 +91,9 @@ class IndexCache:
             build=make,
             storage_options=self.storage_options,
             ahead=FetchDone(self.files, names),
+            checks=self.context.checks,
         )
-        tell(lambda: Outcome(self.files, how, time.monotonic() - began))
+        self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
     @property
@@ -106,7 +108,8 @@ class IndexCache:
         """
         uri = self.files.uri(MANIFEST)
         try:
-            manifest, arrays = taken(self.files) or (self.files.read_manifest(), None)
+            prefetched = self.context.prefetch.take(self.files) if self.context.prefetch else None
+            manifest, arrays = prefetched or (self.files.read_manifest(), None)
             if manifest is not None:
                 return self._load(manifest, fingerprint, names, arrays)
         except StaleError as error:
