@@ -25,7 +25,6 @@ from binidx.index.done import FetchDone, telling
 from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
 from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
-from binidx.index.litter import sweep_litter
 from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, StoredArray, library_version, mismatches
 from binidx.index.reuse import copy_twin, remember
 from binidx.index.turn import Built, Tell, load_else_build
@@ -175,7 +174,7 @@ class IndexCache:
         )
         if order:
             remember(self.files, fingerprint, self.origin, order)
-        sweep_litter(self.files)
+        self.files.remove_leftovers()
 
 
 def _warn(text: str, said: set[str] | None) -> None:
