@@ -75,8 +75,9 @@ class StagedBlendedDataset(BlendedDataset):
         if not stages:
             raise ConfigError("stages: found none, needs at least one")
         self.stages, self.config, self.split = tuple(stages), config, split
-        self._sources = Sources(cls, config, split, self.build_context)
-        self.seams = self._sources.seams_of(self.stages, [self._counts(stage) for stage in self.stages])
+        self._sources = Sources(cls, config, split)
+        counts = [self._counts(stage) for stage in self.stages]
+        self.seams = self._sources.seams_of(self.stages, counts, self.build_context)
         self.datasets = self._sources.datasets
         self.size = sum(stage.num_samples for stage in self.stages)
         self.weights = self.stages[0].shares

@@ -12,22 +12,27 @@ stale data cost a rebuild and never a wrong order. (So nothing is synced to the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from binidx.errors import FormatError, StorageError
+from binidx.errors import BinidxError, FormatError, StorageError
 from binidx.index.build_context import BUILT, FOUND, TAKEN_OVER, BuildContext, Outcome
 from binidx.index.building import Arrays, Build, Building
-from binidx.index.done import FetchDone, telling
 from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
 from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
 from binidx.index.manifest import ALGORITHM, NO_DATA, Manifest, Origin, StoredArray, library_version, mismatches
 from binidx.index.reuse import copy_twin, remember
 from binidx.index.turn import Built, Tell, load_else_build
+from binidx.storage.threads import Threads
+
+TOLD_BYTES = 16 << 20
+"""Of an array: a smaller one comes sooner than a claim is looked at again."""
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ class IndexCache:
             how, reused = TAKEN_OVER, self.reuse(description, wanted, names)
             if reused is not None:
                 return reused, True
-            how, built = BUILT, self.build(description, wanted, build, telling(say))
+            how, built = BUILT, self.build(description, wanted, build, partial(announce, say))
             return built.arrays, built.failure is None
 
         arrays = load_else_build(
@@ -182,3 +187,35 @@ def _warn(text: str, said: set[str] | None) -> None:
         logger.warning("%s", text)
     if said is not None:
         said.add(text)
+
+
+def announce(tell: Tell, stored: Mapping[str, StoredArray]) -> None:
+    """Tell the waiting nodes of the large arrays that are published so far, by the identities of their objects."""
+    done = {name: asdict(each) for name, each in stored.items() if each.identity and each.bytes >= TOLD_BYTES}
+    if done:
+        tell(done)
+
+
+class FetchDone:
+    """Fetch finished arrays, each once, while another node builds the next one.
+
+    Only work is saved: an array lies in the directory of the node under the identity that the store gave it, and is
+    used if the manifest names that very object. A failed fetch is repeated when the index is loaded.
+    """
+
+    def __init__(self, files: IndexFiles, names: Sequence[str]) -> None:
+        self._files, self._waiting = files, {*names}
+
+    def __call__(self, done: Mapping[str, Any]) -> None:
+        # A claim may have been written by anybody.
+        for name in self._waiting.intersection(done if isinstance(done, Mapping) else ()):
+            self._waiting.discard(name)
+            _submit(partial(_bring, self._files, name, done[name]))
+
+
+def _bring(files: IndexFiles, name: str, fields: Any) -> None:
+    with contextlib.suppress(BinidxError, TypeError, ValueError, KeyError, AttributeError):
+        files.bring(name, StoredArray(**fields))
+
+
+_submit = Threads("binidx-done", lambda: 4).submit
