@@ -35,9 +35,9 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.megatron_dataset import recorded_name
 from binidx.dataset.survey import wanted_indices
 from binidx.errors import ConfigError, StorageError
+from binidx.index.build_context import BUILT, NOT_KEPT, Outcome
 from binidx.index.files import MANIFEST
 from binidx.index.npy import npy_of
-from binidx.index.outcome import BUILT, NOT_KEPT, Outcome, hearing
 from binidx.loader.run import Run
 from binidx.storage.publish import object_exists
 
@@ -110,8 +110,7 @@ def build(wanted: Run) -> Iterator[Row]:
             outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
             bar.update()
 
-        with hearing(hear):
-            datasets = [*datasets_of(wanted.build())]
+        datasets = [*datasets_of(wanted.build(on_outcome=hear))]
     for dataset in datasets:
         split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
         outcome = outcomes.get(f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}")

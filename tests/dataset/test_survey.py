@@ -11,7 +11,6 @@ from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
 from binidx.dataset.survey import wanted_indices
-from binidx.index.outcome import hearing
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +56,8 @@ def test_names_and_order_are_those_of_what_is_built(
         eod_mask_loss=False, path_to_cache=str(tmp_path), cache_small_indices=True, **fields,
     )  # fmt: skip
     heard: list[Any] = []
-    with hearing(heard.append):
-        built = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config).build()
+    builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config)
+    built = builder.build(on_outcome=heard.append)
 
     wanted = wanted_indices(config, sizes)
     lengths: dict[str, int] = {}

@@ -18,7 +18,8 @@ from binidx.format import bundle as bundling
 from binidx.format.bundle import choose, format_bundle, parse_bundle
 from binidx.format.bundled import BundlePlace
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.listed import MANY, listed
+from binidx.format.listed import MANY, list_with_bundle
+from binidx.format.pair import KnownPrefix
 from binidx.storage.publish import create_object, object_identity, read_small
 
 
@@ -44,8 +45,8 @@ def place(folder: str) -> BundlePlace:
 
 
 def open_all(prefixes: Sequence[str], place: BundlePlace) -> list[IndexedDataset]:
-    with listed(prefixes, place=place):
-        return [IndexedDataset(prefix) for prefix in prefixes]
+    with list_with_bundle(prefixes, None, place) as found:
+        return [IndexedDataset(KnownPrefix(prefix, found.get(prefix))) for prefix in prefixes]
 
 
 def check_all(prefixes: Sequence[str], place: BundlePlace, numbers: Sequence[int] = range(MANY)) -> None:

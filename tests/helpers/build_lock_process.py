@@ -25,6 +25,7 @@ import numpy as np
 
 from binidx.errors import PeerError
 from binidx.index import turn
+from binidx.index.build_context import BuildContext
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 from binidx.storage import claim
@@ -52,8 +53,8 @@ def ask(cache: str, log: str, how: dict[str, Any]) -> dict[str, object]:
             raise PeerError("another rank of its run failed")
 
     try:
-        with turn.checking(check):
-            arrays = IndexCache(cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
+        context = BuildContext().with_check(check)
+        arrays = IndexCache(cache, NAME, context=context).load_or_build("described", FINGERPRINT, ["a"], build)
     except (PeerError, ValueError) as error:
         return {"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - began}
     return {"sum": int(arrays["a"].sum()), "seconds": time.monotonic() - began}

@@ -35,7 +35,7 @@ from binidx.index.turn import check_all
 
 def act(how: dict[str, Any]) -> None:
     time.sleep(how.get("late", 0))
-    with ranks.together():
+    with ranks.together() as checks:
         time.sleep(how.get("sleep", 0))
         if "kill" in how:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -43,7 +43,7 @@ def act(how: dict[str, Any]) -> None:
             raise ValueError(how["fail"])
         until = time.monotonic() + how.get("wait", 0)
         while time.monotonic() < until:
-            check_all()
+            check_all(checks)
             time.sleep(0.02)
 
 

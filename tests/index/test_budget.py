@@ -6,20 +6,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from binidx.index.budget import Budget, threads_here
+from binidx.index.budget import Budget
+from binidx.index.build_context import BuildContext
 
 
 def test_outside_of_a_budget_the_threads_asked_for_are_given() -> None:
-    with threads_here(5) as threads:
+    with BuildContext().threads(5) as threads:
         assert threads == 5
 
 
 def test_who_is_alone_gets_all_and_gives_them_back() -> None:
     budget = Budget(4)
     for _ in range(2):
-        with budget.worker(), threads_here(99) as threads:
+        with budget.worker() as worker, BuildContext(worker=worker).threads(99) as threads:
             assert threads == 4
-            with threads_here(99) as nested:
+            with worker.rest() as nested:
                 assert nested == 1
 
 
@@ -28,9 +29,9 @@ def test_workers_that_wait_work_beside_each_other_within_the_number() -> None:
     budget, together = Budget(4), threading.Barrier(4, timeout=300)
 
     def work(_: int) -> int:
-        with budget.worker():
+        with budget.worker() as worker:
             together.wait()
-            with threads_here(99) as threads:
+            with worker.rest() as threads:
                 together.wait()
                 return threads
 
@@ -42,20 +43,20 @@ def test_of_many_that_wait_for_a_store_no_more_build_than_there_are_threads() ->
     budget, waiting, at_work, most = Budget(3), threading.Barrier(16, timeout=300), [0], [0]
 
     def work(_: int) -> None:
-        with budget.waiter():
-            waiting.wait()
-            with threads_here(99) as threads:
-                at_work[0] += threads
-                most[0] = max(most[0], at_work[0])
-                time.sleep(0.001)
-                with threads_here(99) as nested:
-                    assert nested >= 1
-                at_work[0] -= threads
+        worker = budget.waiter()
+        waiting.wait()
+        with worker.rest() as threads:
+            at_work[0] += threads
+            most[0] = max(most[0], at_work[0])
+            time.sleep(0.001)
+            with worker.rest() as nested:
+                assert nested >= 1
+            at_work[0] -= threads
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(work, range(32)))
     assert most[0] == 3
-    with budget.worker(), threads_here(1) as threads:
+    with budget.worker() as worker, worker.rest() as threads:
         assert threads == 3
 
 
@@ -79,9 +80,9 @@ def test_an_error_gives_all_back() -> None:
     budget = Budget(2)
     for _ in range(3):
         try:
-            with budget.worker(), threads_here(1):
+            with budget.worker() as worker, worker.rest():
                 raise KeyError
         except KeyError:
             pass
-    with budget.worker(), threads_here(1) as threads:
+    with budget.worker() as worker, worker.rest() as threads:
         assert threads == 2

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import binidx
 from binidx.errors import FormatError
-from binidx.index import litter
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 from binidx.index.manifest import (
@@ -278,7 +277,7 @@ def test_arrays_in_a_bucket_are_known_by_the_identity_the_store_gave_them(tmp_pa
     assert manifest.order == {"num_epochs": 1, "separate_final_epoch": False}
 
 
-# Litter
+# Staging files
 
 
 def test_what_a_killed_builder_left_goes_an_hour_later(tmp_path: Path) -> None:
@@ -291,7 +290,6 @@ def test_what_a_killed_builder_left_goes_an_hour_later(tmp_path: Path) -> None:
         path.write_bytes(b"left")
         if path != new:
             os.utime(path, (time.time() - 4000,) * 2)
-    litter._swept.cache_clear()
     IndexCache(str(tmp_path), name).load_or_build("described", {}, [], lambda building: None)
     assert not any(path.exists() for path in (old, *linked))
     assert new.exists()

@@ -18,10 +18,12 @@ import pytest
 from helpers.build_lock_process import FINGERPRINT, NAME, ask
 from servers.latency_proxy import latency_proxy
 
-from binidx.index import done, turn
+from binidx.index import cache as index_cache
+from binidx.index import turn
+from binidx.index.build_context import BuildContext
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
-from binidx.index.turn import checking, lock_path, pause_after
+from binidx.index.turn import lock_path, pause_after
 from binidx.storage.claim import Claim, new_word
 from binidx.storage.publish import delete_object, object_exists
 
@@ -122,7 +124,7 @@ def test_of_eight_processes_on_two_nodes_one_builds(run: Run) -> None:
 def test_a_node_that_waits_fetches_arrays_while_the_others_are_built(
     tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(done, "TOLD_BYTES", 0)
+    monkeypatch.setattr(index_cache, "TOLD_BYTES", 0)
     monkeypatch.setenv("BINIDX_INDEX_DIR", f"{tmp_path}/node0")
     monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")  # however full the disk is
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment(), running(tmp_path, s3.fresh()) as run:
@@ -150,7 +152,7 @@ def test_a_node_that_waits_fetches_arrays_while_the_others_are_built(
 
 @pytest.mark.parametrize("said", [1, ["a"], {"a": 1}, {"a": {"bytes": 1}}, {"b": {}}, "a"])
 def test_what_a_claim_says_is_done_may_be_anything(tmp_path: Path, said: Any) -> None:
-    fetch = done.FetchDone(IndexCache(f"{tmp_path}", NAME).files, ["a"])
+    fetch = index_cache.FetchDone(IndexCache(f"{tmp_path}", NAME).files, ["a"])
     fetch(said)
     fetch(said)
 
@@ -316,8 +318,9 @@ def test_who_waits_is_called_away_by_a_check(here: Run) -> None:
     def build(building: Building) -> None:
         raise AssertionError("somebody else is at it")
 
-    with checking(check), pytest.raises(TimeoutError, match="another rank failed"):
-        IndexCache(here.cache, NAME).load_or_build("described", FINGERPRINT, ["a"], build)
+    cache = IndexCache(here.cache, NAME, context=BuildContext().with_check(check))
+    with pytest.raises(TimeoutError, match="another rank failed"):
+        cache.load_or_build("described", FINGERPRINT, ["a"], build)
     assert time.monotonic() - began < 300
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distant import TRANSPORTS, Distant, distant_store
 from helpers.gpt_data import TOKENIZER, assert_same_sample
-from random_datasets import Document, build_ours
+from helpers.proxied_store import TRANSPORTS, Distant, distant_store
+from helpers.random_datasets import Document, build_ours
 from servers.gcs import Store
 from servers.http_objects import Server, http_objects
 

@@ -19,7 +19,6 @@ from helpers.oracle import megatron
 
 import binidx
 from binidx.format.convert import convert_dataset
-from binidx.index.outcome import hearing
 
 COUNTS = (12_000, 9_000)
 
@@ -71,8 +70,7 @@ def test_training_finds_all_that_was_built_and_builds_nothing(
     first = prepared(capsys, path)
     assert ways(first).count("built") == 5  # train: both and the blend; of valid and test the blends
     heard: list[Any] = []
-    with hearing(heard.append):
-        train, valid, test = binidx.Run.load(str(path)).build()
+    train, valid, test = binidx.Run.load(str(path)).build(on_outcome=heard.append)
     assert sorted(outcome.how for outcome in heard) == ["found"] * 5 + ["not kept"] * 4
     rows = first["indices"]
     assert [row["samples"] for row in rows] == [

@@ -71,7 +71,10 @@ class BestFitGPTDataset(GPTDataset):
             self._build(building := Building())
             return building.arrays
         where = self._cache
-        cache = IndexCache(where.directory, where.name, where.storage_options, origin=origin_of(self.dataset))
+        origin = origin_of(self.dataset)
+        cache = IndexCache(
+            where.directory, where.name, where.storage_options, origin=origin, context=self.build_context
+        )
         return cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
 
     def _fingerprint(self) -> dict[str, Any]:

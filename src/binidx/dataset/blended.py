@@ -146,7 +146,8 @@ class BlendedDataset(Identified):
     def _cache(self, directory: str) -> IndexCache:
         name = f"{self.unique_description_hash}-{recorded_name(type(self))}-{self.split.name}"
         trusted = self._check_foreign if self.config.trust_cache else None
-        return IndexCache(directory, name, self.config.storage_options, trusted=trusted)
+        options = self.config.storage_options
+        return IndexCache(directory, name, options, trusted=trusted, context=self.build_context)
 
     def _build(self, building: Building) -> None:
         size = sum(map(int, self.weights)) if self.size is None else self.size

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import get_annotations
 from math import ceil
@@ -17,17 +19,22 @@ from binidx.dataset.siblings import at_once, in_threads
 from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices, split_range
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError
-from binidx.format.ahead import going_ahead
 from binidx.format.bundled import BundlePlace
-from binidx.format.listed import is_at_hand, listed
-from binidx.index.ahead import IndexAhead
+from binidx.format.idx import get_idx_path
+from binidx.format.listed import Listed, list_with_bundle
+from binidx.format.pair import KnownPrefix
 from binidx.index.budget import Budget
+from binidx.index.build_context import BuildContext, OnOutcome
 from binidx.index.cache import Access
 from binidx.index.files import IndexFiles
+from binidx.index.prefetch import prefetch
+from binidx.index.turn import Check
 from binidx.storage.filesystem import local_path
 
 Sizes = Sequence[int | None]
 TopLevelDataset = BlendedDataset | MegatronDataset
+Built = list[TopLevelDataset | list[MegatronDataset] | None]
+"""One dataset per split, or the list of its validation sets; None: the split has no share."""
 WHOLE = (0.0, 1.0)
 
 
@@ -74,27 +81,30 @@ class BlendedMegatronDatasetBuilder:
             if size is None and blend is not None and blend[1] is not None:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
 
-    def build(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
+    def build(self, *, on_outcome: OnOutcome = None) -> Built:
         """One dataset per split, None for a split without a share (or on a rank that does not build).
 
         A single prefix without weight gives the dataset itself, several a `BlendedDataset`; with
         `multiple_validation_sets` the valid split is a list.
 
+        Args:
+            on_outcome: called with the outcome of each index, by any thread (ours).
+
         Raises:
             PeerError: under torch.distributed, what another rank raised in here: `ranks.together`.
         """
-        with together():
-            return self._build()
+        with together() as checks:
+            return self._build(BuildContext(checks, on_outcome=on_outcome))
 
-    def _build(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
+    def _build(self, context: BuildContext) -> Built:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         if self.config.mock:
-            return [*self._build_prefix(None, self._matrix(), self.sizes)]
+            return [*self._build_prefix(None, self._matrix(), self.sizes, context)]
         if self.config.blend is not None:
-            return self._build_one_distribution(self.config.blend)
+            return self._build_one_distribution(self.config.blend, context)
         blends = zip(Split, self._blends(), strict=True)
-        return [self._build_split(split, blend if split in self.splits else None) for split, blend in blends]
+        return [self._build_split(split, blend if split in self.splits else None, context) for split, blend in blends]
 
     def _matrix(self) -> SplitMatrix:
         """The config's, of the splits that are built."""
@@ -106,37 +116,50 @@ class BlendedMegatronDatasetBuilder:
             return [self.config.blend] * len(Split)
         return self.config.blend_per_split or [None] * len(Split)
 
-    def _build_one_distribution(self, blend: Blend) -> list[TopLevelDataset | list[MegatronDataset] | None]:
+    def _build_one_distribution(self, blend: Blend, context: BuildContext) -> Built:
         prefixes, weights = blend
         matrix = self._matrix()
         if len(prefixes) == 1 and weights is None:
-            return [*self._build_prefix(prefixes[0], matrix, self.sizes)]
-        datasets = self._build_prefixes(prefixes, weights, matrix, self.sizes)
-        blends = [partial(self._blend, split, weights, self.sizes, datasets) for split in Split]
-        return [*at_once(blends)] if self._is_remote([]) else [blend() for blend in blends]
+            return [*self._build_prefix(prefixes[0], matrix, self.sizes, context)]
+        datasets = self._build_prefixes(prefixes, weights, matrix, self.sizes, context)
 
-    def _build_split(self, split: Split, blend: Blend | None) -> TopLevelDataset | list[MegatronDataset] | None:
+        def build(split: Split, check: Check) -> BlendedDataset | None:
+            return self._blend(split, weights, self.sizes, datasets, context.with_check(check))
+
+        if self._is_remote([]):
+            return [*at_once([partial(build, split) for split in Split])]
+        return [self._blend(split, weights, self.sizes, datasets, context) for split in Split]
+
+    def _build_split(
+        self, split: Split, blend: Blend | None, context: BuildContext
+    ) -> TopLevelDataset | list[MegatronDataset] | None:
         if blend is None:
             return None
         prefixes, weights = blend
         matrix: SplitMatrix = [WHOLE if other is split else None for other in Split]
         sizes = [self.sizes[other.value] if other is split else 0 for other in Split]
         if len(prefixes) == 1:
-            return self._build_prefix(prefixes[0], matrix, sizes)[split.value]
+            return self._build_prefix(prefixes[0], matrix, sizes, context)[split.value]
         if self.config.multiple_validation_sets and split is Split.valid:
-            return self._build_validation_sets(prefixes, matrix, sizes)
-        return self._blend(split, weights, sizes, self._build_prefixes(prefixes, weights, matrix, sizes))
+            return self._build_validation_sets(prefixes, matrix, sizes, context)
+        datasets = self._build_prefixes(prefixes, weights, matrix, sizes, context)
+        return self._blend(split, weights, sizes, datasets, context)
 
     def _build_validation_sets(
-        self, prefixes: Sequence[str], matrix: SplitMatrix, sizes: Sizes
+        self, prefixes: Sequence[str], matrix: SplitMatrix, sizes: Sizes, context: BuildContext
     ) -> list[MegatronDataset]:
         if self.config.full_validation and sizes[Split.valid.value] is not None:
             raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
-        built = (self._build_prefix(prefix, matrix, sizes)[Split.valid.value] for prefix in prefixes)
+        built = (self._build_prefix(prefix, matrix, sizes, context)[Split.valid.value] for prefix in prefixes)
         return [dataset for dataset in built if dataset is not None]
 
     def _build_prefixes(
-        self, prefixes: Sequence[str], weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes
+        self,
+        prefixes: Sequence[str],
+        weights: Sequence[float] | None,
+        matrix: SplitMatrix,
+        sizes: Sizes,
+        context: BuildContext,
     ) -> list[list[MegatronDataset | None]]:
         """Per prefix, its splits.
 
@@ -145,19 +168,24 @@ class BlendedMegatronDatasetBuilder:
         """
         asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
         if self.access == "ranges":
-            return [self._build_prefix(prefix, matrix, each) for prefix, each in zip(prefixes, asked, strict=True)]
+            each_asked = zip(prefixes, asked, strict=True)
+            return [self._build_prefix(prefix, matrix, each, context) for prefix, each in each_asked]
         budget = Budget(self.config.num_dataset_builder_threads)
 
-        def build(prefix: str, sizes: Sizes) -> list[MegatronDataset | None]:
-            with budget.waiter() if remote else budget.worker():
-                return self._build_prefix(prefix, matrix, sizes)
+        def wait_and_build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
+            mine = replace(context.with_check(check), worker=budget.waiter())
+            return self._build_prefix(prefix, matrix, sizes, mine, listed.get(prefix))
 
-        remote = self._is_remote(prefixes)
-        works = [partial(build, *each) for each in zip(prefixes, asked, strict=True)]
-        if remote:
-            with listed(prefixes, self.config.storage_options, place=self._bundle()):
-                return at_once(works, is_at_hand(prefixes))
-        return in_threads(works, self.config.num_dataset_builder_threads)
+        def build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
+            with budget.worker() as worker:
+                return self._build_prefix(prefix, matrix, sizes, replace(context.with_check(check), worker=worker))
+
+        if not self._is_remote(prefixes):
+            works = [partial(build, *each) for each in zip(prefixes, asked, strict=True)]
+            return in_threads(works, self.config.num_dataset_builder_threads)
+        with list_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
+            works = [partial(wait_and_build, *each) for each in zip(prefixes, asked, strict=True)]
+            return at_once(works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes])
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Whether some of these, or their caches, lie in a store."""
@@ -169,14 +197,27 @@ class BlendedMegatronDatasetBuilder:
             return None
         return BundlePlace(self.config.path_to_cache, rank() == 0, self.config.storage_options)
 
-    def _build_prefix(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
+    def _build_prefix(
+        self,
+        prefix: str | None,
+        matrix: SplitMatrix,
+        sizes: Sizes,
+        context: BuildContext,
+        listed: Listed | None = None,
+    ) -> list[MegatronDataset | None]:
         if self.access == "ranges":
             return [
                 None if bookends is None else self.cls.open_later(required(prefix), bookends, size, split, self.config)
                 for split, bookends, size in zip(Split, matrix, sizes, strict=True)
             ]
-        with going_ahead(IndexAhead(partial(self._cached_in, prefix, matrix, sizes)) if prefix else None):
-            return self._build_opened(prefix, matrix, sizes)
+        if prefix is None:
+            return self._build_opened(None, prefix, matrix, sizes, context)
+        fetched = None
+        if self._is_remote([prefix]):
+            fetched = prefetch(idx_bytes(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
+        known = KnownPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
+        context = replace(context, prefetch=fetched)
+        return self._build_opened(known, prefix, matrix, sizes, context)
 
     def _cached_in(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[IndexFiles]:
         """Where the indices of a prefix lie, if they are cached."""
@@ -184,8 +225,10 @@ class BlendedMegatronDatasetBuilder:
         found = [self.cls.cached_in(prefix, size, split, self.config) for split, _, size in wanted]
         return [files for files in found if files is not None]
 
-    def _build_opened(self, prefix: str | None, matrix: SplitMatrix, sizes: Sizes) -> list[MegatronDataset | None]:
-        low_level = self.cls.build_low_level_dataset(prefix, self.config)
+    def _build_opened(
+        self, known: KnownPrefix | None, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
+    ) -> list[MegatronDataset | None]:
+        low_level = self.cls.build_low_level_dataset(known, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # Of the class that has the constructor: one of a user's, over ours, is given an array.
         kind = next(each for each in self.cls.__mro__ if "__init__" in vars(each))
@@ -193,7 +236,9 @@ class BlendedMegatronDatasetBuilder:
         return [
             None
             if bookends is None
-            else self.cls(low_level, prefix, elements(bookends, num_elements), size, split, self.config)
+            else self.cls.built_with(
+                context, low_level, prefix, elements(bookends, num_elements), size, split, self.config
+            )
             for split, bookends, size in zip(Split, matrix, sizes, strict=True)
         ]
 
@@ -203,6 +248,7 @@ class BlendedMegatronDatasetBuilder:
         weights: Sequence[float] | None,
         sizes: Sizes,
         datasets_per_prefix: list[list[MegatronDataset | None]],
+        context: BuildContext,
     ) -> BlendedDataset | None:
         datasets = [dataset for splits in datasets_per_prefix if (dataset := splits[split.value]) is not None]
         if not datasets:
@@ -210,11 +256,23 @@ class BlendedMegatronDatasetBuilder:
         size = sizes[split.value]
         if weights is not None and size is not None:
             shares = normalize(list(weights))
-            num_samples = sum(ceil(size * share) for share in shares)
-            return self.blended(datasets, shares, num_samples, self.config, access=self.access)
-        lengths = at_once([partial(len, each) for each in datasets], [self.access == "load"] * len(datasets))
-        asked = None if size is None else min(size, sum(lengths))
-        return self.blended(datasets, lengths, asked, self.config, access=self.access)
+            total = sum(ceil(size * share) for share in shares)
+            return self.blended.built_with(context, datasets, shares, total, self.config, access=self.access)
+
+        def length(dataset: MegatronDataset, check: Check) -> int:
+            return len(dataset)
+
+        lengths = at_once([partial(length, each) for each in datasets], [self.access == "load"] * len(datasets))
+        most = None if size is None else min(size, sum(lengths))
+        return self.blended.built_with(context, datasets, lengths, most, self.config, access=self.access)
+
+
+def idx_bytes(prefix: str, listed: Listed | None) -> int | None:
+    """Size of the `.idx` under a prefix; None where only its store knows."""
+    if listed is not None:
+        return int(listed.identity["size"])
+    path = local_path(get_idx_path(prefix))
+    return os.path.getsize(path) if path is not None and os.path.exists(path) else None
 
 
 def sizes_per_dataset(

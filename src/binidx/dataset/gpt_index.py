@@ -16,7 +16,7 @@ from binidx.dataset.split import Bookends, Split, split_range
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged import CheckedIndex
-from binidx.index.budget import threads_here
+from binidx.index.build_context import NOT_KEPT, Outcome
 from binidx.index.building import Arrays, Building
 from binidx.index.cache import Access, IndexCache, has_fingerprint
 from binidx.index.documents import Documents, kept
@@ -27,7 +27,6 @@ from binidx.index.gpt import ARRAYS, build_gpt_index
 from binidx.index.growth import Order, order_of
 from binidx.index.manifest import Manifest
 from binidx.index.origin import ONE_EACH, describe_documents, origin_of
-from binidx.index.outcome import NOT_KEPT, Outcome, tell
 from binidx.index.sample import count_tokens
 from binidx.native import Orders, RandomState
 from binidx.storage.filesystem import same_object
@@ -180,7 +179,8 @@ class GPTIndexed(MegatronDataset):
         if self.config.trust_cache and (found := self._cache.load(self._fingerprint(), ARRAYS)):
             return found
         self._build(building := Building())
-        tell(lambda: Outcome(self._cache.files, NOT_KEPT, 0.0))
+        if self.build_context.on_outcome is not None:
+            self.build_context.report(Outcome(self._cache.files, NOT_KEPT, 0.0))
         return building.arrays
 
     def _is_small(self) -> bool:
@@ -198,6 +198,7 @@ class GPTIndexed(MegatronDataset):
             origin=origin_of(self.dataset),
             order=self._order,
             trusted=self._check_foreign if self.config.trust_cache else None,
+            context=self.build_context,
         )
 
     def _files(self, prefix: str) -> IndexFiles:
@@ -248,7 +249,7 @@ class GPTIndexed(MegatronDataset):
         if self._is_small():
             self._build_planned(building, plan, 1)
             return
-        with threads_here(self.config.num_dataset_builder_threads) as threads:
+        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
             self._build_planned(building, plan, threads)
 
     def _build_planned(self, building: Building, plan: EpochPlan, threads: int) -> None:
@@ -275,7 +276,7 @@ class GPTIndexed(MegatronDataset):
     def _plan_in_threads(self) -> EpochPlan:
         if len(self._documents) <= SMALL:
             return self._plan_epochs(1)
-        with threads_here(self.config.num_dataset_builder_threads) as threads:
+        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
             return self._plan_epochs(threads)
 
     def _plan_epochs(self, threads: int) -> EpochPlan:

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.idx import SequenceIndex, stored
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.pair import KnownPrefix
+from binidx.index.build_context import BuildContext
 from binidx.index.building import Building
 from binidx.index.cache import IndexCache
 from binidx.storage.backends import open_object
@@ -65,11 +67,11 @@ class JsonLines(IndexedDataset):
         mmap: bool = True,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path_prefix, self.multimodal = uri, False
+        self.path_prefix, self.multimodal = str(uri), False
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
         self.identity_when_opened = object_identity(uri, storage_options)
         self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=codec_by_name(uri))
-        starts, lengths = self._lines()
+        starts, lengths = self._lines(BuildContext(KnownPrefix.of(uri).checks))
         documents = np.arange(len(starts) + 1, dtype=np.int64)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
         self._stored = stored(np.uint8)
@@ -115,11 +117,12 @@ class JsonLines(IndexedDataset):
         lengths = self.index.sequence_lengths[start:stop].tolist()
         return self.read(zip(range(start, stop), [0] * len(lengths), lengths, strict=True))
 
-    def _lines(self) -> Lines:
+    def _lines(self, context: BuildContext) -> Lines:
         if self.bin_reader.size <= SCANNED_EACH_TIME:
             return self._find()
         name = f"{hashlib.md5(self.path_prefix.encode(), usedforsecurity=False).hexdigest()}-JsonLines"
-        cache = IndexCache(self.path_to_cache or f"{self.path_prefix}.lines", name, self.storage_options)
+        directory = self.path_to_cache or f"{self.path_prefix}.lines"
+        cache = IndexCache(directory, name, self.storage_options, context=context)
         arrays = cache.load_or_build(
             f"lines of {self.path_prefix}\n", {"object": self.identity_when_opened}, ARRAYS, self._build
         )

@@ -204,6 +204,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             self.config.storage_options,
             origin=origin_of(self.dataset),
             trusted=self._check_foreign if self.config.trust_cache else None,
+            context=self.build_context,
         )
 
     def _is_small(self) -> bool:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
+from binidx.index.build_context import BuildContext
 from binidx.index.files import IndexFiles
 
 NO_PAD = -1
@@ -63,6 +64,20 @@ class Identified:
     """What is known by its `unique_identifiers`: their text and its digest, made when a cache's name needs them."""
 
     unique_identifiers: OrderedDict[str, Any]
+    build_context = BuildContext()
+    """Options of the build that makes it, while it does: `built_with`."""
+
+    @classmethod
+    def built_with(cls, context: BuildContext, *arguments: Any, **keywords: Any) -> Self:
+        """`cls(*arguments, **keywords)`, whose index is built with these options.
+
+        Constructors have Megatron's arguments, and subclasses of users have their own, so the options are set before.
+        """
+        made = cls.__new__(cls, *arguments, **keywords)
+        made.build_context = context
+        made.__init__(*arguments, **keywords)  # type: ignore[misc]
+        del made.build_context
+        return made
 
     @cached_property
     def unique_description(self) -> str:
@@ -139,7 +154,7 @@ class MegatronDataset(Identified, ABC):
     def cached_in(
         cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
     ) -> IndexFiles | None:
-        """Where the index of such a dataset would be cached, for a kind whose arrays may be fetched ahead: `ahead`."""
+        """Where the index of such a dataset would be cached, where its kind has them prefetched."""
         return None
 
     @classmethod

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 from binidx.dataset.torch_bridge import Store, group_store
 from binidx.errors import PeerError
-from binidx.index.turn import checking
+from binidx.index.turn import Checks
 
 LOOK_SECONDS, BEAT_SECONDS = 1.0, 3.0
 SILENT_SECONDS = 30.0
@@ -56,20 +56,23 @@ _builds = itertools.count()
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """What all ranks do in the block succeeds on all, or raises on all; a plain block where there are no others.
+def together() -> Iterator[Checks]:
+    """The work of all ranks in the block succeeds on all, or raises on all; a plain block where there are no others.
 
     Every rank is to come here, as often as the others. It is no barrier: who comes late finds what is there.
+
+    Yields:
+        Checks for the work to call while it waits: they raise once another rank has failed.
 
     Raises:
         PeerError: another rank failed or died.
     """
     group = group_store(f"binidx/build/{next(_builds)}")
     if group is None:
-        yield
+        yield ()
         return
-    with Company(*group).joined() as company, checking(company.check, company.ask):
-        yield
+    with Company(*group).joined() as company:
+        yield ((company.check, company.ask),)
 
 
 class Company:

@@ -2,7 +2,7 @@
 
     computes                    goes on to its end, and nobody waits for it
     raises                      out of here, at once
-    waits for another process   is called away: `turn.checking`
+    waits for another process   is called away: its check raises, see `turn.Checks`
     has not begun               never does
 
 So no rank keeps an error to itself for as long as another node builds, and none waits for that when it ends.
@@ -13,11 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from binidx.errors import PeerError
-from binidx.index.turn import checking
+from binidx.index.turn import Check
 from binidx.storage.threads import Threads
 
 WAITING_THREADS = 128
@@ -26,23 +26,23 @@ SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25
 """For each that computes only, ten times what it takes and less than a round trip; and for a machine that is busy."""
 
 Result = TypeVar("Result")
+Work = Callable[[Check], Result]
+"""Work on one dataset. It calls the check while it waits; the check raises once another dataset has failed."""
 Submit = Callable[[Callable[[], Any]], Future[Any]]
 
 _submit = Threads("binidx-open", lambda: WAITING_THREADS).submit
 
 
-def in_threads(works: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
+def in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
     """What pieces of work give that compute, so many at the same time."""
     pool = ThreadPoolExecutor(threads, "binidx-build")
     try:
-        return at_once(works, submit=lambda work: pool.submit(copy_context().run, work))
+        return at_once(works, submit=pool.submit)
     finally:
         pool.shutdown(wait=False)
 
 
-def at_once(
-    works: Sequence[Callable[[], Result]], at_hand: Sequence[bool] = (), *, submit: Submit = _submit
-) -> list[Result]:
+def at_once(works: Sequence[Work[Result]], at_hand: Sequence[bool] = (), *, submit: Submit = _submit) -> list[Result]:
     """What pieces of work give that wait for a store, done at the same time.
 
     Args:
@@ -59,31 +59,30 @@ def at_once(
     failed: list[BaseException] = []
 
     def begin(number: int) -> None:
-        pending[number] = submit(works[number])
+        pending[number] = submit(partial(works[number], check))
         pending[number].add_done_callback(lambda done: failed.extend(_errors(done)))
 
     def check() -> None:
         if failed:
             raise PeerError(f"not waited for: another dataset of this build failed: {failed[0]}")
 
-    with checking(check):
-        try:
-            for number in {*range(len(works))}.difference(here):
+    try:
+        for number in {*range(len(works))}.difference(here):
+            begin(number)
+        began = time.monotonic()
+        for number in here:
+            if time.monotonic() - began > PATIENCE_SECONDS + SLOW_SECONDS * len(found):
                 begin(number)
-            began = time.monotonic()
-            for number in here:
-                if time.monotonic() - began > PATIENCE_SECONDS + SLOW_SECONDS * len(found):
-                    begin(number)
-                else:
-                    found[number] = works[number]()
-            wait(pending.values(), return_when=FIRST_EXCEPTION)
-            found |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
-            return [found[number] for number in range(len(works))]
-        except BaseException as error:
-            failed.append(error)
-            for each in pending.values():
-                each.cancel()
-            raise failed[0] from failed[0].__cause__
+            else:
+                found[number] = works[number](check)
+        wait(pending.values(), return_when=FIRST_EXCEPTION)
+        found |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
+        return [found[number] for number in range(len(works))]
+    except BaseException as error:
+        failed.append(error)
+        for each in pending.values():
+            each.cancel()
+        raise failed[0] from failed[0].__cause__
 
 
 def _errors(done: Future[Any]) -> list[BaseException]:

@@ -14,6 +14,7 @@ from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.split import Split, split_indices
 from binidx.dataset.stage import Seam, Stage
 from binidx.errors import BlendError
+from binidx.index.build_context import BuildContext
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,26 @@ class Sources:
         self._served: dict[str, int] = {}
         self.datasets: list[MegatronDataset] = []
 
-    def seams_of(self, stages: Sequence[Stage], counts: Sequence[NDArray[np.int64]]) -> list[Seam]:
+    def seams_of(
+        self, stages: Sequence[Stage], counts: Sequence[NDArray[np.int64]], context: BuildContext
+    ) -> list[Seam]:
         """Where each stage begins; `counts` are those of `Stage.count`."""
         available: dict[str, int] = {}
         seams, first = [], 0
         for stage, each in zip(stages, counts, strict=True):
             seams.append(Seam(first, dict(self._served), available))
-            self._serve(stage, each)
+            self._serve(stage, each, context)
             first += stage.num_samples
         available.update({prefix: sum(self._lengths(prefix)) for prefix in self._rounds})
         return seams
 
-    def _serve(self, stage: Stage, counts: NDArray[np.int64]) -> None:
+    def _serve(self, stage: Stage, counts: NDArray[np.int64], context: BuildContext) -> None:
         for prefix, num_samples, planned, served in zip(
             stage.blend[0], self._asked(stage), *counts.tolist(), strict=True
         ):
             before = self._served.get(prefix, 0)
             # As the stage was planned: a round that is asked for less may have another order.
-            self._provide(prefix, before + planned, num_samples)
+            self._provide(prefix, before + planned, num_samples, context)
             self._served[prefix] = before + served
 
     def place_of(self, stage: Stage, seam: Seam) -> Place:
@@ -87,14 +90,14 @@ class Sources:
         asked = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
         return [num_samples for [num_samples] in asked]
 
-    def _provide(self, prefix: str, needed: int, num_samples: int | None) -> None:
+    def _provide(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:
         """Rounds of a source until it has so many samples; the first is as large as a run of this stage would ask."""
         if prefix not in self._rounds:
-            self._add_round(prefix, num_samples)
+            self._add_round(prefix, num_samples, context)
         while (have := sum(self._lengths(prefix))) < needed:
-            self._add_round(prefix, needed - have)
+            self._add_round(prefix, needed - have, context)
 
-    def _add_round(self, prefix: str, num_samples: int | None) -> None:
+    def _add_round(self, prefix: str, num_samples: int | None, context: BuildContext) -> None:
         rounds = self._rounds.setdefault(prefix, [])
         config = replace(self._config, random_seed=self._config.random_seed + len(rounds)) if rounds else self._config
         low_level = self._cls.build_low_level_dataset(prefix, config)
@@ -102,7 +105,8 @@ class Sources:
         if bookends is None:
             raise BlendError(f"{prefix}: has no {self._split.name} split in {config.split}")
         elements = split_indices(bookends, self._cls.numel_low_level_dataset(low_level))
-        dataset = self._cls(low_level, prefix, elements, num_samples, self._split, config)
+        arguments = low_level, prefix, elements, num_samples, self._split, config
+        dataset = self._cls.built_with(context, *arguments)
         if not len(dataset):
             raise BlendError(f"{prefix}: has no sample in the {self._split.name} split, round {len(rounds)}")
         rounds.append(len(self.datasets))

@@ -80,7 +80,8 @@ class StagedBlendedDataset(BlendedDataset):
             raise ConfigError("stages: found none, needs at least one")
         self.stages, self.config, self.split = tuple(stages), config, split
         self._sources = Sources(cls, config, split)
-        self.seams = self._sources.seams_of(self.stages, [self._counts(stage) for stage in self.stages])
+        counts = [self._counts(stage) for stage in self.stages]
+        self.seams = self._sources.seams_of(self.stages, counts, self.build_context)
         self.datasets = self._sources.datasets
         self.size = sum(stage.num_samples for stage in self.stages)
         self.weights = self.stages[0].shares
@@ -118,7 +119,8 @@ class StagedBlendedDataset(BlendedDataset):
             with building.array("counts", (2, len(stage.shares)), np.int64) as counts:
                 counts[:] = stage.count(building, threads)
 
-        cache = IndexCache(self.config.path_to_cache, name, self.config.storage_options)
+        options = self.config.storage_options
+        cache = IndexCache(self.config.path_to_cache, name, options, context=self.build_context)
         return cache.load_or_build(description, {}, ["counts"], build)["counts"]
 
     def _build(self, building: Building) -> None:

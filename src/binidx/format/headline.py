@@ -20,7 +20,7 @@ import numpy as np
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.bin_object import open_bin, open_found
 from binidx.format.idx import HEADER, get_idx_path, parse_counts
-from binidx.format.listed import listed_pair
+from binidx.format.listed import Listed
 from binidx.format.pair import identity_of
 from binidx.format.virtual import get_parts_path, read_parts
 from binidx.storage.backends import open_stored
@@ -87,15 +87,18 @@ class Headline:
         return bounds
 
 
-def read_headline(prefix: str, storage_options: Options = None) -> Headline:
+def read_headline(prefix: str, storage_options: Options = None, listed: Listed | None = None) -> Headline:
     """What lies under a prefix; of a list of parts, where there is no pair.
+
+    Args:
+        listed: the pair, where a list of its folder has shown it.
 
     Raises:
         ObjectNotFoundError: neither is there.
         FormatError: a header breaks a rule.
     """
     try:
-        return _read_pair(prefix, storage_options)
+        return _read_pair(prefix, storage_options, listed)
     except ObjectNotFoundError:
         virtual = _read_virtual(prefix, storage_options)
         if virtual is None:
@@ -103,8 +106,8 @@ def read_headline(prefix: str, storage_options: Options = None) -> Headline:
         return virtual
 
 
-def _read_pair(prefix: str, options: Options) -> Headline:
-    listed, uri = listed_pair(prefix), get_idx_path(prefix)
+def _read_pair(prefix: str, options: Options, listed: Listed | None) -> Headline:
+    uri = get_idx_path(prefix)
     idx = open_stored(uri, storage_options=options, found=listed.idx if listed else None)
     header = idx.read([(0, min(HEADER.size, idx.size))])[0]
     dtype, num_sequences, num_bounds, _ = parse_counts(header, idx.size, uri=uri)

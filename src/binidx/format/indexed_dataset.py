@@ -76,13 +76,13 @@ class IndexedDataset:
         storage_options: Mapping[str, Any] | None = None,
         checked: CheckedIndex | None = None,
     ) -> None:
-        self.path_prefix = os.fspath(path_prefix)
+        self.path_prefix = str(os.fspath(path_prefix))  # without the facts of a KnownPrefix
         self.multimodal = multimodal
         self.mmap = mmap
         self.storage_options = storage_options
         self.checked = checked
         if checked is None:
-            pair = open_pair(self.path_prefix, multimodal, mmap, storage_options=storage_options)
+            pair = open_pair(os.fspath(path_prefix), multimodal, mmap, storage_options=storage_options)
             self.index, self.bin_reader, self._opened = pair.index, pair.bin_reader, pair.identities
         else:
             self.index, identity = open_index_in_ranges(self.path_prefix, checked, storage_options)

@@ -1,4 +1,4 @@
-"""Pairs of many prefixes, told by two lists of their folders instead of five requests for each.
+"""Pairs of many prefixes, found by two lists of their folders instead of five requests for each.
 
     list     p0.bin B0   p0.idx E0   p1.bin B1   p1.idx E1 …
     again    p0.bin B0   p0.idx E0   p1.bin B2   p1.idx E3 …
@@ -10,7 +10,10 @@ the lists were made. What is read then is pinned to these marks: an .idx that wa
 
 Lists cost two requests for each thousand objects. They are made where MANY prefixes lie in one folder, or in folders of
 a bucket with little else between them; what is stored otherwise (compressed) or may not be listed is opened alone. The
-`.idx` that they tell of come out of the run's bundle, where there is one: `bundled`.
+bytes of the listed `.idx` files come from the bundle of the run, where there is one: `bundled`.
+
+1,000 prefixes 30 ms away, cold start to the first batch (two cores, proxy and server on them): 1.0 s with lists and
+bundle, 7.3 s with lists alone, 15 s with neither. The bundle depends on the lists, which prove that it is current.
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,11 +46,11 @@ OBJECTS_EACH = 8
 
 @dataclass
 class Listed:
-    """What two lists agree on: the `.idx`, the plain `.bin`, and its checksums if there are any.
+    """A pair that both lists agree on: the `.idx`, the plain `.bin`, and its checksums if there are any.
 
     Attributes:
-        sidecars: what else stands beside it, of `SIDECARS`.
-        index: the bytes of the `.idx`, of a bundle or once they were read.
+        sidecars: suffixes of `SIDECARS` that stand beside it.
+        index: the bytes of the `.idx`, from a bundle or once they were read.
     """
 
     idx: Found
@@ -64,42 +66,28 @@ class Listed:
 
 
 @contextlib.contextmanager
-def listed(
-    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None, *, place: BundlePlace | None = None
-) -> Iterator[None]:
-    """In the block `open_pair` of these prefixes asks nothing that a list of their folders told, or a bundle has.
+def list_with_bundle(
+    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None, place: BundlePlace | None
+) -> Iterator[dict[str, Listed]]:
+    """`list_pairs`, with the bytes of each `.idx` that the bundle has.
 
     Args:
-        place: of the bundle, which is written at the end of the block if it lacked something.
+        place: of the bundle, which is written at the end of the block from the `.idx` files opened in it, if it lacked
+            some; None: there is no bundle.
     """
     bundle = _submit(partial(place.read, prefixes)) if place and len(prefixes) >= MANY else None
-    found = find_listed(prefixes, storage_options)
+    found = list_pairs(prefixes, storage_options)
     if bundled := bundle and bundle.result():
         for prefix, each in found.items():
             each.index = bundled.find(prefix, each.identity)
     lacking = [prefix for prefix, each in found.items() if each.index is None]
-    token = _listed.set({**_listed.get(), **found})
-    try:
-        yield
-    finally:
-        _listed.reset(token)
+    yield found
     if place and place.writes:
         place.complete(prefixes, {prefix: (each.identity, each.index) for prefix, each in found.items()}, lacking)
 
 
-def listed_pair(prefix: str) -> Listed | None:
-    """What the lists of the block around this told of a prefix."""
-    return _listed.get().get(prefix)
-
-
-def is_at_hand(prefixes: Sequence[str]) -> list[bool]:
-    """Of which prefixes the `.idx` came out of a bundle."""
-    found = _listed.get()
-    return [prefix in found and found[prefix].index is not None for prefix in prefixes]
-
-
-def find_listed(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None) -> dict[str, Listed]:
-    """By prefix, those that are steady in folders of many, or in the many folders of a bucket."""
+def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Listed]:
+    """Return, by prefix, the pairs that are the same in two lists: those in folders of many, or in many of a bucket."""
 
     def look(folder: list[str]) -> dict[str, Listed]:
         names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
@@ -147,5 +135,4 @@ def _mark(infos: Mapping[str, Info], name: str) -> Any:
     return name in infos and filesystem.identity_of(infos[name])
 
 
-_listed: ContextVar[Mapping[str, Listed]] = ContextVar("listed", default={})  # noqa: B039  nobody changes it
 _submit = Threads("binidx-list", lambda: 8).submit

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.ahead import current_ahead
 from binidx.format.bin_object import open_bin, open_found
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
-from binidx.format.listed import listed, listed_pair
+from binidx.format.listed import Listed, list_pairs
 from binidx.format.virtual import concatenate, read_parts, together
 from binidx.storage import filesystem
 from binidx.storage.backends import open_object
@@ -35,10 +34,52 @@ from binidx.storage.transfer import read_whole
 from binidx.storage.vectored import run_both
 
 Options = Mapping[str, Any] | None
+Identity = Mapping[str, Any]
+Checked = Callable[[], Sequence[Identity]]
+Check = Callable[[], None]
 
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.05
 """After the first attempt, then twice as long each time: 0.75 s in all, more than a writer takes between its files."""
+
+
+class KnownPrefix(str):
+    """A prefix with facts about its files that its opener need not find out again.
+
+    `dataset/` opens low-level datasets by functions with Megatron's arguments, which users replace by their own: a
+    prefix is the argument that all of them pass on.
+
+    Pickles as the plain prefix.
+
+    Args:
+        listed: the pair, where a list of its folder has shown it.
+        checked: returns, once they are fetched, identities of `.idx` objects that were checked in full before: one of
+            them needs no pass over its arrays.
+        checks: called by all that wait for an index of this dataset; an exception ends the wait. See `index.turn`.
+    """
+
+    listed: Listed | None
+    checked: Checked
+    checks: tuple[tuple[Check, Check], ...]
+
+    def __new__(
+        cls,
+        prefix: str,
+        listed: Listed | None = None,
+        checked: Checked = tuple,
+        checks: tuple[tuple[Check, Check], ...] = (),
+    ) -> Self:
+        made = super().__new__(cls, prefix)
+        made.listed, made.checked, made.checks = listed, checked, checks
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+    @classmethod
+    def of(cls, prefix: str) -> KnownPrefix:
+        """The prefix as it is if it has such facts, else with none."""
+        return prefix if isinstance(prefix, cls) else cls(prefix)
 
 
 @dataclass(frozen=True)
@@ -58,7 +99,7 @@ def open_pair(
     cache: bool | None = None,
     storage_options: Options = None,
 ) -> Pair:
-    """Open the dataset under a prefix; `cache` is for its `.bin`, as in `open_object`.
+    """Open the dataset under a prefix, which may be a `KnownPrefix`; `cache` is for its `.bin`, as in `open_object`.
 
     Where there is none, but a list of parts, these are opened as one: `virtual`.
 
@@ -68,7 +109,7 @@ def open_pair(
         ObjectChangedError: it was replaced again and again while it was opened.
     """
     try:
-        return _open_alone(path_prefix, multimodal, mmap, cache, storage_options)
+        return _open_alone(KnownPrefix.of(path_prefix), multimodal, mmap, cache, storage_options)
     except ObjectNotFoundError:
         virtual = _open_virtual(path_prefix, multimodal, mmap, cache, storage_options)
         if virtual is None:
@@ -82,10 +123,10 @@ def identity_of(reader: RangeReader) -> dict[str, Any]:
     return found
 
 
-def _open_alone(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair:
+def _open_alone(path_prefix: KnownPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair:
     """The pair of files under a prefix."""
-    if listed_one := _open_listed(path_prefix, multimodal, cache, options):
-        return listed_one
+    if path_prefix.listed and (pair := _open_listed(path_prefix, path_prefix.listed, multimodal, cache, options)):
+        return pair
     uri = get_idx_path(path_prefix)
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -107,8 +148,13 @@ def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | 
     parts = read_parts(path_prefix, options)
     if parts is None:
         return None
-    with listed(parts.prefixes, options):
-        pairs = together(lambda prefix: _open_alone(prefix, multimodal, mmap, cache, options), parts.prefixes)
+    found = list_pairs(parts.prefixes, options)
+
+    def open_part(prefix: str) -> Pair:
+        known = KnownPrefix(prefix, found.get(prefix))
+        return _open_alone(known, multimodal, mmap, cache, options)
+
+    pairs = together(open_part, parts.prefixes)
     parts.check([pair.identities for pair in pairs])
     index = concatenate([pair.index for pair in pairs], parts)
     bin_reader = Joined(parts.uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
@@ -116,17 +162,16 @@ def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | 
     return Pair(index, bin_reader, {"idx": marks, "bin": {"size": bin_reader.size, **marks}})
 
 
-def _open_listed(path_prefix: str, multimodal: bool, cache: bool | None, options: Options) -> Pair | None:
-    """The pair that lists told of; None: none did, or it is no longer that one, or it is wrong, which others tell."""
-    found = listed_pair(path_prefix)
-    if found is None:
-        return None
+def _open_listed(
+    path_prefix: KnownPrefix, found: Listed, multimodal: bool, cache: bool | None, options: Options
+) -> Pair | None:
+    """The pair that lists have shown; None if it was replaced since, or breaks a rule: then it is opened anew."""
     uri = get_idx_path(path_prefix)
     try:
         data = found.index
         if data is None:
             idx_reader = open_object(uri, storage_options=options, cache="disk", found=found.idx)
-            data, sound = _read_index(idx_reader)
+            data, sound = _read_index(idx_reader, path_prefix.checked)
         else:
             sound = False
         bin_reader = open_found(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
@@ -139,7 +184,9 @@ def _open_listed(path_prefix: str, multimodal: bool, cache: bool | None, options
     return Pair(index, bin_reader, {"idx": found.identity, "bin": identity_of(bin_reader)})
 
 
-def _open_once(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:
+def _open_once(
+    path_prefix: KnownPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
+) -> Pair | None:
     """None: the .idx changed in the meantime, so what was opened, or what failed, means nothing."""
     uri = get_idx_path(path_prefix)
     local = filesystem.local_path(uri)
@@ -158,10 +205,15 @@ def _open_once(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | Non
 
 
 def _read_both(
-    path_prefix: str, idx_reader: RangeReader, multimodal: bool, mmap: bool, cache: bool | None, options: Options
+    path_prefix: KnownPrefix,
+    idx_reader: RangeReader,
+    multimodal: bool,
+    mmap: bool,
+    cache: bool | None,
+    options: Options,
 ) -> Pair:
     def read_index() -> SequenceIndex:
-        data, sound = _read_index(idx_reader)
+        data, sound = _read_index(idx_reader, path_prefix.checked)
         return parse_index(data, uri=idx_reader.uri, multimodal=multimodal, sound=sound)
 
     def open_tokens() -> RangeReader:
@@ -175,13 +227,10 @@ def _read_both(
     return Pair(index, bin_reader, {"idx": identity_of(idx_reader), "bin": identity_of(bin_reader)})
 
 
-def _read_index(idx_reader: RangeReader) -> tuple[memoryview, bool]:
-    """The bytes of an `.idx`, and whether somebody vouches that they keep the rules of the format."""
-    ahead, identity = current_ahead(), identity_of(idx_reader)
-    if ahead is None:
-        return read_whole(idx_reader), False
-    ahead.begin(identity)
-    return read_whole(idx_reader), ahead.vouches(identity)
+def _read_index(idx_reader: RangeReader, checked: Checked) -> tuple[memoryview, bool]:
+    """The bytes of an `.idx`, and whether this very object was checked in full before."""
+    data, identity = read_whole(idx_reader), identity_of(idx_reader)
+    return data, any(filesystem.same_object(each, identity) for each in checked())
 
 
 def _look(uri: str, options: Options) -> Any:

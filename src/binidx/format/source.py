@@ -17,7 +17,7 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_object import find_bin
 from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.format.index_stream import IndexStream
-from binidx.format.listed import listed_pair
+from binidx.format.listed import Listed
 from binidx.storage import filesystem
 from binidx.storage.backends import layered, open_object, open_stored
 from binidx.storage.checksums import SUFFIX
@@ -36,6 +36,7 @@ class Source:
 
     Args:
         distrust_sums: its checksums are about to be replaced, so nothing is checked against them.
+        listed: the pair, where a list of its folder has shown it.
 
     Attributes:
         bin_uri: of the object that holds its tokens.
@@ -50,9 +51,11 @@ class Source:
 
     num_parts, mixed = 0, False
 
-    def __init__(self, prefix: str, options: Options, *, distrust_sums: bool = False) -> None:
+    def __init__(
+        self, prefix: str, options: Options, *, distrust_sums: bool = False, listed: Listed | None = None
+    ) -> None:
         self.prefix, self.options, self.places = prefix, options, {place_of(prefix)}
-        self._told = told = listed_pair(prefix)
+        self._told = told = listed
         found = get_bin_path(prefix) if told else find_bin(prefix, options)
         if found is None:
             raise ObjectNotFoundError(f"{get_bin_path(prefix)}: no such object")
@@ -60,15 +63,15 @@ class Source:
         sums_uri = found + SUFFIX
         has_sums = bool(told.sums) if told else self.codec == "raw" and object_exists(sums_uri, options)
         self.sums_uri = sums_uri if has_sums and not distrust_sums else None
-        self.opened = self.identity()
+        self.opened = self.identity(listed)
 
-    def identity(self) -> dict[str, Any]:
-        """What identifies it now, in JSON values; within `listed` what the lists told of it."""
-        if told := listed_pair(self.prefix):
+    def identity(self, listed: Listed | None = None) -> dict[str, Any]:
+        """Identities of both files, in JSON values: those of `listed` if given, else asked from the store now."""
+        if listed:
             return {
                 "uri": place_of(self.prefix),
-                "bin": filesystem.identity_of(told.bin.info),
-                "idx": filesystem.identity_of(told.idx.info),
+                "bin": filesystem.identity_of(listed.bin.info),
+                "idx": filesystem.identity_of(listed.idx.info),
             }
         return {
             "uri": place_of(self.prefix),
@@ -76,13 +79,16 @@ class Source:
             "idx": object_identity(get_idx_path(self.prefix), self.options),
         }
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, listed: Listed | None = None) -> None:
         """ObjectChangedError unless both files are still those that were opened.
 
         Whoever replaces a dataset removes its `.idx` first. So if that is the same before and after, the tokens read in
         between were its own.
+
+        Args:
+            listed: the pair in a list of its folder made now; by default the store is asked.
         """
-        now = self.identity()
+        now = self.identity(listed)
         if not all(filesystem.same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
             raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
 

@@ -23,7 +23,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import get_idx_path
 from binidx.format.index_stream import IndexStream
 from binidx.format.joined_idx import join_idx
-from binidx.format.listed import listed
+from binidx.format.listed import Listed, list_pairs
 from binidx.format.source import Options, Source, place_of
 from binidx.format.virtual import Parts, read_parts, together
 from binidx.storage.join_plan import Piece, num_bytes
@@ -52,8 +52,8 @@ class VirtualSource:
 
     def __init__(self, prefix: str, parts: Parts, options: Options) -> None:
         self.prefix, self.options, self.bin_uri, self._listed = prefix, options, parts.uri, parts
-        with listed(parts.prefixes, options):
-            self.parts = together(lambda each: Source(each, options), parts.prefixes)
+        found = list_pairs(parts.prefixes, options)
+        self.parts = together(lambda each: Source(each, options, listed=found.get(each)), parts.prefixes)
         self.num_parts = len(self.parts)
         self.places = {place_of(prefix)}.union(*(each.places for each in self.parts))
         codecs = {each.codec for each in self.parts}
@@ -66,10 +66,10 @@ class VirtualSource:
         item_bytes = np.dtype(parts.dtype).itemsize
         self._num_bytes = [each.tokens * item_bytes for each in parts.parts]
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, listed: Listed | None = None) -> None:
         """ObjectChangedError unless every part is still the one that was listed."""
-        with listed(self._listed.prefixes, self.options):
-            self._listed.check(together(lambda each: each.identity(), self.parts))
+        found = list_pairs(self._listed.prefixes, self.options)
+        self._listed.check(together(lambda each: each.identity(found.get(each.prefix)), self.parts))
 
     @property
     def checked_by(self) -> str | None:
@@ -159,7 +159,11 @@ class VirtualSource:
 
 
 def open_source(
-    prefix: str | os.PathLike[str], options: Options = None, *, distrust_sums: bool = False
+    prefix: str | os.PathLike[str],
+    options: Options = None,
+    *,
+    distrust_sums: bool = False,
+    listed: Listed | None = None,
 ) -> Source | VirtualSource:
     """The dataset under a prefix, whichever way it lies there.
 
@@ -169,7 +173,7 @@ def open_source(
     """
     name = os.fspath(prefix)
     try:
-        return Source(name, options, distrust_sums=distrust_sums)
+        return Source(name, options, distrust_sums=distrust_sums, listed=listed)
     except ObjectNotFoundError:
         parts = read_parts(name, options)
         if parts is None:

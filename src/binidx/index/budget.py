@@ -5,17 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
 
 SHORT_SECONDS = 0.001
 
-_current: ContextVar[Budget | None] = ContextVar("budget", default=None)
-_waits: ContextVar[bool] = ContextVar("waits", default=False)
-"""Whether this thread is none of the budget's."""
-
 
 class Budget:
-    """So many threads to work with. Whoever works has one; whoever can use more takes those that are idle.
+    """So many threads to work with. Each worker has one; a worker that can use more takes those that are idle.
 
     With 1,000 prefixes each is built by one thread; when the last and largest is alone, it gets all.
 
@@ -29,15 +24,13 @@ class Budget:
         self._turn, self._turns, self._waiting = threading.Lock(), 0, 0
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[None]:
+    def worker(self) -> Iterator[Worker]:
         """The block is work of one thread, out of this budget."""
         has_turn = self._wait()
         taken = self._take(1)
-        token = _current.set(self)
         try:
-            yield
+            yield Worker(self, waits=False)
         finally:
-            _current.reset(token)
             self._give(taken)
             self._turns += 1
             if has_turn:
@@ -56,44 +49,21 @@ class Budget:
         finally:
             self._waiting -= 1
 
-    @contextlib.contextmanager
-    def waiter(self) -> Iterator[None]:
-        """The block waits, for a store; only what it builds (`threads_here`) is work out of this budget."""
-        token = _current.set(self)
-        waits = _waits.set(True)
-        try:
-            yield
-        finally:
-            _waits.reset(waits)
-            _current.reset(token)
-
-    @contextlib.contextmanager
-    def rest(self) -> Iterator[int]:
-        """How many threads the block may use: this one and all that are idle now.
-
-        A waiter's has to be one of them.
-        """
-        if not _waits.get():
-            taken = self._take(None)
-            try:
-                yield 1 + taken
-            finally:
-                self._give(taken)
-            return
-        with self._given:
-            self._given.wait_for(lambda: self._idle > 0)
-            taken, self._idle = self._idle, 0
-        token = _waits.set(False)
-        try:
-            yield taken
-        finally:
-            _waits.reset(token)
-            self._give(taken)
+    def waiter(self) -> Worker:
+        """Work that waits for a store; only its builds (`Worker.rest`) take threads out of this budget."""
+        return Worker(self, waits=True)
 
     def _take(self, wanted: int | None) -> int:
         with self._lock:
             taken = self._idle if wanted is None else min(wanted, self._idle)
             self._idle -= taken
+            return taken
+
+    def _take_some(self) -> int:
+        """All that are idle, once there is one."""
+        with self._given:
+            self._given.wait_for(lambda: self._idle > 0)
+            taken, self._idle = self._idle, 0
             return taken
 
     def _give(self, taken: int) -> None:
@@ -102,12 +72,23 @@ class Budget:
             self._given.notify_all()
 
 
-@contextlib.contextmanager
-def threads_here(threads: int) -> Iterator[int]:
-    """How many threads the block may use: those of the budget it is worker of, else `threads`."""
-    budget = _current.get()
-    if budget is None:
-        yield threads
-    else:
-        with budget.rest() as found:
-            yield found
+class Worker:
+    """One piece of work of a budget, done by one thread.
+
+    Args:
+        waits: its thread is none of the budget's, outside of `rest`.
+    """
+
+    def __init__(self, budget: Budget, *, waits: bool) -> None:
+        self._budget, self._waits = budget, waits
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[int]:
+        """How many threads the block may use: this one, which a waiter has to get first, and all that are idle now."""
+        waits, self._waits = self._waits, False
+        taken = self._budget._take_some() if waits else self._budget._take(None)
+        try:
+            yield taken if waits else 1 + taken
+        finally:
+            self._waits = waits
+            self._budget._give(taken)

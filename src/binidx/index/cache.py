@@ -12,20 +12,20 @@ stale data cost a rebuild and never a wrong order. (So nothing is synced to the 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-from binidx.errors import FormatError, StorageError
-from binidx.index.ahead import taken
+from binidx.errors import BinidxError, FormatError, StorageError
+from binidx.index.build_context import BUILT, FOUND, TAKEN_OVER, BuildContext, Outcome
 from binidx.index.building import Arrays, Build, Building
-from binidx.index.done import FetchDone, telling
 from binidx.index.files import DESCRIPTION, MANIFEST, IndexFiles
 from binidx.index.foreign import Check, load_foreign, tell_of_foreign
 from binidx.index.growth import Order
-from binidx.index.litter import sweep_litter
 from binidx.index.manifest import (
     ALGORITHM,
     NO_DATA,
@@ -36,9 +36,12 @@ from binidx.index.manifest import (
     library_version,
     mismatches,
 )
-from binidx.index.outcome import BUILT, FOUND, TAKEN_OVER, Outcome, tell
 from binidx.index.reuse import copy_twin, remember
 from binidx.index.turn import Built, Tell, load_else_build
+from binidx.storage.threads import Threads
+
+TOLD_BYTES = 16 << 20
+"""Of an array: a smaller one comes sooner than a claim is looked at again."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class IndexCache:
         origin: the data it is of.
         order: tells what decides its arrays besides data and options, where other indices may hold the same.
         trusted: lets in what has no manifest, as Megatron leaves it, after this check; None: nothing of the kind.
+        context: options of the build that asks.
     """
 
     directory: str
@@ -72,6 +76,7 @@ class IndexCache:
     origin: Origin = NO_DATA
     order: Callable[[], Order] | None = None
     trusted: Check | None = None
+    context: BuildContext = field(default=BuildContext(), repr=False, compare=False)
 
     def load_or_build(
         self,
@@ -103,7 +108,7 @@ class IndexCache:
             how, reused = TAKEN_OVER, self.reuse(description, wanted, names)
             if reused is not None:
                 return reused, True
-            how, built = BUILT, self.build(description, wanted, build, telling(say))
+            how, built = BUILT, self.build(description, wanted, build, partial(announce, say))
             return built.arrays, built.failure is None
 
         arrays = load_else_build(
@@ -112,8 +117,9 @@ class IndexCache:
             build=make,
             storage_options=self.storage_options,
             ahead=FetchDone(self.files, names),
+            checks=self.context.checks,
         )
-        tell(lambda: Outcome(self.files, how, time.monotonic() - began))
+        self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
     @property
@@ -141,7 +147,8 @@ class IndexCache:
         """
         uri = self.files.uri(MANIFEST)
         try:
-            manifest, arrays = taken(self.files) or (self.files.read_manifest(), None)
+            prefetched = self.context.prefetch.take(self.files) if self.context.prefetch else None
+            manifest, arrays = prefetched or (self.files.read_manifest(), None)
             if manifest is not None:
                 return self._load(manifest, fingerprint, names, arrays)
         except StaleError as error:
@@ -207,7 +214,7 @@ class IndexCache:
         )
         if order:
             remember(self.files, fingerprint, self.origin, order)
-        sweep_litter(self.files)
+        self.files.remove_leftovers()
 
 
 def has_fingerprint(manifest: Manifest, fingerprint: Mapping[str, Any]) -> bool:
@@ -220,3 +227,35 @@ def _warn(text: str, said: set[str] | None) -> None:
         logger.warning("%s", text)
     if said is not None:
         said.add(text)
+
+
+def announce(tell: Tell, stored: Mapping[str, StoredArray]) -> None:
+    """Tell the waiting nodes of the large arrays that are published so far, by the identities of their objects."""
+    done = {name: asdict(each) for name, each in stored.items() if each.identity and each.bytes >= TOLD_BYTES}
+    if done:
+        tell(done)
+
+
+class FetchDone:
+    """Fetch finished arrays, each once, while another node builds the next one.
+
+    Only work is saved: an array lies in the directory of the node under the identity that the store gave it, and is
+    used if the manifest names that very object. A failed fetch is repeated when the index is loaded.
+    """
+
+    def __init__(self, files: IndexFiles, names: Sequence[str]) -> None:
+        self._files, self._waiting = files, {*names}
+
+    def __call__(self, done: Mapping[str, Any]) -> None:
+        # A claim may have been written by anybody.
+        for name in self._waiting.intersection(done if isinstance(done, Mapping) else ()):
+            self._waiting.discard(name)
+            _submit(partial(_bring, self._files, name, done[name]))
+
+
+def _bring(files: IndexFiles, name: str, fields: Any) -> None:
+    with contextlib.suppress(BinidxError, TypeError, ValueError, KeyError, AttributeError):
+        files.bring(name, StoredArray(**fields))
+
+
+_submit = Threads("binidx-done", lambda: 4).submit

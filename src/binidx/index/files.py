@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -30,6 +31,11 @@ DESCRIPTION, MANIFEST = "description.txt", "binidx.json"
 SMALL_BYTES = 64 << 10
 HEADER_BYTES = 128
 """Header of a `.npy` that numpy.save writes for up to three dimensions."""
+LEFT_SECONDS = 3600.0
+STAGING_FILE = re.compile(
+    r"[0-9a-f]{32}-.*\.(npy|json|json-claim|json-claim-after-[^.]*|txt)(\.[0-9a-f]{32}\.tmp){1,2}"
+)
+"""Twice `.tmp`: a whole file that is to be linked to a name is itself written beside its own."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,19 @@ class IndexFiles:
             standing = None  # broken, or a store that knows no conditions
         if standing is None or not _same_index(standing, manifest):
             self.write(MANIFEST, data)
+
+    def remove_leftovers(self) -> None:
+        """Remove staging files that killed builders left in a local directory more than an hour ago; never raises.
+
+        Once a process and directory, after the manifest was written: the hour is counted by the clock of its file
+        system. A builder that was stopped for so long finds its file gone: it warns that its index is not cached, and
+        serves the right arrays. In a store an unfinished upload is invisible, and left to the bucket's rule
+        (AbortIncompleteMultipartUpload).
+        """
+        path = filesystem.local_path(self.uri(MANIFEST))
+        if path is not None:
+            with contextlib.suppress(OSError):
+                _remove_leftovers(os.path.dirname(os.path.abspath(path)), os.getpid(), os.stat(path).st_mtime)
 
     def read_arrays(self, arrays: Mapping[str, StoredArray]) -> dict[str, NDArray[Any]]:
         """The arrays as they were published; remote ones at the same time.
@@ -203,3 +222,21 @@ def _same_index(one: Manifest, other: Manifest) -> bool:
         return manifest.fingerprint, manifest.content, manifest.order, digests
 
     return bool(what(one) == what(other))
+
+
+def _remove_leftovers(directory: str, pid: int, now: float) -> None:
+    done = _directories_done(pid)
+    if directory in done:
+        return
+    done.add(directory)
+    for name in filter(STAGING_FILE.fullmatch, os.listdir(directory)):
+        path = os.path.join(directory, name)
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_mtime < now - LEFT_SECONDS:
+                os.unlink(path)
+
+
+@lru_cache(maxsize=1)
+def _directories_done(pid: int) -> set[str]:
+    """Of this process; a fork has its own."""
+    return set()

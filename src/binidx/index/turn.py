@@ -27,7 +27,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,46 +48,31 @@ SLICE_SECONDS = 0.1
 logger = logging.getLogger(__name__)
 
 Check = Callable[[], None]
+Checks = tuple[tuple[Check, Check], ...]
+"""Called by all that wait; an exception ends their wait. Of each pair the first is cheap and may know late; the second
+knows what is so now, and is called before work is begun that another process may have failed at."""
 Tell = Callable[[Mapping[str, Any]], None]
 Built = tuple[Arrays, bool]
 """What was built, and whether others can have it."""
 
-_checks: ContextVar[tuple[tuple[Check, Check], ...]] = ContextVar("checks", default=())
 _waiting: list[object] = []
 _said: set[str] = set()
 
 
-@contextlib.contextmanager
-def checking(check: Check, ask: Check | None = None) -> Iterator[None]:
-    """`check` is called by all that wait, of what is begun in the block, also after it; what it raises ends their wait.
-
-    In this thread, and in those that were given a copy of its context.
-
-    Args:
-        check: cheap; it may know late.
-        ask: knows what is so now; called before work is begun that another one may have failed at. Default: `check`.
-    """
-    token = _checks.set((*_checks.get(), (check, ask or check)))
-    try:
-        yield
-    finally:
-        _checks.reset(token)
-
-
-def check_all() -> None:
-    for check, _ in _checks.get():
+def check_all(checks: Checks) -> None:
+    for check, _ in checks:
         check()
 
 
-def ask_all() -> None:
-    for _, ask in _checks.get():
+def ask_all(checks: Checks) -> None:
+    for _, ask in checks:
         ask()
 
 
-def called_away() -> bool:
-    """Whether a check ends what this thread waits for: then it has not failed."""
+def called_away(checks: Checks) -> bool:
+    """Whether a check ends the wait of a process: then its own work has not failed."""
     try:
-        check_all()
+        check_all(checks)
     except Exception:
         return True
     return False
@@ -100,6 +84,7 @@ def load_else_build(
     build: Callable[[Tell], Built],
     storage_options: Mapping[str, Any] | None = None,
     ahead: Tell = lambda done: None,
+    checks: Checks = (),
 ) -> Arrays:
     """The arrays, loaded, or built and published by one of all processes that ask for them now.
 
@@ -109,13 +94,14 @@ def load_else_build(
         build: builds and publishes the arrays; that they could not be published is no error, but has to be said. What
             it tells meanwhile, those that wait on other nodes are told: `ahead`.
         ahead: told, by another builder, what is done already; may be told the same often. Returns at once.
+        checks: called while this process waits.
 
     Raises:
         PeerError: the process that was to build failed, and how.
     """
-    check_all()
+    check_all(checks)
     found = load()
-    return InTurn(uri, load, build, storage_options, ahead).arrays() if found is None else found
+    return InTurn(uri, load, build, storage_options, ahead, checks).arrays() if found is None else found
 
 
 @dataclass(frozen=True)
@@ -127,6 +113,7 @@ class InTurn:
     build: Callable[[Tell], Built]
     storage_options: Mapping[str, Any] | None = None
     ahead: Tell = lambda done: None
+    checks: Checks = ()
 
     def arrays(self) -> Arrays:
         while True:
@@ -138,7 +125,7 @@ class InTurn:
 
     def _round(self) -> tuple[Arrays | None, bool]:
         """What came of one turn of this node, and whether we are to build without the others."""
-        with node_turn(lock_path(self.uri, self.storage_options), check_all) as turn:
+        with node_turn(lock_path(self.uri, self.storage_options), lambda: check_all(self.checks)) as turn:
             if turn.first:
                 found = self._first(turn)
                 return found, found is None
@@ -150,10 +137,10 @@ class InTurn:
     def _first(self, turn: Turn) -> Arrays | None:
         """None: each is to build for himself, the others of this node as well."""
         try:
-            ask_all()  # who was first before us may have left since another rank failed
+            ask_all(self.checks)  # who was first before us may have left since another rank failed
             found = self._by_claim(turn)
         except Exception as error:
-            if not called_away():  # the others of this node may be of another run
+            if not called_away(self.checks):  # the others of this node may be of another run
                 turn.leave(json.dumps({"failed": self._told_of(error)}).encode())
             raise
         if found is None:
@@ -203,12 +190,12 @@ class InTurn:
                 return None
             elif word.holder not in passed and has_ended(word, watch, node):
                 passed.add(word.holder)
-                ask_all()
+                ask_all(self.checks)
                 got = claim.take_over(word, node)
                 watch.begin_again()
             if got is not None:
                 return got
-            _sleep(pause_after(time.monotonic() - began, len(_waiting), remote="://" in self.uri))
+            _sleep(pause_after(time.monotonic() - began, len(_waiting), remote="://" in self.uri), self.checks)
 
     def _build_held(self, holding: Holding, turn: Turn) -> Arrays:
         with holding:
@@ -256,10 +243,10 @@ def failed_text(uri: str, where: str, trace: list[str]) -> str:
     return f"{uri}: {where} was to build it, and failed; what it raised:\n\n{''.join(trace).rstrip()}"
 
 
-def _sleep(seconds: float) -> None:
+def _sleep(seconds: float, checks: Checks) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        check_all()
+        check_all(checks)
         time.sleep(min(left, SLICE_SECONDS))
 
 

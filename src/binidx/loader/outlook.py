@@ -22,7 +22,7 @@ from binidx.dataset.survey import Wanted, WantedBlend, WantedIndex, wanted_indic
 from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.headline import Headline, read_headline
 from binidx.format.idx import get_idx_path
-from binidx.format.listed import listed
+from binidx.format.listed import list_pairs
 from binidx.index.epochs import EpochPlan, plan_epochs
 from binidx.index.files import IndexFiles
 from binidx.index.growth import Order, change_in_words, order_of, parse_known
@@ -147,8 +147,9 @@ def look_at(run: Run) -> Outlook:
     """
     wanted = wanted_of(run)
     prefixes = [*dict.fromkeys(each.prefix for each in wanted.indices)]
-    with listed(prefixes, run.config.storage_options):
-        headlines = dict(zip(prefixes, _at_once(partial(_headline, run.config), prefixes), strict=True))
+    options = run.config.storage_options
+    found = list_pairs(prefixes, options)
+    headlines = dict(_at_once(lambda prefix: (prefix, read_headline(prefix, options, found.get(prefix))), prefixes))
     bounds = dict(zip(prefixes, _at_once(partial(_bounds, wanted, run.config), headlines.values()), strict=True))
     indices = _at_once(
         lambda each: look_at_index(each, headlines[each.prefix], bounds[each.prefix], run.config), wanted.indices
@@ -239,10 +240,6 @@ def changes_of_order(outlook: Outlook) -> list[str]:
             if words := change_in_words(parse_known(record.read_small(ORDERS) or b""), each.order, name):
                 found.append(f"{each.wanted.prefix}, {each.wanted.split.name}: {words}")
     return found
-
-
-def _headline(config: GPTDatasetConfig, prefix: str) -> Headline:
-    return read_headline(prefix, config.storage_options)
 
 
 def _bounds(wanted: Wanted, config: GPTDatasetConfig, headline: Headline) -> dict[int, int]:

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from functools import cached_property
 from typing import Any, get_type_hints
 
-from binidx.dataset.builder import BlendedMegatronDatasetBuilder, TopLevelDataset
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.dataset.stage import Stage
 from binidx.dataset.staged import StagedBlendedDataset
 from binidx.errors import ConfigError
+from binidx.index.build_context import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.readings import ReadingOrder
 from binidx.loader.samplers import DataloaderType
@@ -126,9 +126,16 @@ class Run:
         with create_object(uri, storage_options) as out:
             out.write(format_run(self))
 
-    def build(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
-        """Its datasets of train, valid and test, as the builder gives them; built once."""
-        return self._built
+    def build(self, *, on_outcome: OnOutcome = None) -> Built:
+        """Its datasets of train, valid and test, as the builder gives them; built once.
+
+        Args:
+            on_outcome: called with the outcome of each index while they are built, by any thread.
+        """
+        if "_built" not in vars(self):
+            vars(self)["_built"] = self._build(on_outcome)
+        built: Built = vars(self)["_built"]
+        return built
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -167,12 +174,12 @@ class Run:
             raise ConfigError("run: has no train split to take samples from")
         return len(train)
 
-    @cached_property
-    def _built(self) -> list[TopLevelDataset | list[MegatronDataset] | None]:
-        built = self._builder().build()
-        return (
-            built if self.stages is None else [StagedBlendedDataset(GPTDataset, self.stages, self.config), *built[1:]]
-        )
+    def _build(self, on_outcome: OnOutcome) -> Built:
+        built = self._builder().build(on_outcome=on_outcome)
+        if self.stages is None:
+            return built
+        context = BuildContext(on_outcome=on_outcome)
+        return [StagedBlendedDataset.built_with(context, GPTDataset, self.stages, self.config), *built[1:]]
 
     def _builder(self) -> BlendedMegatronDatasetBuilder:
         return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)

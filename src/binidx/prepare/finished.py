@@ -9,6 +9,7 @@ from typing import Any
 from binidx.errors import ConfigError, FormatError
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
+from binidx.format.listed import Listed
 from binidx.format.source import place_of
 from binidx.format.virtual_source import open_source
 from binidx.storage.publish import create_object
@@ -20,6 +21,9 @@ Prefix = str | os.PathLike[str]
 class Finished:
     """The dataset under a prefix, a pair of files or a virtual merge.
 
+    Args:
+        listed: the pair, where a list of its folder has shown it.
+
     Attributes:
         source: its objects.
         index: its `.idx`.
@@ -30,9 +34,9 @@ class Finished:
         FormatError, ObjectChangedError: a part of a virtual one is not what was listed.
     """
 
-    def __init__(self, prefix: Prefix, options: Options = None) -> None:
+    def __init__(self, prefix: Prefix, options: Options = None, listed: Listed | None = None) -> None:
         self.prefix = os.fspath(prefix)
-        self.source = open_source(self.prefix, options)
+        self.source = open_source(self.prefix, options, listed=listed)
         self.index = self.source.open_index()
 
     def check_size(self, plain_bytes: int) -> int:
@@ -49,9 +53,9 @@ class Finished:
             )
         return needed
 
-    def check_unchanged(self) -> None:
-        """ObjectChangedError unless its files are still those that were opened."""
-        self.source.check_unchanged()
+    def check_unchanged(self, listed: Listed | None = None) -> None:
+        """ObjectChangedError unless its files, in a list made now or asked for, are still those that were opened."""
+        self.source.check_unchanged(listed)
 
 
 def free_target(

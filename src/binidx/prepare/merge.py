@@ -11,7 +11,6 @@ A run that fails leaves nothing, one that is killed no dataset; the same call be
 
 from __future__ import annotations
 
-import contextvars
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ from binidx.errors import ConfigError, FormatError
 from binidx.format.convert_target import Target
 from binidx.format.index_columns import IndexColumns
 from binidx.format.joined_idx import is_multimodal
-from binidx.format.listed import listed
+from binidx.format.listed import list_pairs
 from binidx.format.virtual_source import join_tables
 from binidx.prepare.finished import Finished, Options, Prefix, free_target, publish
 from binidx.prepare.lineage import Lineage, LineageTargets, to_first
@@ -107,8 +106,8 @@ def merge_datasets(
 
 def open_all(sources: Sequence[Prefix], options: Options) -> list[Finished]:
     """Many at once, as each asks the store several times."""
-    with listed([os.fspath(each) for each in sources], options):
-        return _together(lambda each: Finished(each, options), sources)
+    found = list_pairs([os.fspath(each) for each in sources], options)
+    return _together(lambda each: Finished(each, options, found.get(os.fspath(each))), sources)
 
 
 @contextmanager
@@ -215,14 +214,14 @@ def pieces_of(dataset: Finished) -> list[Piece]:
 def check_all(opened: Sequence[Finished]) -> None:
     """None of them has changed."""
     options = opened[0].source.options
-    with listed([each.prefix for each in opened], options):
-        _together(Finished.check_unchanged, opened)
+    found = list_pairs([each.prefix for each in opened], options)
+    _together(lambda each: each.check_unchanged(found.get(each.prefix)), opened)
 
 
 def _together(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """`map`, so many at once that a distant store answers a thousand in seconds; a virtual merge calls `together`."""
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
-        pending = [threads.submit(contextvars.copy_context().run, work, each) for each in items]
+        pending = [threads.submit(work, each) for each in items]
         return [each.result() for each in pending]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from binidx.compat.megatron.utils import Split
 from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import builder
 from binidx.dataset.torch_bridge import is_distributed
+from binidx.index.build_context import BuildContext
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +36,13 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
 
     blended = BlendedDataset
 
-    def _build(self) -> list[Any]:
+    def _build(self, context: BuildContext) -> list[Any]:
         if builds_as_ours(self.cls):
-            return super()._build()
-        return list(rank_0_first(super()._build))
+            return super()._build(context)
+        return list(rank_0_first(partial(super()._build, context)))
 
     def _build_blended_dataset_splits(self) -> list[Any]:
-        return self._build()
+        return self._build(BuildContext())
 
     def _build_megatron_dataset_splits(
         self, dataset_path: str | None, split: Any, sizes: Any, synchronize_ranks: bool = True
@@ -48,7 +50,7 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
         """Adapts `_build_prefix`, on the ranks that build."""
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
-        return [*self._build_prefix(dataset_path, split, sizes)]
+        return [*self._build_prefix(dataset_path, split, sizes, BuildContext())]
 
     @staticmethod
     def build_generic_dataset(

@@ -18,7 +18,7 @@ import binidx
 from binidx import native
 from binidx.errors import FormatError
 from binidx.format.idx import parse_index
-from binidx.index import ahead
+from binidx.index import prefetch
 from binidx.storage.publish import create_object, read_small
 
 DOCUMENTS = [Document([n % 100] * (3 + n % 5), [3 + n % 5], []) for n in range(200)]
@@ -26,7 +26,7 @@ DOCUMENTS = [Document([n % 100] * (3 + n % 5), [3 + n % 5], []) for n in range(2
 
 @pytest.fixture(autouse=True)
 def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "LARGE_BYTES", 0)
+    monkeypatch.setattr(prefetch, "LARGE_BYTES", 0)
 
 
 @pytest.fixture
