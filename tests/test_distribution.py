@@ -16,7 +16,7 @@ USE_IT = """
 import binidx, binidx.native, binidx.tools, numpy, sys
 assert binidx.__file__.startswith(sys.argv[1]), binidx.__file__
 array = numpy.arange(10, dtype=numpy.int32)
-binidx.native.RandomState(1234).shuffle(array)
+binidx.native.permutations.RandomState(1234).shuffle(array)
 expected = numpy.arange(10, dtype=numpy.int32)
 numpy.random.RandomState(1234).shuffle(expected)
 assert (array == expected).all()

@@ -19,7 +19,7 @@ from conftest import Bucket
 from golden import make_state as golden
 
 import binidx
-from binidx.format.bundled import BundlePlace
+from binidx.format.idx_bundle import BundlePlace
 
 EXPECTED = json.loads((golden.STATE / "expected.json").read_text())
 STORE = f"s3://{golden.BUCKET}"

@@ -13,27 +13,26 @@ from typing import Any
 import pytest
 
 import binidx
+from binidx.corpus.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
 from binidx.errors import BinidxError, ConfigError, FormatError
-from binidx.format.bundle import TABLE
-from binidx.format.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
-from binidx.format.virtual import PARTS_FILE, Part, format_parts, read_parts
-from binidx.index.growth import KNOWN_FILE, Known, format_known
-from binidx.index.manifest import MANIFEST_FILE, Manifest, StoredArray
+from binidx.format.idx_bundle import TABLE
+from binidx.format.sidecars.dataset_manifest import MANIFEST_FILE as DATASET_FILE
+from binidx.format.sidecars.dataset_manifest import RowCounts, read_manifest
+from binidx.format.virtual import PARTS_FILE, VirtualPart, format_parts, read_parts
+from binidx.index.cache.array_reuse import KNOWN_FILE, Known, format_known
+from binidx.index.cache.lease import WORD_FILE, LeaseRecord
+from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
-from binidx.loader.run import RUN_FILE, SavedTokenizer, format_run
-from binidx.order.packed_description import PACKED_FILE, load_packed_run
-from binidx.prepare.preprocess.manifest import MANIFEST_FILE as DATASET_FILE
-from binidx.prepare.preprocess.manifest import read_manifest
-from binidx.prepare.preprocess.mark import MARK_FILE, JobMark
-from binidx.prepare.preprocess.record import RECORD_FILE, Counts, Record, Tokens
-from binidx.storage.cache_layout import META_FILE, CachedContent, read_meta
-from binidx.storage.claim import WORD_FILE, Word
-from binidx.storage.copy_state import CopyState
-from binidx.text.extent import Extent
-from binidx.tokenize.describe import CONFIG, describe_tokenizer
-from binidx.tokenize.gpt2_files import VOCAB_FILE
-from binidx.tokenize.tokenizer_json import TOKENIZER_FILE
+from binidx.packed.packed_run import PACKED_FILE, load_packed_run
+from binidx.prepare.preprocess.finish import MARK_FILE, JobMark
+from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
+from binidx.prepare.text.slices import Extent
+from binidx.prepare.tokenizers.describe import CONFIG, describe_tokenizer
+from binidx.prepare.tokenizers.tokenizer_json import TOKENIZER_FILE, VOCAB_FILE
+from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run
+from binidx.storage.cache.layout import META_FILE, CachedContent, read_meta
+from binidx.storage.writing.copy import CopyState
 
 IDENTITY = {"size": 8, "etag": '"e"'}
 CONFIGURED = binidx.GPTDatasetConfig(
@@ -46,7 +45,7 @@ RUN = format_run(
 )
 MANIFEST = Manifest("0.1", {"seed": 7}, {}, {"idx": IDENTITY}, None, {"a": StoredArray("<i4", (10, 2), 208, "ab")})
 STATE = CopyState(25, 10, "t", {1: ("d", "e"), 3: ("f", "g")}, {"size": 25})
-RECORD = Record("p", "hf", 3, [Counts(2, 2)], [Extent(0, 9, 9)], {"text": Tokens(2, 9, "ab")}, 0, 1.5, 1.0)
+RECORD = Record("p", "hf", 3, [RowCounts(2, 2)], [Extent(0, 9, 9)], {"text": TokenCounts(2, 9, "ab")}, 0, 1.5, 1.0)
 TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b", ["a", "b"]], "dropout": None},
     "added_tokens": [{"id": 2, "content": "<s>", "special": True}], "normalizer": None,
@@ -69,12 +68,12 @@ KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
     "dataset manifest": (DATASET_FILE, json.dumps(
         {**DATASET_FILE.tags, "plan": "p", "job": {"tokenizer": {"uri": "u", "digest": "d"}, "on_error": "skip"},
          "dataset": {"documents": 1, "sequences": 1, "tokens": 2}, "machines": {}}).encode()),
-    "parts": (PARTS_FILE, format_parts("uint16", [Part("a\udcff", 1, 2, IDENTITY, IDENTITY)])),
+    "parts": (PARTS_FILE, format_parts("uint16", [VirtualPart("a\udcff", 1, 2, IDENTITY, IDENTITY)])),
     "baked": (BAKED_FILE, Baked("f", 0, 8, 4, 24, True, False).format()),
     "bundle": (TABLE, json.dumps([["s3://b/p", 0, 8, "ab", IDENTITY]]).encode()),
     "job": (MARK_FILE, json.dumps({**MARK_FILE.tags, **asdict(JobMark("p", ["a"], {"keys": ["text"]}))}).encode()),
     "record": (RECORD_FILE, RECORD.to_bytes()),
-    "claim": (WORD_FILE, Word("h", done={"a": {}}).format()),
+    "claim": (WORD_FILE, LeaseRecord("h", done={"a": {}}).format()),
     "cached object": (META_FILE, CachedContent("s3://b/a", 9, IDENTITY).text()),
     "tokenizer.json": (TOKENIZER_FILE, json.dumps(TOKENIZER).encode()),
     "vocab.json": (VOCAB_FILE, json.dumps({"a": 0, "b": 1}).encode()),
@@ -90,12 +89,16 @@ def test_what_was_written_is_read(kind: str) -> None:
 
 
 def test_what_was_read_is_what_was_written() -> None:
-    for kind, written in {"record": RECORD, "index manifest": MANIFEST, "claim": Word("h", done={"a": {}})}.items():
+    for kind, written in {
+        "record": RECORD,
+        "index manifest": MANIFEST,
+        "claim": LeaseRecord("h", done={"a": {}}),
+    }.items():
         file, data = KINDS[kind]
         assert file.decode(data, "x") == written
     journal = JOURNAL_FILE.decode(KINDS["journal"][1], "x")
     assert journal.objects == {"bin": STATE}
-    assert format_run(binidx.loader.run.parse_run(RUN)) == RUN  # an integer weight stays one
+    assert format_run(binidx.run.run_file.parse_run(RUN)) == RUN  # an integer weight stays one
 
 
 HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {

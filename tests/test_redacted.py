@@ -17,12 +17,13 @@ from binidx.errors import (
     FormatError,
     MissingDriverError,
     ShortReadError,
+    redacted,
+    redacted_text,
 )
-from binidx.redacted import redacted, redacted_text
-from binidx.storage.cause import cause_of, status_of
-from binidx.storage.filesystem import storage_errors
-from binidx.storage.retries import passes
-from binidx.text.batch import Problem
+from binidx.prepare.text.batch import Problem
+from binidx.storage.requests.retries import passes
+from binidx.storage.stores.driver_errors import cause_of, http_status
+from binidx.storage.stores.filesystem import storage_errors
 
 SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
 
@@ -81,7 +82,7 @@ def test_a_cause_that_tells_one_is_replaced_and_says_as_much_of_what_failed() ->
         found = driver(SIGNED, reason)
         assert "5ec4e7" not in "".join(traceback.format_exception(found))
         assert passes(found) == retried
-        assert status_of(found) == status
+        assert http_status(found) == status
     plain = ValueError("of no URL")
     assert cause_of(plain) is plain
 
@@ -94,10 +95,10 @@ def test_a_problem_is_told_without_them() -> None:
 def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> None:
     from helpers.preprocess_jobs import job_of
 
-    from binidx.prepare.preprocess.mark import mark_of
-    from binidx.prepare.preprocess.plan import plan_parts
-    from binidx.prepare.preprocess.quarantine import format_problem
-    from binidx.text.slices import JSONL, Input
+    from binidx.prepare.preprocess.finish import mark_of
+    from binidx.prepare.preprocess.job_plan import plan_parts
+    from binidx.prepare.preprocess.part_writer import format_problem
+    from binidx.prepare.text.slices import JSONL, Input
 
     def marked(uri: str) -> Any:
         job = job_of([uri], tmp_path / "en")

@@ -17,8 +17,7 @@ from helpers.gpt_data import write_with_megatron
 from helpers.proxied_store import Distant, distant_store
 from helpers.reader_stress import content
 
-from binidx.format.convert import convert_dataset
-from binidx.format.convert_way import Way
+from binidx.corpus.convert import StorageFormat, convert_dataset
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,7 +53,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Three datasets of a million tokens: plain, with checksums, compressed."""
     directory = tmp_path_factory.mktemp("local")
     rng = np.random.default_rng(2)
-    ways = {"plain": Way(), "summed": Way(checksums=True), "zstd": Way(codec="zstd")}
+    ways = {"plain": StorageFormat(), "summed": StorageFormat(checksums=True), "zstd": StorageFormat(codec="zstd")}
     for name, way in ways.items():
         lengths = rng.integers(1, 2_000, 1_000).astype(np.int32)
         convert_dataset(write_with_megatron(directory / f"{name}-source", lengths, rng), f"{directory / name}", way=way)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.format.bin_object import open_bin
+from binidx.format.bin_file import open_bin
 from binidx.format.idx import get_idx_path
 from binidx.format.virtual_source import open_source
-from binidx.storage.backends import open_object
-from binidx.storage.disk_cache import DiskCache
-from binidx.storage.joined import Joined
-from binidx.storage.publish import object_exists
-from binidx.storage.ranges import Range, RangeReader
-from binidx.storage.warm import Job
+from binidx.storage.adapters import Joined
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.warm import Job
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.open import open_object
+from binidx.storage.writing.publish import object_exists
 
 
 def jobs_of_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
@@ -52,8 +52,8 @@ def cached(reader: RangeReader) -> DiskCache:
 
 def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
     """What the next steps of a run read of its `.bin` files. Its indices are read, and built if they are missing."""
-    from binidx.dataset.plan import ranges_of_samples
-    from binidx.loader.run import Run
+    from binidx.dataset.read_plan import ranges_of_samples
+    from binidx.run.run_file import Run
 
     run = Run.load(arguments.run, options)
     if arguments.consumed is not None:

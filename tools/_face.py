@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from binidx.corpus.convert_journal import ENDS
 from binidx.errors import (
     AccessError,
     BinidxError,
@@ -22,7 +23,6 @@ from binidx.errors import (
     ObjectNotFoundError,
     UnreachableError,
 )
-from binidx.format.convert_journal import ENDS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 

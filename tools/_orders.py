@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from binidx.corpus.origins import origin_text, read_origins
 from binidx.errors import ConfigError, MissingDriverError
-from binidx.loader.readings import Readings
-from binidx.order.run_order import RunOrder
-from binidx.order.samples import Contents, read_text
-from binidx.prepare.origins import origin_text, read_origins
-from binidx.tokenize import engines
-from binidx.tokenize.describe import describe_tokenizer
+from binidx.prepare.tokenizers import registry
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.run.global_order import SampleReads
+from binidx.run.provenance.contents import SampleContents, read_text
+from binidx.run.provenance.run_order import RunOrder
 
 from ._face import json_object
 
@@ -36,7 +36,7 @@ def add_run(options: argparse.ArgumentParser) -> None:
 
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
     """The order of the run that is meant; `in_ranges`: at the price of what is asked, `RunOrder.open`."""
-    from binidx.loader.run import Run
+    from binidx.run.run_file import Run
 
     run = Run.load(arguments.run, arguments.storage_options)
     if in_ranges:
@@ -86,13 +86,13 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None
     """What makes text of tokens: any tokenizer that `preprocess` takes."""
     if uri is None:
         return None
-    return engines.decoder(describe_tokenizer(uri, storage_options=options), options)
+    return registry.decoder(describe_tokenizer(uri, storage_options=options), options)
 
 
 def rows_of(
     order: RunOrder,
-    readings: Readings,
-    contents: Contents,
+    readings: SampleReads,
+    contents: SampleContents,
     decode: Decode | None = None,
     *,
     lineage: bool = True,
@@ -125,7 +125,7 @@ def rows_of(
         yield row
 
 
-def origins_of(order: RunOrder, contents: Contents) -> dict[tuple[int, int], dict[str, Any]]:
+def origins_of(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
     """(source, document) -> where it came from, of the documents that are told of, where there is lineage."""
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
     found: dict[tuple[int, int], dict[str, Any]] = {}

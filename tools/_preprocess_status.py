@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from binidx.prepare.preprocess.machines import Machine
-from binidx.prepare.preprocess.status import Status
+from binidx.format.sidecars.dataset_manifest import Machine
+from binidx.prepare.preprocess.preprocess import JobStatus
 
 from ._face import human_seconds
 from ._table import table
 
 
-def describe_status(status: Status) -> str:
+def describe_status(status: JobStatus) -> str:
     """`s3://corpus/en: 12 of 40 parts, 31% of the text; ...`, and the machines."""
     if status.finished:
         return "\n".join([f"{status.output}: finished, {status.parts:,} parts", *describe_machines(status.machines)])

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.loader.run import Run
-from binidx.loader.split_sizes import split_sizes
+from binidx.run.run_file import Run
+from binidx.run.schedule import split_sizes
 
 
 def add_sizes(options: argparse.ArgumentParser) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from binidx.corpus.origins import origin_text, read_origins
 from binidx.errors import MissingDriverError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.origins import origin_text, read_origins
 
 MOST_TOKENS = 512
 """Of a document."""

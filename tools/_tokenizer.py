@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from binidx.errors import ConfigError
-from binidx.redacted import redacted
-from binidx.tokenize.describe import describe_tokenizer
-from binidx.tokenize.engines import ENGINES
-from binidx.tokenize.spec import POLICIES, TokenizerSpec
+from binidx.errors import ConfigError, redacted
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.registry import ENGINES
+from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec
 
 MEGATRON_TYPES = {
     "HuggingFaceTokenizer": "json",

@@ -21,10 +21,10 @@ from dataclasses import asdict
 if __name__ == "__main__":  # python tools/account.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.dataset.staged import StagedBlendedDataset
+from binidx.dataset.staged.staged_blend import StagedBlendedDataset
 from binidx.errors import MissingDriverError
-from binidx.order.accounts import SourceAccount, account
-from binidx.storage.publish import create_object
+from binidx.run.provenance.accounts import SourceAccount, account
+from binidx.storage.writing.publish import create_object
 
 from ._face import parser, run
 from ._orders import add_run, open_run, step_at, stop_step
@@ -82,7 +82,7 @@ def table(accounts: Sequence[SourceAccount]) -> str:
 
 def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
     """One row a source."""
-    from binidx.order.arrow import pa, parquet
+    from binidx.run.provenance.export import pa, parquet
 
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.Table.from_pylist([asdict(each) for each in accounts]), sink)

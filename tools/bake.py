@@ -22,7 +22,7 @@ if __name__ == "__main__":  # python tools/bake.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.errors import ConfigError
-from binidx.order.baking import bake, plan_bake
+from binidx.run.provenance.baking import bake, plan_bake
 
 from ._face import counts, human_bytes, parser, run
 from ._orders import add_run, open_run, steps_of

@@ -40,10 +40,10 @@ if __name__ == "__main__":  # python tools/cache.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.errors import ConfigError
-from binidx.storage.cache_contents import Kept, cached_contents, prune, verify
-from binidx.storage.index_dir import directory_of_index
+from binidx.storage.cache.layout import directory_of_index
+from binidx.storage.cache.maintenance import CachedObjectInfo, cached_contents, prune, verify
+from binidx.storage.cache.warm import Warmed, wanted_bytes, warm
 from binidx.storage.settings import OURS, ReadSettings, parse_bytes
-from binidx.storage.warm import Warmed, wanted_bytes, warm
 
 from ._face import human_bytes, human_seconds, json_object, parser, run
 
@@ -180,7 +180,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def row_of(kept: Kept) -> dict[str, Any]:
+def row_of(kept: CachedObjectInfo) -> dict[str, Any]:
     """One object, in JSON values."""
     return {
         "uri": kept.content.uri if kept.content else None,

@@ -39,12 +39,10 @@ from typing import Any
 if __name__ == "__main__":  # python tools/convert.py: a script says itself which package it belongs to (PEP 366)
     __package__ = "binidx.tools"
 
+from binidx.corpus.convert import Conversion, StorageFormat, convert_dataset
 from binidx.errors import ConfigError
-from binidx.format.convert import Conversion, convert_dataset
-from binidx.format.convert_way import Way
-from binidx.storage.copy_state import PART_BYTES
-from binidx.storage.resumable import SAVE_SECONDS
-from binidx.storage.segment_writer import check_level
+from binidx.storage.codecs.segments import check_level
+from binidx.storage.writing.copy import PART_BYTES, SAVE_SECONDS
 
 from ._bar import Bar
 from ._face import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
@@ -118,11 +116,11 @@ def level(text: str) -> int:
         raise argparse.ArgumentTypeError(f"found {text}, needed a level from 1 to 22; or say --compress last") from None
 
 
-def way_of(arguments: argparse.Namespace) -> Way:
+def way_of(arguments: argparse.Namespace) -> StorageFormat:
     """How the tokens are to be stored."""
     compress = arguments.compress is not None
     codec = "zstd" if compress else "raw" if arguments.plain else None
-    return Way(codec, arguments.compress or None, arguments.checksums)
+    return StorageFormat(codec, arguments.compress or None, arguments.checksums)
 
 
 def from_environment(name: str, default: Any) -> Any:

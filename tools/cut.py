@@ -30,8 +30,8 @@ from collections.abc import Callable, Sequence
 if __name__ == "__main__":  # python tools/cut.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.prepare.cut import Cut, head_dataset, split_dataset
-from binidx.storage.resumable import Watch
+from binidx.corpus.cut import Cut, head_dataset, split_dataset
+from binidx.storage.writing.copy import ProgressWatcher
 
 from ._bar import Bar
 from ._face import DATASET, add_writing, counts, human_seconds, parser, prefix, run
@@ -48,7 +48,9 @@ def build_parser() -> argparse.ArgumentParser:
     options = parser("cut", __doc__)
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, body: Callable[[argparse.Namespace, Watch], Cut], purpose: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, body: Callable[[argparse.Namespace, ProgressWatcher], Cut], purpose: str
+    ) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         found.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
         many = "+" if name == "split" else 1
@@ -80,7 +82,7 @@ def cut(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_head(arguments: argparse.Namespace, watch: Watch) -> Cut:
+def run_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> Cut:
     """The first documents."""
     return head_dataset(
         arguments.source,
@@ -94,7 +96,7 @@ def run_head(arguments: argparse.Namespace, watch: Watch) -> Cut:
     )
 
 
-def run_split(arguments: argparse.Namespace, watch: Watch) -> Cut:
+def run_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> Cut:
     """A sample, or several."""
     return split_dataset(
         arguments.source,

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/diff.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.prepare.diff import Difference, diff_datasets
+from binidx.corpus.diff import Difference, diff_datasets
 
 from ._bar import Bar
 from ._face import DATASET, human_seconds, json_object, parser, prefix, run

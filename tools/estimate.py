@@ -28,10 +28,10 @@ if __name__ == "__main__":  # python tools/estimate.py: see convert.py
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.estimate.run import SAMPLE_BYTES, Estimated, estimate_tokens
-from binidx.prepare.estimate.sampling import Estimate
-from binidx.text.filters import Filters, parse_keep
-from binidx.text.slices import FORMATS
+from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, Estimated, estimate_tokens
+from binidx.prepare.preprocess.sampling import Estimate
+from binidx.prepare.text.batch import Filters, parse_keep
+from binidx.prepare.text.slices import FORMATS
 
 from ._bar import Bar
 from ._face import DATASET_ENDS, human_bytes, human_seconds, json_object, num_bytes, parser, run

@@ -31,9 +31,9 @@ from binidx.errors import ConfigError
 from binidx.format.idx import VERSION, DType
 from binidx.format.index_stream import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.source import Source
+from binidx.format.source import PairSource
 from binidx.format.virtual_source import VirtualSource, open_source
-from binidx.storage.segments import SegmentedObject
+from binidx.storage.codecs.segments import SegmentedObject
 
 from ._face import DATASET, human_bytes, json_object, parser, prefix, run
 from ._lengths import bins, draw, percentiles
@@ -111,7 +111,7 @@ def build_report(dataset: IndexedDataset, num_documents: int = 3, num_tokens: in
     }
 
 
-def how_stored(dataset: IndexedDataset, source: Source | VirtualSource) -> dict[str, Any]:
+def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> dict[str, Any]:
     """The object that holds the tokens: its codec and bytes, its segments if it is compressed, its checksums if not.
 
     Of a virtual merge: the bytes of all, and what each part is stored as.

@@ -32,9 +32,8 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/merge.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.corpus.merge import Merged, merge_datasets, merge_virtually
 from binidx.errors import ConfigError
-from binidx.prepare.merge import Merged, merge_datasets
-from binidx.prepare.virtual import merge_virtually
 
 from ._bar import Bar
 from ._face import DATASET, add_writing, counts, human_bytes, human_seconds, parser, prefix, run

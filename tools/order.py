@@ -1,6 +1,6 @@
 """Write down who reads what: the order of a run as parquet files, by rank or by steps, without any GPU.
 
-RUN describes a GPT run (what binidx.Run.save wrote) or a run over packed files (binidx.order.packed_description).
+RUN describes a GPT run (what binidx.Run.save wrote) or a run over packed files (binidx.packed.packed_run).
 One row is one sequence: step, rank, slot, sample, source, epoch, its documents, and where it starts in the first of
 them and stops in the last; packed files know no documents, their rows have file and block. --tokens adds the tokens,
 which are read from the data. Files that are there already are kept, so an export that broke off goes on.
@@ -28,11 +28,9 @@ if __name__ == "__main__":  # python tools/order.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.errors import ConfigError
-from binidx.loader.run import RUN_FILE, is_packed_run
-from binidx.order.nesting import Nesting
-from binidx.order.packed_description import load_packed_run
-from binidx.order.packed_run import PackedRunOrder
-from binidx.storage.transfer import read_document
+from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
+from binidx.run.run_file import RUN_FILE, is_packed_run
+from binidx.storage.open import read_document
 
 from ._face import parser, run
 from ._orders import add_run, open_run, steps_of
@@ -62,7 +60,7 @@ def body(arguments: argparse.Namespace) -> int:
         return check_nesting(order, arguments.check_nesting)
     if not arguments.to:
         raise ConfigError("order: needs --to URI, or --check-nesting")
-    from binidx.order.export import export, plan_by_rank, plan_by_steps
+    from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 
     steps = steps_of(order, arguments.steps)
     count = order.num_steps()

@@ -22,8 +22,8 @@ if __name__ == "__main__":  # python tools/pack.py: see convert.py
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.packed import PackedFiles
-from binidx.format.packed_convert import indexed_to_packed, packed_to_indexed
+from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
+from binidx.packed.packed_files import PackedFiles
 
 from ._face import DATASET, json_object, parser, prefix, run
 

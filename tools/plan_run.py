@@ -24,10 +24,10 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/plan_run.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.loader.outlook import SMALL_ONE
-from binidx.loader.planned import Planned, planned
-from binidx.loader.run import Run
-from binidx.storage.report import counted
+from binidx.run.plan.inventory import SMALL_ONE
+from binidx.run.plan.run_plan import RunPlan, plan_run
+from binidx.run.run_file import Run
+from binidx.storage.stats import counted
 
 from ._face import human_bytes, human_seconds, json_object, parser, run
 from ._sizes import add_sizes, sized
@@ -53,12 +53,12 @@ def plan(arguments: argparse.Namespace) -> int:
     """Look, and say what comes."""
     given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
     nodes = arguments.nodes or -(-given.data_parallel_size // RANKS_OF_A_NODE)
-    found = planned(given, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
+    found = plan_run(given, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
     print(json.dumps(found.in_json()) if arguments.json else describe(found))
     return 0
 
 
-def describe(found: Planned) -> str:
+def describe(found: RunPlan) -> str:
     """All of it for people."""
     width = shutil.get_terminal_size().columns
     parts = [
@@ -88,7 +88,7 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> str:
     )
 
 
-def _head(found: Planned) -> list[tuple[str, str]]:
+def _head(found: RunPlan) -> list[tuple[str, str]]:
     given = found.outlook.run
     steps = "no end: cyclic, here one epoch" if found.num_steps is None else f"{found.num_steps:,} steps"
     ranks = f"{given.data_parallel_size:,} rank{'s' * (given.data_parallel_size > 1)}"
@@ -109,7 +109,7 @@ def _head(found: Planned) -> list[tuple[str, str]]:
     return rows
 
 
-def _sources(found: Planned) -> list[list[str]]:
+def _sources(found: RunPlan) -> list[list[str]]:
     rows = []
     for each in found.costs:
         source, headline = each.source, each.source.headline
@@ -126,7 +126,7 @@ def _sources(found: Planned) -> list[list[str]]:
     return rows
 
 
-def _indices(found: Planned) -> list[list[str]]:
+def _indices(found: RunPlan) -> list[list[str]]:
     rows = []
     every = found.index_rows()
     for row in every if len(every) <= MOST_ROWS else [row for row in every if row["cache"] != SMALL_ONE]:
@@ -142,7 +142,7 @@ def _seconds(seconds: float) -> str:
     return "< 1 ms" if seconds < 0.001 else f"{seconds * 1000:.0f} ms" if seconds < 1 else human_seconds(seconds)
 
 
-def _costs(found: Planned) -> list[tuple[str, str]]:
+def _costs(found: RunPlan) -> list[tuple[str, str]]:
     if not found.is_remote:
         return [("reading", "all lies on this machine: no requests, nothing to pay")]
     whole = found.reading
@@ -168,7 +168,7 @@ def _costs(found: Planned) -> list[tuple[str, str]]:
     return rows
 
 
-def _start(found: Planned) -> list[tuple[str, str]]:
+def _start(found: RunPlan) -> list[tuple[str, str]]:
     link = found.link
     if link is not None:
         speed = f"{human_bytes(link.bytes_per_second)}/s"

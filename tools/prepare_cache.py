@@ -33,13 +33,12 @@ if __name__ == "__main__":  # python tools/prepare_cache.py: see convert.py
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.megatron_dataset import recorded_name
-from binidx.dataset.survey import wanted_indices
+from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
-from binidx.index.build_context import BUILT, NOT_KEPT, Outcome
-from binidx.index.files import MANIFEST
-from binidx.index.npy import npy_of
-from binidx.loader.run import Run
-from binidx.storage.publish import object_exists
+from binidx.index.cache.build_context import BUILT, NOT_KEPT, Outcome
+from binidx.index.cache.index_files import MANIFEST, npy_of
+from binidx.run.run_file import Run
+from binidx.storage.writing.publish import object_exists
 
 from ._face import human_bytes, human_seconds, json_object, parser, run
 from ._sizes import add_sizes, sized
@@ -138,7 +137,7 @@ def num_indices(wanted: Run) -> int | None:
     """How many will be told of; None: the rounds of stages are known when they are built."""
     if wanted.stages is not None:
         return None
-    found = wanted_indices(wanted.config, wanted.sizes)
+    found = required_indices(wanted.config, wanted.sizes)
     return len(found.indices) + (len(found.blends) if wanted.config.path_to_cache else 0)
 
 

@@ -35,10 +35,9 @@ if __name__ == "__main__":  # python tools/preprocess.py: see convert.py
     __package__ = "binidx.tools"
 
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
-from binidx.prepare.preprocess.run import Report, Shard, preprocess
-from binidx.prepare.preprocess.status import status_of
-from binidx.text.filters import Filters, parse_keep
-from binidx.text.slices import FORMATS
+from binidx.prepare.preprocess.preprocess import Report, Shard, job_status, preprocess
+from binidx.prepare.text.batch import Filters, parse_keep
+from binidx.prepare.text.slices import FORMATS
 
 from ._face import human_seconds, json_object, num_bytes, parser, run
 from ._preprocess_bar import PreprocessBar
@@ -148,7 +147,7 @@ def make(arguments: argparse.Namespace) -> int:
 
 def look(arguments: argparse.Namespace) -> int:
     """Say how far the job is, which runs somewhere, or has stopped."""
-    found = status_of(job_of(arguments))
+    found = job_status(job_of(arguments))
     print(json.dumps(found.to_json()) if arguments.json else describe_status(found))
     return 0
 

@@ -30,9 +30,9 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/shuffle.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.corpus.shuffle import MEMORY_BYTES, Shuffled, shuffle_datasets
 from binidx.errors import ConfigError
-from binidx.prepare.shuffle.dataset import MEMORY_BYTES, Shuffled, shuffle_datasets
-from binidx.prepare.shuffle.lines import ShuffledLines, shuffle_lines
+from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
 from ._bar import Bar
 from ._face import DATASET, add_writing, counts, human_bytes, human_seconds, num_bytes, parser, prefix, run

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/verify.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.prepare.verify import Verified, verify_dataset
+from binidx.corpus.verify import Verification, verify_dataset
 
 from ._bar import Bar
 from ._face import DATASET, counts, human_bytes, human_seconds, json_object, parser, prefix, run
@@ -62,7 +62,7 @@ def verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def describe(found: Verified) -> str:
+def describe(found: Verification) -> str:
     """What was found, for people."""
     empty = f", {found.empty_documents:,} of them empty" if found.empty_documents else ""
     trailing = f", {found.trailing_bytes:,} bytes after the last token" if found.trailing_bytes else ""
@@ -78,7 +78,7 @@ def describe(found: Verified) -> str:
     )
 
 
-def tokens_read(found: Verified) -> str:
+def tokens_read(found: Verification) -> str:
     """What was looked at of the tokens."""
     if found.token_range is None:
         return "tokens were not read" if found.num_tokens else "there are no tokens"

@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 if __name__ == "__main__":  # python tools/where.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.order.run_order import RunOrder
-from binidx.prepare.origin_search import documents_at, documents_with_id
+from binidx.run.provenance.run_order import RunOrder
 
 from ._face import parser, run
 from ._orders import add_run, open_run, print_rows, rows_of, stop_step

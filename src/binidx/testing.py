@@ -21,14 +21,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from binidx.errors import ShortReadError
-from binidx.storage.joined import InMemory
-from binidx.storage.ranges import Range, RangeReader
+from binidx.storage.adapters import InMemory
+from binidx.storage.interfaces import Range, RangeReader
 
 Make = Callable[[bytes], RangeReader]
+
+
 """A reader over an object with this content."""
+
 
 # Three chunks of 64 KiB and a last one that is short; no two places look alike.
 CONTENT = random.Random(0).randbytes(200_003)
+
+
 SECONDS_OF_A_CHILD = 30.0
 
 

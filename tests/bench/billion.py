@@ -24,14 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from binidx.dataset.split import Split
-from binidx.index.building import SHUFFLED_IN_FILE
-from binidx.index.cache import IndexCache
-from binidx.index.document_sample import MOST_RECORDS
-from binidx.index.epochs import EpochPlan, plan_epochs
-from binidx.index.gpt import ARRAYS, build_gpt_index
-from binidx.index.sample import count_tokens
-from binidx.native import RandomState
+from binidx.dataset.config import Split
+from binidx.index.cache.building import SHUFFLED_IN_FILE
+from binidx.index.cache.index_cache import IndexCache
+from binidx.index.document_sample import MOST_RECORDS, EpochPlan, count_tokens, plan_epochs
+from binidx.index.gpt_indices import ARRAYS, build_gpt_index
+from binidx.native.permutations import RandomState
 from tests.bench.table import Row
 
 NUM_DOCUMENTS = int(os.environ.get("BINIDX_BENCH_DOCUMENTS", 10**9))

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from helpers.oracle import megatron
 
-from binidx.native import blend_exhaustive, blend_weighted
-from binidx.native.cpu import LEVEL, LEVELS, Level
+from binidx.native.arguments import LEVEL, LEVELS, Level
+from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from tests.bench.table import Row
 
 SIZE = 10_000_000

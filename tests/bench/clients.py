@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from binidx.storage.fsspec_object import FsspecObject
+from binidx.storage.requests.remote_reader import RemoteObject
 from tests.bench.range_server import LEAST_MS, MOST_MS, SIZE, range_server
 from tests.bench.table import Row, interleaved_medians
 
@@ -77,7 +77,7 @@ def per_second(seconds: float, starts: list[int]) -> float:
 
 def ours(uri: str, options: dict[str, Any], starts: list[int], **settings: Any) -> Run:
     settings = {"max_gap": 0, "concurrency": IN_FLIGHT, **settings}
-    reader = FsspecObject(uri, {**options, "binidx": settings})
+    reader = RemoteObject(uri, {**options, "binidx": settings})
     ranges = [(start, start + RANGE_BYTES) for start in starts]
     return lambda: reader.read(ranges)
 

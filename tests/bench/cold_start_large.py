@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from servers.far_object import far_object
 
-from binidx.format.idx import format_header
+from binidx.format.idx import format_idx_header
 from tests.bench.race import READERS
 from tests.bench.table import Row
 
@@ -64,7 +64,7 @@ def write(root: Path) -> None:
     stretch = np.maximum(np.random.default_rng(0).lognormal(np.log(1000) - 0.5, 1.0, STRETCH), 1).astype(np.int32)
     pieces = [stretch[: NUM_DOCUMENTS - first] for first in range(0, NUM_DOCUMENTS, STRETCH)]
     with open(root / "corpus.idx", "wb") as file:
-        file.write(format_header(np.uint16, NUM_DOCUMENTS, NUM_DOCUMENTS + 1))
+        file.write(format_idx_header(np.uint16, NUM_DOCUMENTS, NUM_DOCUMENTS + 1))
         for piece in pieces:
             file.write(piece.data)
         end = 0

@@ -21,10 +21,10 @@ from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
 import binidx
-from binidx.format.convert import convert_dataset
-from binidx.storage.disk_cache import DiskCache
-from binidx.storage.local_file import LocalFile
-from binidx.storage.warm import warm
+from binidx.corpus.convert import convert_dataset
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.warm import warm
+from binidx.storage.stores.local import LocalFile
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, run_config, write_corpus
 from tests.bench.table import Row, interleaved_medians, seconds
 

@@ -15,14 +15,19 @@ from pathlib import Path
 import numpy as np
 from helpers.oracle import megatron
 
-from binidx import native
-from binidx.index.building import Building
-from binidx.index.document_sample import Indices, build_document_and_sample_index, empty_indices
+from binidx.index.cache.building import Building
+from binidx.index.document_sample import (
+    EpochPlan,
+    Indices,
+    build_document_and_sample_index,
+    count_tokens,
+    empty_indices,
+    plan_epochs,
+)
 from binidx.index.documents import Documents
-from binidx.index.epochs import EpochPlan, plan_epochs
-from binidx.index.gpt import ARRAYS, build_gpt_index
-from binidx.index.sample import count_tokens
-from binidx.native import RandomState
+from binidx.index.gpt_indices import ARRAYS, build_gpt_index
+from binidx.native import sample_index
+from binidx.native.permutations import RandomState
 from tests.bench.table import Row, interleaved_medians, peak_bytes
 
 NUM_DOCUMENTS = 10**7
@@ -79,7 +84,7 @@ def their_samples(lengths: np.ndarray, index: np.ndarray, plan: EpochPlan) -> np
 
 def sample_rows(lengths: np.ndarray, plan: EpochPlan, out: Indices) -> list[Row]:
     def build(threads: int) -> None:
-        native.sample_index(
+        sample_index.sample_index(
             lengths, out[0], SEQUENCE_LENGTH, plan.num_tokens, out[1], add_extra_token=True, threads=threads
         )
 
@@ -146,13 +151,15 @@ def files_row(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, direc
 
 def warmed(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, out: Indices) -> Callable[[], None]:
     """What `ours` does for one epoch, on records that are there already."""
-    records, epoch = np.zeros(len(documents), np.int64), native.Samples(lengths, documents)
-    samples = native.Samples(lengths, out[0], SEQUENCE_LENGTH, plan.num_tokens, plan.num_samples, add_extra_token=True)
+    records, epoch = np.zeros(len(documents), np.int64), sample_index.SampleArrays(lengths, documents)
+    samples = sample_index.SampleArrays(
+        lengths, out[0], SEQUENCE_LENGTH, plan.num_tokens, plan.num_samples, add_extra_token=True
+    )
 
     def run() -> None:
-        tokens = native.fill_records(epoch, records)
-        native.shuffle_records(samples, RandomState(SEED), records, 0, 0, tokens, out[1])
-        native.put_end(samples, out[1], tokens)
+        tokens = sample_index.fill_records(epoch, records)
+        sample_index.shuffle_records(samples, RandomState(SEED), records, 0, 0, tokens, out[1])
+        sample_index.put_end(samples, out[1], tokens)
 
     return run
 

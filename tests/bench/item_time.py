@@ -19,8 +19,8 @@ from helpers.oracle import megatron
 from torch.utils.data import default_collate
 
 import binidx
-from binidx.loader.torch import collate
-from binidx.native.cpu import LEVELS, Level
+from binidx.loader.torch_loader import collate
+from binidx.native.arguments import LEVELS, Level
 from binidx.native.gather import GPTRows
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, open_theirs, run_config, write_corpus
 from tests.bench.table import MEGATRON, Row, interleaved_medians

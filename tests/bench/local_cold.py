@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import binidx
-from binidx.storage.backends import open_object
+from binidx.storage.open import open_object
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, write_corpus
 from tests.bench.table import Row, seconds
 

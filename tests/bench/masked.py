@@ -16,7 +16,7 @@ from helpers.masked_datasets import BERT, OPTIONS, OWN, T5, build, megatrons, pr
 from helpers.oracle import megatron
 
 import binidx
-from binidx.index.mapping import build_mapping
+from binidx.index.masked_samples import build_mapping
 from tests.bench.table import Row, interleaved_medians
 
 NUM_DOCUMENTS = 10**6

@@ -20,16 +20,16 @@ import numpy as np
 from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
-from binidx.format.convert import convert_dataset
-from binidx.format.idx import format_header
-from binidx.prepare.merge import merge_datasets
+from binidx.corpus.convert import convert_dataset
+from binidx.corpus.merge import merge_datasets
+from binidx.format.idx import format_idx_header
 from tests.bench.table import Row
 
 NUM_SOURCES = 4
 NUM_DOCUMENTS = 5_000_000
 S3_TOKENS = 8_000_000
 ROUNDS = 3
-OURS = "from binidx.prepare.merge import merge_datasets"
+OURS = "from binidx.corpus.merge import merge_datasets"
 RUN_OURS = "merge_datasets(sources, target)"
 THEIRS = """
 import warnings
@@ -82,7 +82,7 @@ def write_source(prefix: Path) -> str:
     """A dataset of documents of one token, written as arrays."""
     count = NUM_DOCUMENTS
     with Path(f"{prefix}.idx").open("wb") as file:
-        file.write(format_header(np.uint16, count, count + 1))
+        file.write(format_idx_header(np.uint16, count, count + 1))
         file.write(np.ones(count, "<i4").tobytes())
         file.write(np.arange(0, 2 * count, 2, "<i8").tobytes())
         file.write(np.arange(count + 1, dtype="<i8").tobytes())
@@ -104,7 +104,7 @@ def on_s3(directory: Path) -> Row:
         base = f"{server.make_bucket('merge')}/x"
         count = 1000
         with Path(f"{directory}/source.idx").open("wb") as file:
-            file.write(format_header(np.uint16, count, count + 1))
+            file.write(format_idx_header(np.uint16, count, count + 1))
             file.write(np.full(count, S3_TOKENS // count, "<i4").tobytes())
             file.write((np.arange(count) * (S3_TOKENS // count) * 2).astype("<i8").tobytes())
             file.write(np.arange(count + 1, dtype="<i8").tobytes())

@@ -27,7 +27,7 @@ from servers.latency_proxy import Proxy, latency_proxy
 from servers.log import Logged
 
 import binidx
-from binidx.storage.publish import create_object
+from binidx.storage.writing.publish import create_object
 from tests.bench.table import Row
 
 SEQUENCES = int(os.environ.get("BINIDX_BENCH_SEQUENCES", 2_500_000))

@@ -20,15 +20,17 @@ import numpy as np
 from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
+from binidx.corpus.convert import convert_dataset
 from binidx.dataset.baked import BakedDataset
-from binidx.format.convert import convert_dataset
-from binidx.format.idx import format_header
-from binidx.index.packed_order import AtEnd, PackedSet
-from binidx.loader.readings import ReadingOrder
-from binidx.loader.schedule import BatchSchedule
-from binidx.loader.torch import build_pretraining_data_loader
-from binidx.order import PackedRunOrder, RunOrder, bake, plan_bake
-from binidx.order.export import export, plan_by_rank
+from binidx.format.idx import format_idx_header
+from binidx.loader.torch_loader import build_pretraining_data_loader
+from binidx.packed.packed_order import AtEnd, PackedSet
+from binidx.packed.packed_run import PackedRunOrder
+from binidx.run.global_order import GlobalOrder
+from binidx.run.provenance.baking import bake, plan_bake
+from binidx.run.provenance.export import export, plan_by_rank
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import BatchSchedule
 from tests.bench.corpus import open_ours, write_corpus
 from tests.bench.table import Row, seconds
 
@@ -130,7 +132,7 @@ def take(dataset: Any, look_ahead: int | None) -> None:
 
 
 def order_of(dataset: Any, ranks: int) -> RunOrder:
-    return RunOrder(dataset, ReadingOrder(BatchSchedule(64 * ranks, 8, ranks), len(dataset)))
+    return RunOrder(dataset, GlobalOrder(BatchSchedule(64 * ranks, 8, ranks), len(dataset)))
 
 
 def write_index(prefix: Path) -> str:
@@ -138,7 +140,7 @@ def write_index(prefix: Path) -> str:
     lengths = np.maximum(1, np.random.default_rng(0).lognormal(6.4, 1.0, NUM_DOCUMENTS)).astype(np.int32)
     pointers = (np.cumsum(lengths, dtype=np.int64) - lengths) * 2
     with open(f"{prefix}.idx", "wb") as file:
-        file.write(format_header(np.uint16, NUM_DOCUMENTS, NUM_DOCUMENTS + 1))
+        file.write(format_idx_header(np.uint16, NUM_DOCUMENTS, NUM_DOCUMENTS + 1))
         for array in (lengths, pointers, np.arange(NUM_DOCUMENTS + 1)):
             array.tofile(file)
     with open(f"{prefix}.bin", "wb") as file:

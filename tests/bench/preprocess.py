@@ -36,13 +36,13 @@ from binidx.tools.demo.tokenizer import EOD, train_bpe
 from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
+from binidx.jobs.engines import LocalExecutor
 from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.local_workers import LocalExecutor
-from binidx.prepare.preprocess.run import preprocess
-from binidx.text.inputs import find_inputs
-from binidx.text.read import read_slice
-from binidx.text.slices import Slice, plan_slices
-from binidx.tokenize.describe import describe_tokenizer
+from binidx.prepare.preprocess.preprocess import preprocess
+from binidx.prepare.text.inputs import find_inputs
+from binidx.prepare.text.read import read_slice
+from binidx.prepare.text.slices import Slice, plan_slices
+from binidx.prepare.tokenizers.describe import describe_tokenizer
 from tests.bench.table import Row
 
 SIZES = {"text": 256_000_000, "few": 64_000_000, "little": 32_000_000}
@@ -52,10 +52,10 @@ FAR_MS = 30
 
 WORKER = """
 import json, sys
-from binidx.prepare.preprocess.local_workers import settle_malloc
-from binidx.prepare.preprocess.plan import plan_parts
-from binidx.prepare.preprocess.tokenising import make_part
-from binidx.text.inputs import find_inputs
+from binidx.jobs.engines import settle_malloc
+from binidx.prepare.preprocess.job_plan import plan_parts
+from binidx.prepare.preprocess.tokenize_part import make_part
+from binidx.prepare.text.inputs import find_inputs
 from tests.bench.preprocess import job_of
 settle_malloc()
 job = job_of(*sys.argv[1:4])

@@ -112,10 +112,10 @@ def by_files(encode_files: Any, parallel: bool, source: str, prefix: str) -> Non
 
 
 def by_ours(engine: str, executor: Executor | None, source: str, tokenizer: str, prefix: str) -> None:
+    from binidx.jobs.engines import settle_malloc
     from binidx.prepare.preprocess.job import Job
-    from binidx.prepare.preprocess.local_workers import settle_malloc
-    from binidx.prepare.preprocess.run import preprocess
-    from binidx.tokenize.describe import describe_tokenizer
+    from binidx.prepare.preprocess.preprocess import preprocess
+    from binidx.prepare.tokenizers.describe import describe_tokenizer
 
     settle_malloc()  # as a worker does
     spec = describe_tokenizer(tokenizer, eod=Encoder.eod)

@@ -26,7 +26,7 @@ import numpy as np
 from binidx.tools.seaweed import S3Server, s3_server
 from servers.latency_proxy import Proxy, latency_proxy
 
-from binidx.format.convert import convert_dataset
+from binidx.corpus.convert import convert_dataset
 from tests.bench.corpus import SEQUENCE_LENGTH, write_corpus
 
 READERS = Path(__file__).parent / "readers"

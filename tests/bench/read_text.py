@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import zstandard
 
-from binidx.text.inputs import find_inputs
-from binidx.text.read import read_slice
-from binidx.text.slices import plan_slices
+from binidx.prepare.text.inputs import find_inputs
+from binidx.prepare.text.read import read_slice
+from binidx.prepare.text.slices import plan_slices
 from tests.bench.table import Row, interleaved_medians
 from tests.bench.text import documents, joined
 

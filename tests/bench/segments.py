@@ -28,17 +28,15 @@ from numpy.typing import NDArray
 from servers.far_object import far_object
 from servers.latency_proxy import latency_proxy
 
-from binidx.format.convert import convert_dataset
-from binidx.format.convert_way import Way
-from binidx.storage.backends import open_object
-from binidx.storage.checked_object import CheckedObject
-from binidx.storage.checksums import BLOCK_BYTES
-from binidx.storage.disk_cache import DiskCache
-from binidx.storage.local_file import LocalFile
-from binidx.storage.ranges import Range, RangeReader, cut
-from binidx.storage.segment_writer import SEGMENT_BYTES, SegmentWriter
-from binidx.storage.segments import SegmentedObject
-from binidx.storage.warm import warm
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.warm import warm
+from binidx.storage.codecs.checksums import BLOCK_BYTES, CheckedObject
+from binidx.storage.codecs.segments import SEGMENT_BYTES, SegmentedObject, SegmentWriter
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.open import open_object
+from binidx.storage.ranges import cut
+from binidx.storage.stores.local import LocalFile
 from binidx.testing import MemoryObject
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours
 from tests.bench.table import Row, interleaved_medians, seconds
@@ -76,14 +74,14 @@ def rows_of(directory: Path, dtype: type, text: str, encoded: list[NDArray[Any]]
     name, item_bytes = np.dtype(dtype).name, np.dtype(dtype).itemsize
     plain = write_text(directory / f"{name}.bin", encoded, PLAIN_BYTES // item_bytes, dtype)
     packed = f"{directory}/{name}-packed"
-    convert_dataset(plain, packed, way=Way("zstd"), verify="size")
+    convert_dataset(plain, packed, way=StorageFormat("zstd"), verify="size")
     data = Data(name, plain, packed)
     return [*sizes(data, text, directory), *speeds(data), near(data, item_bytes), far(data), warming(data, directory)]
 
 
 def sizes(data: Data, text: str, directory: Path) -> list[Row]:
     """At level 3; what level 9 gains stands in the note."""
-    convert_dataset(data.plain, directory / "archive", way=Way("zstd", 9), verify="size", overwrite=True)
+    convert_dataset(data.plain, directory / "archive", way=StorageFormat("zstd", 9), verify="size", overwrite=True)
     packed, plain = (path.stat().st_size for path in data.files)
     archive = (directory / "archive.bin.zst").stat().st_size
     note = f"{text}; level 9: {archive / plain:.3f}"
@@ -135,7 +133,7 @@ def compress(view: memoryview) -> None:
 
 
 def sums_of(data: Data) -> str:
-    convert_dataset(data.plain, data.plain, way=Way(checksums=True), verify="size")
+    convert_dataset(data.plain, data.plain, way=StorageFormat(checksums=True), verify="size")
     return f"{data.plain}.bin.xxh3"
 
 

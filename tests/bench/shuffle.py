@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from helpers.oracle import megatron
 
-from binidx.index.document import build_document_index
-from binidx.native import RandomState
-from binidx.native.cpu import LEVELS
+from binidx.index.document_sample import build_document_index
+from binidx.native.arguments import LEVELS
+from binidx.native.permutations import RandomState
 from tests.bench.table import Row, interleaved_medians, peak_bytes
 
 NUM_ITEMS = (10**7, 10**8)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from binidx.format.idx import format_header
+from binidx.format.idx import format_idx_header
 from tests.bench.table import Row
 
 NUM_TOKENS = 400_000_000
@@ -30,15 +30,15 @@ ROUNDS = 3
 TERASHUF_SECONDS, TERASHUF_BYTES, TERASHUF_MEMORY = 2 * 3600, 1.2e12, 150e9
 
 OURS = """
-from binidx.prepare.shuffle.dataset import shuffle_datasets
+from binidx.corpus.shuffle import shuffle_datasets
 work = lambda: shuffle_datasets([source], target, seed=1, memory_bytes=memory)
 """
 GATHER = """
 import numpy as np
-from binidx.format.idx import format_header
+from binidx.format.idx import format_idx_header
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.native import copy_pieces
-from binidx.prepare.shuffle.keys import shuffle_keys, shuffle_order
+from binidx.corpus.shuffle_buckets import shuffle_keys, shuffle_order
 def work():
     index = IndexedDataset(source, mmap=False).index
     lengths = np.array(index.sequence_lengths)
@@ -57,7 +57,7 @@ def work():
         file.write(np.arange(len(lengths) + 1, dtype=np.int64).tobytes())
 """
 LINES = """
-from binidx.prepare.shuffle.lines import shuffle_lines
+from binidx.prepare.text.line_shuffle import shuffle_lines
 work = lambda: shuffle_lines([source], target, seed=1, memory_bytes=memory)
 """
 MEASURED = """
@@ -125,7 +125,7 @@ def write_source(prefix: Path) -> str:
     lengths[-1] = 1
     count, total = len(lengths), int(lengths.sum(dtype=np.int64))
     with Path(f"{prefix}.idx").open("wb") as file:
-        file.write(format_header(np.uint16, count, count + 1))
+        file.write(format_idx_header(np.uint16, count, count + 1))
         file.write(lengths.tobytes())
         file.write(((np.cumsum(lengths, dtype=np.int64) - lengths) * 2).astype("<i8").tobytes())
         file.write(np.arange(count + 1, dtype="<i8").tobytes())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from binidx.loader.look_ahead import BUDGET_BYTES
+from binidx.loader.readahead import BUDGET_BYTES
 from binidx.storage.settings import ReadSettings
 from tests.bench.corpus import SEQUENCE_LENGTH
 from tests.bench.race import BATCH, DELAY_MS, Entrant, call, far_away, publish_corpus, store

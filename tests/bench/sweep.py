@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from servers.far_object import far_object
 
-from binidx.storage.backends import open_object
-from binidx.storage.ranges import Range, RangeReader
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.open import open_object
 from tests.bench.table import Row, seconds
 
 LATENCIES_MS = (1, 10, 30, 100)

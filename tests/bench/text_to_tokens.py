@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from binidx.tools.demo.tokenizer import train_bpe
 
-from binidx.tokenize.unsettled import unsettled_texts
+from binidx.prepare.tokenizers.gigatoken_engine import unsettled_texts
 from tests.bench.table import Row
 
 SLOW_BYTES = 12_000_000

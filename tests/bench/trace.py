@@ -26,9 +26,9 @@ from servers.far_object import far_object
 from servers.latency_proxy import latency_proxy
 
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.index.manifest import format_manifest, parse_manifest
-from binidx.loader.run import Run, SavedTokenizer
-from binidx.storage.publish import object_identity
+from binidx.index.cache.manifest import format_manifest, parse_manifest
+from binidx.run.run_file import Run, SavedTokenizer
+from binidx.storage.writing.publish import object_identity
 from tests.bench.cold_start_large import NUM_DOCUMENTS, SEQUENCE_LENGTH, write
 from tests.bench.race import READERS
 from tests.bench.table import Row, seconds
@@ -84,7 +84,7 @@ def prepare(root: Path) -> None:
         reset_attention_mask=False, eod_mask_loss=False, path_to_cache=str(root / "indices"),
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=root.parent) as scratch:
-        program = "import sys; from binidx.loader.run import Run; Run.load(sys.argv[1]).build()"
+        program = "import sys; from binidx.run.run_file import Run; Run.load(sys.argv[1]).build()"
         Run(config, [None, None, None], MICRO_BATCH, RANKS).save(str(root / "local.json"))
         environment = {**os.environ, "BINIDX_INDEX_DIR": scratch}
         subprocess.run([sys.executable, "-c", program, str(root / "local.json")], env=environment, check=True)

@@ -159,7 +159,7 @@ def test_a_users_dataset_reads_a_prefix_in_s3_with_nothing_said_but_its_path(s3:
 
 
 def test_samples_made_by_a_users_method_are_not_read_ahead_in_threads(s3: Bucket, prefix: str) -> None:
-    from binidx.loader.look_ahead import is_ours
+    from binidx.loader.readahead import is_ours
 
     asked = config(OURS, blend=([prefix], None))
     plain = build(OURS, OURS.gpt_dataset.GPTDataset, [9, 0, 0], asked)[0]

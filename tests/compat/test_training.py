@@ -11,9 +11,8 @@ from compat.running import DROP_IN, HERE, start
 from conftest import Bucket
 from helpers.gpt_data import write_with_megatron
 
-from binidx.storage.backends import open_object
-from binidx.storage.publish import create_object
-from binidx.storage.transfer import stream
+from binidx.storage.open import open_object, stream
+from binidx.storage.writing.publish import create_object
 
 SCRIPT = str(HERE / "pretrain_small.py")
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import binidx
-from binidx.storage.claim import Claim, Holding
-from binidx.storage.publish import delete_object
+from binidx.index.cache.lease import HeldLease, Lease
+from binidx.storage.writing.publish import delete_object
 
 SCRIPT = """
 import sys
@@ -55,8 +55,8 @@ def held_claim(base: str) -> Any:
     [name] = [each for each in fs.ls(path, detail=False) if "GPTDataset-train-binidx.json" in each]
     uri = f"{base}/cache/{name.rpartition('/')[2]}"
     delete_object(uri)
-    holding = Claim(f"{uri}-claim").take()
-    assert isinstance(holding, Holding)
+    holding = Lease(f"{uri}-claim").take()
+    assert isinstance(holding, HeldLease)
     return holding
 
 

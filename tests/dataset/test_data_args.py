@@ -13,14 +13,14 @@ from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.dataset.data_args import (
+from binidx.dataset.config import (
     get_blend_and_blend_per_split,
     get_blend_from_list,
     read_data_args,
     read_per_split_data_args,
 )
 from binidx.errors import ConfigError, ObjectNotFoundError
-from binidx.storage.publish import create_object
+from binidx.storage.writing.publish import create_object
 
 PREFIXES = st.sampled_from(["a", " s3://b/c ", "x.1", "7", "en_text_document"])
 WEIGHTS = st.sampled_from(["1", "0.5", " 2 ", "1e-3"])

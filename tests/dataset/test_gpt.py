@@ -13,8 +13,8 @@ from helpers.gpt_data import TOKENIZER, Tokenizer, assert_same_sample, random_le
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset import gpt_index
-from binidx.dataset.split import split_indices
+from binidx.dataset import gpt
+from binidx.dataset.config import split_indices
 from binidx.errors import IndexBuildError
 from binidx.index import documents
 
@@ -168,7 +168,7 @@ def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> Non
 def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
     prefix: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpt_index, "SMALL", 0)
+    monkeypatch.setattr(gpt, "SMALL", 0)
     cache = f"memory://forgotten/{option}"
     for value in (True, False, True):
         shared, own = (
@@ -179,7 +179,7 @@ def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
 
 
 def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt_index, "SMALL", 0)
+    monkeypatch.setattr(gpt, "SMALL", 0)
     config = gpt_config(prefix, "memory://other-indices")
     low_level = binidx.IndexedDataset(prefix)
     for half in (range(50), range(50, 100)):
@@ -240,14 +240,14 @@ def test_a_pad_id_that_is_the_eod_is_not_masked_unless_asked(prefix: str) -> Non
 
 
 def test_megatrons_float32_count_is_wrong_where_ours_is_exact() -> None:
-    from binidx.index.sample import count_samples
+    from binidx.index.document_sample import count_samples
 
     tokens, length = 3 * 10**9, 17
     assert count_samples(tokens, length, add_extra_token=True, drop_last_partial=False) == -(-(tokens - 1) // length)
     assert int(np.ceil(np.float32(tokens - 1) / length)) != -(-(tokens - 1) // length)
 
 
-@pytest.mark.parametrize(("num_documents", "cached"), [(100, False), (gpt_index.SMALL, True)])
+@pytest.mark.parametrize(("num_documents", "cached"), [(100, False), (gpt.SMALL, True)])
 def test_an_index_that_is_built_sooner_than_fetched_has_no_cache(
     tmp_path: Path, num_documents: int, cached: bool
 ) -> None:

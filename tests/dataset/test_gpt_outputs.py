@@ -13,10 +13,10 @@ from helpers.oracle import megatron
 from torch.utils.data import default_collate
 
 import binidx
-from binidx.dataset.split import split_indices
+from binidx.dataset.config import split_indices
 from binidx.errors import ConfigError
-from binidx.loader.run import SavedTokenizer
-from binidx.loader.torch import collate
+from binidx.loader.torch_loader import collate
+from binidx.run.run_file import SavedTokenizer
 
 FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask",
          "add_extra_token_to_sequence", "drop_last_partial_validation_sequence")  # fmt: skip

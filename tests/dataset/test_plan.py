@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.plan import ranges_of_samples, union
+from binidx.dataset.read_plan import ranges_of_samples, union
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=20))
@@ -105,7 +105,7 @@ def test_the_order_and_number_of_samples_at_once_do_not_matter(prefixes: list[st
     dataset = build((prefixes, [0.6, 0.4]))
     idxs = list(range(0, 300, 3))
     whole = [ranges.tolist() for _, ranges in ranges_of_samples(dataset, idxs)]
-    monkeypatch.setattr("binidx.dataset.plan.AT_ONCE", 7)
+    monkeypatch.setattr("binidx.dataset.read_plan.AT_ONCE", 7)
     assert [ranges.tolist() for _, ranges in ranges_of_samples(dataset, idxs[::-1])] == whole
 
 

@@ -15,11 +15,11 @@ from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 import binidx
-from binidx import native
 from binidx.errors import FormatError
 from binidx.format.idx import parse_index
-from binidx.index import prefetch
-from binidx.storage.publish import create_object, read_small
+from binidx.index.cache import prefetch
+from binidx.native import token_files
+from binidx.storage.writing.publish import create_object, read_small
 
 DOCUMENTS = [Document([n % 100] * (3 + n % 5), [3 + n % 5], []) for n in range(200)]
 
@@ -33,13 +33,13 @@ def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often all of an `.idx` was gone through."""
     counts: Counter[str] = Counter()
-    inside = native.check_sequences
+    inside = token_files.count_valid_sequences
 
     def counted(*arguments: Any) -> Any:
         counts["passes"] += 1
         return inside(*arguments)
 
-    monkeypatch.setattr(native, "check_sequences", counted)
+    monkeypatch.setattr(token_files, "count_valid_sequences", counted)
     return counts
 
 

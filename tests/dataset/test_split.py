@@ -8,7 +8,7 @@ from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.dataset.split import (
+from binidx.dataset.config import (
     Split,
     convert_split_vector_to_split_matrix,
     parse_and_normalize_split,

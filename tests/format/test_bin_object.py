@@ -19,17 +19,16 @@ from helpers.random_datasets import Document, build_ours, write
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage import filesystem
-from binidx.storage.backends import SEGMENTS, open_object
-from binidx.storage.checked_object import CheckedObject
-from binidx.storage.chunk_cache import STORE, ChunkCache
-from binidx.storage.local_file import LocalFile
-from binidx.storage.look_up import look_up
-from binidx.storage.publish import delete_object, object_exists, object_identity
-from binidx.storage.segments import SegmentedObject
-from binidx.storage.transfer import read_whole
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.cache.memory import STORE, ChunkCache
+from binidx.storage.codecs.checksums import CheckedObject
+from binidx.storage.codecs.segments import SegmentedObject
+from binidx.storage.open import SEGMENTS, open_object, read_whole
+from binidx.storage.stores import filesystem
+from binidx.storage.stores.head import look_up
+from binidx.storage.stores.local import LocalFile
+from binidx.storage.writing.publish import delete_object, object_exists, object_identity
 from binidx.testing import ended_well, forked
 
 RNG = np.random.default_rng(0)
@@ -326,7 +325,7 @@ def test_what_is_looked_up_is_what_opening_would_see(prefix: str, server: Server
         for end_bytes in (0, 100, 1 << 20):
             found = look_up(uri, end_bytes=end_bytes)
             assert found is not None
-            assert filesystem.identity_of(found.info) == object_identity(uri)
+            assert filesystem.identity_from_info(found.info) == object_identity(uri)
             assert found.end in (b"", whole[-end_bytes:])
             assert bool(found.end) == (end_bytes > 0 and uri.startswith(("s3", "http")))
             assert look_up(f"{uri}.not", end_bytes=end_bytes) is None

@@ -15,8 +15,8 @@ from helpers.oracle import megatron
 from helpers.random_datasets import DTYPES, Document, build_ours, build_theirs, random_documents
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
-from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 
 THREE = [Document([1, 2, 3], [2, 1], []), Document([], [], []), Document([4], [0, 1], [])]
 

@@ -20,11 +20,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import FormatError, ShortReadError, StorageError
-from binidx.format import builder as builder_module
-from binidx.format.builder import IndexedDatasetBuilder
+from binidx.format import indexed_dataset_builder as builder_module
+from binidx.format.index_writer import MEMORY_BYTES
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.spool import MEMORY_BYTES
-from binidx.storage import unfinished
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.writing import staging
 
 OLD = [Document([1, 2, 3], [2, 1], []), Document([4], [1], [])]
 MIB = 1 << 20
@@ -187,7 +187,7 @@ class Watched(MemoryFileSystem):
             self.seen.append(shown)
 
 
-@pytest.mark.parametrize("num_tokens", [1, unfinished.ONE_PUT // 4 + 1])
+@pytest.mark.parametrize("num_tokens", [1, staging.ONE_PUT // 4 + 1])
 def test_a_reader_between_the_steps_never_sees_new_tokens_under_the_old_index(num_tokens: int, tmp_path: Path) -> None:
     fsspec.register_implementation("watched", Watched, clobber=True)
     new = [Document(np.zeros(num_tokens, np.int32), [num_tokens], [])]
@@ -223,7 +223,7 @@ def test_an_index_under_another_name_takes_the_old_one_with_it(builder, tmp_path
 
 FORKS = """
 import gc, os, sys
-from binidx.format.builder import IndexedDatasetBuilder
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset
 
 prefix, num_tokens, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -260,7 +260,7 @@ def test_a_forked_child_that_ends_leaves_its_parents_builder_alone(how: str, num
 
 @pytest.mark.parametrize("how", ["exits", "forgets"])
 def test_an_upload_outlives_a_forked_child(s3: Bucket, how: str) -> None:
-    run_fork(f"{s3.fresh()}/en", unfinished.ONE_PUT // 4 + 1, how)
+    run_fork(f"{s3.fresh()}/en", staging.ONE_PUT // 4 + 1, how)
 
 
 def run_fork(prefix: str, num_tokens: int, how: str) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from binidx.errors import FormatError
 from binidx.format import index_stream
-from binidx.format.idx import DType, format_header, parse_index
-from binidx.storage.backends import open_object
+from binidx.format.idx import DType, format_idx_header, parse_index
+from binidx.storage.open import open_object
 
 DTYPES = [np.dtype(kind.name).type for kind in DType]
 
@@ -25,7 +25,7 @@ def idx_bytes(lengths=(3, 0, 2), bounds=(0, 2, 2, 3), pointers=None, modes=(), d
         pointers = [size * sum(lengths[:i]) for i in range(len(lengths))]
     return b"".join(
         [
-            format_header(dtype, len(lengths), len(bounds)) if header is None else header,
+            format_idx_header(dtype, len(lengths), len(bounds)) if header is None else header,
             np.array(lengths, "<i4").tobytes(),
             np.array(pointers, "<i8").tobytes(),
             np.array(bounds, "<i8").tobytes(),

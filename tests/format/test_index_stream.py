@@ -11,7 +11,7 @@ from helpers.random_datasets import build_ours, random_documents
 from binidx.format import index_stream
 from binidx.format.index_stream import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.backends import open_object
+from binidx.storage.open import open_object
 
 
 @pytest.fixture(params=[1, 3, 7, 1 << 18])

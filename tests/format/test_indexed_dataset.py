@@ -16,8 +16,8 @@ from helpers.oracle import megatron
 from helpers.random_datasets import DTYPES, Document, build_ours, build_theirs, random_documents
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
-from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.indexed_dataset import IndexedDataset, read_spans
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 EXPECTED = runpy.run_path(str(GOLDEN / "make.py"))["EXPECTED"]

@@ -14,10 +14,10 @@ from helpers.random_datasets import Document, build_ours
 from servers.http_objects import http_objects
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format import bin_object, pair
-from binidx.format.builder import IndexedDatasetBuilder
+from binidx.format import bin_file, pair
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.publish import create_object, delete_object
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.writing.publish import create_object, delete_object
 
 
 @pytest.fixture(params=["mapped", "file", "memory", "s3"])
@@ -47,7 +47,7 @@ def when_opened(monkeypatch) -> Callable[..., None]:
     """`when_opened(end, acts)`: right before the n-th opening of an object whose name ends so, the n-th act."""
 
     def arrange(end: str, acts: list[Callable[[], object]]) -> None:
-        module, name = (pair, "open_object") if end == ".idx" else (bin_object, "open_stored")
+        module, name = (pair, "open_object") if end == ".idx" else (bin_file, "open_stored")
         really = getattr(module, name)
 
         def meddled(uri: str, **options):

@@ -17,8 +17,8 @@ from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.fsspec_object import FsspecObject
-from binidx.storage.publish import create_object
+from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.writing.publish import create_object
 
 FIVE = [Document(np.arange(10, 15), [3, 0, 2], [5, 6, 7]), Document(np.arange(15, 20), [4, 1], [8, 9])]
 
@@ -55,7 +55,7 @@ def test_unmapped_files_stay_unmapped(tmp_path: Path) -> None:
     prefix = build_ours(tmp_path / "five", FIVE, np.uint16)
     for mmap in (False, True):
         again = pickle.loads(pickle.dumps(IndexedDataset(prefix, mmap=mmap)))
-        assert isinstance(again.bin_reader, FsspecObject) is not mmap
+        assert isinstance(again.bin_reader, RemoteObject) is not mmap
 
 
 def test_storage_options_come_along(s3: Bucket, monkeypatch) -> None:

@@ -17,16 +17,15 @@ from helpers.random_datasets import Document, build_ours, random_documents
 from servers.latency_proxy import latency_proxy
 
 import binidx
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_datasets, merge_virtually
+from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
-from binidx.format.convert import Way, convert_dataset
 from binidx.format.virtual import place_of_part, prefix_of_part
 from binidx.format.virtual_source import open_source
-from binidx.prepare.merge import merge_datasets
-from binidx.prepare.verify import verify_dataset
-from binidx.prepare.virtual import merge_virtually
-from binidx.storage.joined import Joined
-from binidx.storage.local_file import LocalFile
-from binidx.storage.vectored import read_many
+from binidx.storage.adapters import Joined
+from binidx.storage.stores.local import LocalFile
+from binidx.storage.vectored_reads import read_many
 from binidx.testing import MemoryObject, check_range_reader
 
 NUM_PARTS = 5
@@ -82,7 +81,7 @@ def test_its_parts_may_lie_in_several_stores_and_be_compressed(tmp_path: Path, s
     merge_datasets(parts, tmp_path / "real")
     places = [f"{s3.fresh()}/p", f"{gs}/{tmp_path.name}/p", f"{tmp_path}/compressed"]
     for part, place in zip(parts, places, strict=False):
-        convert_dataset(part, place, way=Way(codec="zstd" if place.endswith("compressed") else None))
+        convert_dataset(part, place, way=StorageFormat(codec="zstd" if place.endswith("compressed") else None))
     virtual, real = both([*places, *parts[3:]], tmp_path)
     assert_equal(virtual, real)
     assert_equal(pickle.loads(pickle.dumps(virtual)), real)

@@ -24,11 +24,10 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import PeerError
-from binidx.index import turn
-from binidx.index.build_context import BuildContext
-from binidx.index.building import Building
-from binidx.index.cache import IndexCache
-from binidx.storage import claim
+from binidx.index.cache import build_lock, lease
+from binidx.index.cache.build_context import BuildContext
+from binidx.index.cache.building import Building
+from binidx.index.cache.index_cache import IndexCache
 
 NAME = "0f-Kind-train"
 FINGERPRINT = {"option": True}
@@ -62,9 +61,9 @@ def ask(cache: str, log: str, how: dict[str, Any]) -> dict[str, object]:
 
 def main(cache: str, log: str, how: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
-    for module in (claim, turn):
-        module.DEAD_SECONDS = how.get("dead", claim.DEAD_SECONDS)
-        module.BEAT_SECONDS = how.get("beat", claim.BEAT_SECONDS)
+    for module in (lease, build_lock):
+        module.DEAD_SECONDS = how.get("dead", lease.DEAD_SECONDS)
+        module.BEAT_SECONDS = how.get("beat", lease.BEAT_SECONDS)
     print("ready", flush=True)
     while "start" in how and not Path(str(how["start"])).exists():
         time.sleep(0.005)

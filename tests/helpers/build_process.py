@@ -28,8 +28,8 @@ import xxhash
 from helpers.gpt_data import TOKENIZER
 
 import binidx
-from binidx.index.building import Building
-from binidx.storage.publish import object_exists
+from binidx.index.cache.building import Building
+from binidx.storage.writing.publish import object_exists
 
 HOW: dict[str, Any] = {}
 

@@ -31,11 +31,11 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from binidx.index.building import Building
-from binidx.index.cache import IndexCache
-from binidx.index.growth import Order
-from binidx.index.manifest import ALGORITHM, Origin
-from binidx.storage import send, unfinished
+from binidx.index.cache.array_reuse import OrderKey
+from binidx.index.cache.building import Building
+from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.manifest import ALGORITHM, Origin
+from binidx.storage.writing import staging, upload
 
 BUILDERS = 8
 NAME = "0123456789abcdef0123456789abcdef-Kind-train"
@@ -72,7 +72,7 @@ def expected(content: int) -> dict[str, np.ndarray]:
 
 def cache_of(directory: str, content: int) -> IndexCache:
     origin = Origin(content=lambda: {"index_digest": str(content)})
-    return IndexCache(directory, NAME, origin=origin, order=lambda: Order(content, False, 0, 10))
+    return IndexCache(directory, NAME, origin=origin, order=lambda: OrderKey(content, False, 0, 10))
 
 
 def build_of(content: int) -> Any:
@@ -161,7 +161,7 @@ def race(directory: str, contents: list[int], choose: random.Random, span: float
 
 def main(uri: str, rounds: int, seed: int, span: float) -> None:
     logging.disable(logging.WARNING)
-    unfinished.ONE_PUT = send.ONE_PUT = 5 << 20  # the least that S3 takes as a part
+    staging.ONE_PUT = upload.ONE_PUT = 5 << 20  # the least that S3 takes as a part
     fsspec.get_filesystem_class(uri.partition("://")[0] if "://" in uri else "file")  # imported once, for all children
     choose = random.Random(seed)
     done = {"rounds": 0, "ended": 0, "wrong": 0, "killed": 0, "not_whole": 0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from binidx.storage.publish import create_object
+from binidx.storage.writing.publish import create_object
 
 IGNORE = -100
 ROLE_TOKENS = {"system": 1, "user": 2, "assistant": 3, "tool": 4}

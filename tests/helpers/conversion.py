@@ -13,8 +13,7 @@ import fsspec
 import numpy as np
 from helpers.random_datasets import Document, build_ours
 
-from binidx.storage.backends import open_object
-from binidx.storage.transfer import read_whole
+from binidx.storage.open import open_object, read_whole
 
 MIB = 1 << 20
 

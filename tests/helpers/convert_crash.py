@@ -12,12 +12,11 @@ from __future__ import annotations
 import os
 import sys
 
-from binidx.format.bin_object import open_bin
-from binidx.format.convert import convert_dataset
-from binidx.format.convert_way import Way
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.format.bin_file import open_bin
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.backends import open_object
-from binidx.storage.resumable import Silent, same_content
+from binidx.storage.open import open_object
+from binidx.storage.writing.copy import SilentWatcher, same_content
 
 
 class Dying:
@@ -41,7 +40,7 @@ class Dying:
 def attempt(source: str, part_bytes: int, target: str, event: int) -> int:
     child = os.fork()
     if child == 0:
-        way = Way(os.environ.get("CODEC"))
+        way = StorageFormat(os.environ.get("CODEC"))
         convert_dataset(source, target, way=way, part_bytes=part_bytes, save_seconds=0, watch=Dying(event))
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -50,8 +49,8 @@ def attempt(source: str, part_bytes: int, target: str, event: int) -> int:
 def check(source: str, target: str) -> None:
     """AssertionError if the target is a dataset, but not the source."""
     if IndexedDataset.exists(target):
-        assert same_content(open_object(source + ".idx"), open_object(target + ".idx"), Silent())
-        assert same_content(open_bin(source), open_bin(target), Silent())
+        assert same_content(open_object(source + ".idx"), open_object(target + ".idx"), SilentWatcher())
+        assert same_content(open_bin(source), open_bin(target), SilentWatcher())
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 from helpers.versioned_objects import MarkedObject
 
-from binidx.storage.cache_contents import cached_contents, prune, verify
-from binidx.storage.disk_cache import DiskCache
-from binidx.storage.ranges import Range
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.maintenance import cached_contents, prune, verify
+from binidx.storage.interfaces import Range
 
 SIZES = (700_000, 1_000_003, 300_000)
 OBJECTS = [(f"object-{number}", random.Random(number).randbytes(size)) for number, size in enumerate(SIZES)]

@@ -11,9 +11,9 @@ import xxhash
 from helpers.random_datasets import build_ours, random_documents
 from helpers.shuffle_oracle import read_documents
 
-from binidx.prepare.preprocess.lineage import LineageWriter, table_of
-from binidx.storage.as_file import Source
-from binidx.storage.backends import open_object
+from binidx.format.sidecars.lineage import LineageWriter, table_of
+from binidx.storage.adapters import ReadableFile
+from binidx.storage.open import open_object
 
 END = ".lineage.parquet"
 
@@ -35,5 +35,7 @@ def build_with_lineage(prefix: Path, count: int, seed: int, dtype: Any = np.uint
 
 def read_lineage(prefix: str | Path) -> list[dict[str, Any]]:
     """Its rows."""
-    found: list[dict[str, Any]] = parquet.read_table(Source(open_object(f"{prefix}{END}", cache=False))).to_pylist()
+    found: list[dict[str, Any]] = parquet.read_table(
+        ReadableFile(open_object(f"{prefix}{END}", cache=False))
+    ).to_pylist()
     return found

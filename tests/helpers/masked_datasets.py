@@ -13,7 +13,7 @@ import numpy as np
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset.split import split_indices
+from binidx.dataset.config import split_indices
 
 NUM_TOKENS = 300
 CLS, SEP, MASK, PAD, BOS, EOS = range(NUM_TOKENS, NUM_TOKENS + 6)

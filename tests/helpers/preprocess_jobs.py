@@ -15,10 +15,9 @@ from binidx.tools.demo.tokenizer import EOD, train_bpe
 from helpers.oracle import megatron
 
 from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.run import Report, preprocess
-from binidx.storage.backends import open_object
-from binidx.storage.transfer import read_whole
-from binidx.tokenize.describe import describe_tokenizer
+from binidx.prepare.preprocess.preprocess import Report, preprocess
+from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.storage.open import open_object, read_whole
 
 WORDS = ["the", "sea", "wrote", "tokens", "été", "naïve", "雨", "🙂", "in", "1234", "def f(x):", "\n", "quietly", "  "]
 """Bytes of one to four, spaces, digits, newlines."""

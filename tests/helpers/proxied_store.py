@@ -13,8 +13,8 @@ import pytest
 from helpers.reader_stacks import STORES, Shelf
 from servers.latency_proxy import Proxy, latency_proxy
 
-from binidx.storage.backends import open_object
-from binidx.storage.ranges import RangeReader
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import open_object
 
 TRANSPORTS = ["s3", "s3 fast", "gs", "gs fast", "http", "http fast"]
 """All that read from a server, in `reader_stacks.STORES`."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from helpers.oracle import megatron
 
-from binidx.format.builder import IndexedDatasetBuilder
 from binidx.format.idx import DType
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 
 DTYPES = [np.dtype(kind.name).type for kind in DType]
 

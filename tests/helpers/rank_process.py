@@ -28,14 +28,14 @@ from typing import Any
 
 import torch.distributed
 
-from binidx.dataset import ranks
+from binidx.dataset import rank_agreement
 from binidx.errors import PeerError
-from binidx.index.turn import check_all
+from binidx.index.cache.build_lock import run_checks
 
 
 def act(how: dict[str, Any]) -> None:
     time.sleep(how.get("late", 0))
-    with ranks.together() as checks:
+    with rank_agreement.agree_on_outcome() as checks:
         time.sleep(how.get("sleep", 0))
         if "kill" in how:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -43,14 +43,14 @@ def act(how: dict[str, Any]) -> None:
             raise ValueError(how["fail"])
         until = time.monotonic() + how.get("wait", 0)
         while time.monotonic() < until:
-            check_all(checks)
+            run_checks(checks)
             time.sleep(0.02)
 
 
 def main(how: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
     for name in ("SILENT_SECONDS", "LATE_SECONDS", "BEAT_SECONDS", "LOOK_SECONDS"):
-        setattr(ranks, name, how.get(name, getattr(ranks, name)))
+        setattr(rank_agreement, name, how.get(name, getattr(rank_agreement, name)))
     rank = int(os.environ["RANK"])
     place = f"file://{os.environ['STORE']}" if "STORE" in os.environ else "env://"
     torch.distributed.init_process_group("gloo", place, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from binidx.loader.samplers import build_sampler
-from binidx.loader.torch import PretrainingLoader
-from binidx.storage.cancel import current_scope
+from binidx.loader.torch_loader import PretrainingLoader
+from binidx.storage.requests.cancellation import current_scope
 
 
 class Numbers:

@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 from helpers.zstd_segments import compressed
 
-from binidx.storage.checked_object import CheckedObject
-from binidx.storage.checksums import BlockSums, format_sums_header
-from binidx.storage.chunk_cache import ChunkCache, ChunkStore
-from binidx.storage.disk_cache import DiskCache
-from binidx.storage.filesystem import local_path
-from binidx.storage.fsspec_object import FsspecObject
-from binidx.storage.joined import Joined
-from binidx.storage.local_file import LocalFile
-from binidx.storage.publish import create_object
-from binidx.storage.ranges import RangeReader
-from binidx.storage.segments import SegmentedObject
+from binidx.storage.adapters import Joined
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.memory import ChunkCache, ChunkStore
+from binidx.storage.codecs.checksums import BlockSums, CheckedObject, format_sums_header
+from binidx.storage.codecs.segments import SegmentedObject
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.local import LocalFile
+from binidx.storage.writing.publish import create_object
 from binidx.testing import FaultyObject, MemoryObject
 
 FAST = {"binidx": {"fast": True}}
@@ -108,4 +107,4 @@ class Shelf:
         """Of an object with this content, without any layer."""
         uri = self.put(data)
         path = local_path(uri)
-        return LocalFile(path) if path is not None and self.store.mapped else FsspecObject(uri, self.store.options)
+        return LocalFile(path) if path is not None and self.store.mapped else RemoteObject(uri, self.store.options)

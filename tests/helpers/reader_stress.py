@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from binidx.storage.backends import open_object
-from binidx.storage.chunk_cache import ChunkCache, ChunkStore
-from binidx.storage.ranges import RangeReader
+from binidx.storage.cache.memory import ChunkCache, ChunkStore
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import open_object
 
 THREADS = 4
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from binidx.corpus import shuffle, shuffle_buckets
+from binidx.corpus.shuffle_buckets import shuffle_keys
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.shuffle import buckets, dataset, lines, rows, scratch
-from binidx.prepare.shuffle.keys import shuffle_keys
+from binidx.prepare.text import line_shuffle
 
 
 def new_order(seed: int, count: int) -> list[int]:
@@ -36,17 +37,17 @@ def small_buckets(
     round_bytes: int,
     bucket_bytes: int = 1 << 20,
     *,
-    chunk_bytes: int = buckets.CHUNK_BYTES,
-    extent_bytes: int = scratch.EXTENT_BYTES,
+    chunk_bytes: int = shuffle_buckets.CHUNK_BYTES,
+    extent_bytes: int = shuffle_buckets.EXTENT_BYTES,
 ) -> None:
     """Let the shuffles that follow have so many buckets, whatever their memory."""
-    plan_shuffle = buckets.plan_shuffle
+    plan_shuffle = shuffle_buckets.plan_shuffle
 
-    def plan(*given: int) -> buckets.Plan:
+    def plan(*given: int) -> shuffle_buckets.Plan:
         plan_shuffle(*given)
-        return buckets.Plan(num_buckets, round_bytes, bucket_bytes)
+        return shuffle_buckets.Plan(num_buckets, round_bytes, bucket_bytes)
 
-    for module in (dataset, lines, rows):
+    for module in (shuffle, line_shuffle, shuffle):
         patch.setattr(module, "plan_shuffle", plan)
-    patch.setattr(buckets, "CHUNK_BYTES", chunk_bytes)
-    patch.setattr(scratch, "EXTENT_BYTES", extent_bytes)
+    patch.setattr(shuffle_buckets, "CHUNK_BYTES", chunk_bytes)
+    patch.setattr(shuffle_buckets, "EXTENT_BYTES", extent_bytes)

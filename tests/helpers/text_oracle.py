@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from binidx.text.batch import Batch, Problem
-from binidx.text.inputs import find_inputs
-from binidx.text.read import read_slice
-from binidx.text.slices import Slice, plan_slices
+from binidx.prepare.text.batch import Batch, Problem
+from binidx.prepare.text.inputs import find_inputs
+from binidx.prepare.text.read import read_slice
+from binidx.prepare.text.slices import Slice, plan_slices
 
 Document = list[str]
 

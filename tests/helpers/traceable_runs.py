@@ -12,7 +12,7 @@ from helpers.gpt_data import Tokenizer
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
-from binidx.format.builder import IndexedDatasetBuilder
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 
 
 def write_source(prefix: Path, choose: random.Random, several_sequences: bool) -> str:

@@ -25,8 +25,8 @@ from typing import Any
 from helpers.gpt_data import TOKENIZER, assert_same_sample
 
 import binidx
-from binidx.storage.backends import SEGMENTS
-from binidx.storage.chunk_cache import STORE
+from binidx.storage.cache.memory import STORE
+from binidx.storage.open import SEGMENTS
 from binidx.storage.stats import total
 
 MICRO_BATCH = 8

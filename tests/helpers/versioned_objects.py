@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from binidx.storage.ranges import Range
+from binidx.storage.interfaces import Range
 from binidx.testing import MemoryObject
 
 

@@ -8,7 +8,7 @@ import struct
 import xxhash
 import zstandard
 
-from binidx.storage.segment_writer import SegmentWriter
+from binidx.storage.codecs.segments import SegmentWriter
 
 
 def compressed(data: bytes, segment_bytes: int = 1000, level: int | None = None) -> bytes:

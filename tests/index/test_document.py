@@ -10,8 +10,8 @@ import pytest
 from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
-from binidx.index.document import build_document_index
-from binidx.native import RandomState
+from binidx.index.document_sample import build_document_index
+from binidx.native.permutations import RandomState
 
 
 def test_equals_megatrons_and_leaves_the_generator_where_megatron_does() -> None:

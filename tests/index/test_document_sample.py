@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 from helpers.oracle import megatron
 
-from binidx import native
 from binidx.errors import IndexBuildError
 from binidx.index import document_sample as index_of_both
-from binidx.index.document import build_document_index
-from binidx.index.document_sample import build_document_and_sample_index, empty_indices
-from binidx.index.epochs import EpochPlan, plan_epochs
-from binidx.index.sample import build_sample_index
-from binidx.native import RandomState, document_sample
+from binidx.index.document_sample import (
+    EpochPlan,
+    build_document_and_sample_index,
+    build_document_index,
+    build_sample_index,
+    empty_indices,
+    plan_epochs,
+)
+from binidx.native import sample_index
+from binidx.native.permutations import RandomState
 
 
 def random_lengths(rng: np.random.Generator) -> np.ndarray:
@@ -89,13 +93,15 @@ def test_wide_rows_are_the_same_numbers() -> None:
         lengths = random_lengths(rng)
         documents, rows = np.arange(len(lengths), dtype=np.int32), []
         records = np.empty(len(lengths), np.int64)
-        tokens = native.fill_records(native.Samples(lengths, documents), records)
-        samples = native.Samples(lengths, np.empty(3 * len(lengths), np.int32), 7, 3 * tokens, 3 * tokens // 7)
+        tokens = sample_index.fill_records(sample_index.SampleArrays(lengths, documents), records)
+        samples = sample_index.SampleArrays(
+            lengths, np.empty(3 * len(lengths), np.int32), 7, 3 * tokens, 3 * tokens // 7
+        )
         for dtype in (np.int32, np.int64):
             rows.append(np.zeros((3 * tokens // 7 + 1, 2), dtype))
             for part in (2, 0, 1):
                 place = part * len(lengths), part * tokens, tokens
-                native.shuffle_records(samples, RandomState(seed), records.copy(), *place, rows[-1])
+                sample_index.shuffle_records(samples, RandomState(seed), records.copy(), *place, rows[-1])
         assert (rows[0] == rows[1]).all()
         assert (rows[0] == build_sample_index(lengths, samples.documents, 7, 3 * tokens, add_extra_token=False)).all()
 
@@ -114,7 +120,7 @@ def test_too_many_documents_for_records_take_the_two_functions(monkeypatch: pyte
 def test_the_order_of_records_is_that_of_their_documents() -> None:
     lengths, documents = np.array([7, 8, 9], np.int32), np.array([2, 0], np.int32)
     records = np.empty(2, np.int64)
-    assert native.fill_records(native.Samples(lengths, documents), records) == 16
+    assert sample_index.fill_records(sample_index.SampleArrays(lengths, documents), records) == 16
     assert records.view(np.int32).reshape(2, 2).tolist() == [[2, 9], [0, 7]]
 
 
@@ -190,16 +196,16 @@ def test_an_out_of_another_shape_is_an_error(shapes: tuple[tuple[int, ...], tupl
 
 
 def test_records_of_another_number_are_refused() -> None:
-    samples = native.Samples(np.ones(3, np.int32), np.zeros(3, np.int32), 4, 3, 1)
+    samples = sample_index.SampleArrays(np.ones(3, np.int32), np.zeros(3, np.int32), 4, 3, 1)
     rows, records = np.empty((2, 2), np.int32), np.empty(3, np.int64)
     with pytest.raises(ValueError, match="3 documents, 2 records"):
-        native.fill_records(samples, records[:2])
+        sample_index.fill_records(samples, records[:2])
     with pytest.raises(ValueError, match="2 documents from 1 on, 3 records"):
-        native.shuffle_records(samples, RandomState(0), records, 1, 0, 3, rows)
+        sample_index.shuffle_records(samples, RandomState(0), records, 1, 0, 3, rows)
     with pytest.raises(ValueError, match="rows: 1, needs 2"):
-        native.shuffle_records(samples, RandomState(0), records, 0, 0, 3, rows[:1])
+        sample_index.shuffle_records(samples, RandomState(0), records, 0, 0, 3, rows[:1])
     with pytest.raises(TypeError, match="contiguous int64"):
-        document_sample.fill_records(samples, np.empty(6, np.int64)[::2])
+        sample_index.fill_records(samples, np.empty(6, np.int64)[::2])
 
 
 def test_two_builds_at_once_give_the_same_bytes() -> None:

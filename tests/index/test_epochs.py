@@ -9,7 +9,7 @@ import pytest
 from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
-from binidx.index.epochs import EpochPlan, plan_epochs
+from binidx.index.document_sample import EpochPlan, plan_epochs
 
 
 def megatron_num_epochs(tokens: int, sequence_length: int, num_samples: int | None, extra: bool) -> int:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from helpers.oracle import megatron
 
-from binidx.index import building, document_sample, documents
-from binidx.index.building import Building
-from binidx.index.epochs import EpochPlan, plan_epochs
-from binidx.index.gpt import ARRAYS, build_gpt_index
-from binidx.index.sample import count_tokens
-from binidx.native import RandomState
+from binidx.index import document_sample, documents
+from binidx.index.cache import building
+from binidx.index.cache.building import Building
+from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
+from binidx.index.gpt_indices import ARRAYS, build_gpt_index
+from binidx.native.permutations import RandomState
 
 SEQUENCE_LENGTH = 64
 LENGTHS = np.random.default_rng(0).integers(0, 300, 30_000).astype(np.int32)
@@ -96,7 +96,7 @@ def test_a_range_is_its_numbers_without_their_memory() -> None:
         array = np.empty(len(numbers), np.int32)
         documents.fill(array, numbers, 2)
         assert array.tolist() == [*numbers]
-        assert documents.digest_of(array.astype(np.int64)) == documents.digest_of(numbers)
+        assert documents.documents_digest(array.astype(np.int64)) == documents.documents_digest(numbers)
         assert documents.compact(array) == (numbers if numbers.step == 1 and len(numbers) else pytest.approx(array))
 
 

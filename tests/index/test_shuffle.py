@@ -10,10 +10,10 @@ import pytest
 from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
-from binidx.index.document import build_document_index
+from binidx.index.document_sample import build_document_index
 from binidx.index.documents import WINDOW
-from binidx.index.shuffle import build_shuffle_index, shuffle_dtype
-from binidx.native import RandomState
+from binidx.index.gpt_indices import build_shuffle_index, shuffle_dtype
+from binidx.native.permutations import RandomState
 
 
 def test_equals_megatrons() -> None:

@@ -15,10 +15,10 @@ from helpers.readahead_loaders import Numbers, ahead_threads, loader, no_thread_
 from torch.utils.data import DataLoader
 
 from binidx.errors import CancelledReadError
-from binidx.loader import look_ahead as ahead_module
-from binidx.loader.look_ahead import LookAhead
+from binidx.loader import readahead as ahead_module
+from binidx.loader.readahead import ReadAheadDataset
 from binidx.loader.samplers import build_sampler
-from binidx.storage.cancel import cancellable
+from binidx.storage.requests.cancellation import cancellable
 
 
 def test_an_error_is_raised_at_its_batch_with_its_traceback_and_reading_goes_on() -> None:
@@ -89,7 +89,7 @@ def test_an_iteration_that_ends_leaves_no_thread() -> None:
 
 def test_stop_cancels_and_the_next_batch_begins_anew() -> None:
     dataset = Numbers(1000, hangs_from=8)
-    ahead = LookAhead(dataset, build_sampler("single", range(1000), 0, 4, 0, 1), num_batches=8)
+    ahead = ReadAheadDataset(dataset, build_sampler("single", range(1000), 0, 4, 0, 1), num_batches=8)
     ahead.__getitems__([0, 1, 2, 3])
     ahead.stop()
     wait_for(lambda: not ahead_threads())
@@ -114,7 +114,7 @@ def test_a_trainer_that_waits_can_be_cancelled() -> None:
 
 def test_a_fork_in_flight_starts_anew_in_the_child() -> None:
     dataset = Numbers(400, seconds=0.01)
-    ahead = LookAhead(dataset, build_sampler("single", range(400), 0, 4, 0, 1), num_batches=8)
+    ahead = ReadAheadDataset(dataset, build_sampler("single", range(400), 0, 4, 0, 1), num_batches=8)
     needed = [[3 * idx for idx in range(start, start + 4)] for start in range(0, 400, 4)]
     for step in range(5):
         assert [int(each) for each in ahead.__getitems__([*range(4 * step, 4 * step + 4)])] == needed[step]
@@ -134,7 +134,7 @@ def test_a_fork_in_flight_starts_anew_in_the_child() -> None:
 
 
 def test_it_pickles_without_what_it_read_and_passes_attributes_on() -> None:
-    ahead = LookAhead(Numbers(400), build_sampler("cyclic", range(400), 0, 4, 0, 1), num_batches=8)
+    ahead = ReadAheadDataset(Numbers(400), build_sampler("cyclic", range(400), 0, 4, 0, 1), num_batches=8)
     ahead.__getitems__([0, 1, 2, 3])
     again = pickle.loads(pickle.dumps(ahead))
     assert [int(each) for each in again.__getitems__([5, 6])] == [15, 18]
@@ -145,7 +145,9 @@ def test_it_pickles_without_what_it_read_and_passes_attributes_on() -> None:
 
 
 def test_two_threads_that_ask_at_once_both_get_what_they_asked_for() -> None:
-    ahead = LookAhead(Numbers(4000, seconds=0.001), build_sampler("single", range(4000), 0, 4, 0, 1), num_batches=8)
+    ahead = ReadAheadDataset(
+        Numbers(4000, seconds=0.001), build_sampler("single", range(4000), 0, 4, 0, 1), num_batches=8
+    )
     wrong = []
 
     def ask(seed: int) -> None:

@@ -18,9 +18,9 @@ from servers.latency_proxy import latency_proxy
 from torch.utils.data import default_collate
 
 import binidx
-from binidx.loader.look_ahead import is_ours, is_remote
-from binidx.storage import report
-from binidx.storage.backends import open_object
+from binidx.loader.readahead import is_ours, reads_remotely
+from binidx.storage import stats
+from binidx.storage.open import open_object
 
 FLAGS = ["reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask"]
 
@@ -137,15 +137,15 @@ def test_it_is_on_by_itself_where_samples_are_ours_and_bytes_are_remote(prefixes
     for kind in (OneByOne, Assembled):
         # What they do in threads, and out of turn, is theirs to know.
         assert not looks_ahead(build(prefixes, kind))
-        assert is_remote(build(prefixes, kind))
+        assert reads_remotely(build(prefixes, kind))
         assert not is_ours(build(prefixes, kind))
 
 
 def test_a_sample_is_read_once_and_many_batches_at_once(s3_prefixes: list[str]) -> None:
     dataset = build(s3_prefixes[:1])
-    before = report.usage()
+    before = stats.usage()
     batches = served(dataset, 0, 2)
-    wanted = report.since(before)
+    wanted = stats.since(before)
     assert wanted["samples"] == 2 * len(batches)
     assert wanted["tokens"] == 2 * len(batches) * 24
     assert 0 < wanted["wait_seconds"] <= wanted["seconds"]

@@ -11,11 +11,10 @@ import pytest
 import torch
 from helpers.readahead_loaders import Numbers, no_thread_is_left, wait_for  # noqa: F401
 
-from binidx.loader import look_ahead as ahead_module
-from binidx.loader import window as window_module
-from binidx.loader.look_ahead import LookAhead, num_bytes
+from binidx.loader import readahead as ahead_module
+from binidx.loader import readahead as window_module
+from binidx.loader.readahead import ReadAheadDataset, Window, batch_bytes
 from binidx.loader.samplers import build_sampler
-from binidx.loader.window import Window
 
 
 def test_the_window_opens_with_waiting_and_only_as_far_as_the_budget() -> None:
@@ -43,7 +42,7 @@ def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_not
 ) -> None:
     """Four threads, groups of up to 64 samples: more than that in the window would only lie in a queue."""
     monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
-    ahead = LookAhead(Numbers(8000, seconds=0.1), build_sampler("single", range(8000), 0, 8, 0, 1))
+    ahead = ReadAheadDataset(Numbers(8000, seconds=0.1), build_sampler("single", range(8000), 0, 8, 0, 1))
     for start in range(0, 3000, 8):
         ahead.__getitems__([*range(start, start + 8)])
     assert ahead._reading is not None
@@ -54,7 +53,7 @@ def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pyte
     monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
     monkeypatch.setattr(window_module, "QUICK_SECONDS", 1e6)  # for a machine that is busy with other things
     dataset = Numbers(10_000)
-    ahead = LookAhead(dataset, build_sampler("cyclic", range(10_000), 0, 4, 0, 1))
+    ahead = ReadAheadDataset(dataset, build_sampler("cyclic", range(10_000), 0, 4, 0, 1))
     order = [*build_sampler("cyclic", range(10_000), 0, 4, 0, 1)]
 
     def ask(first: int, stop: int) -> None:
@@ -83,7 +82,7 @@ def test_whatever_is_asked_for_and_however_slow_it_is_the_batches_are_right(monk
     monkeypatch.setattr(window_module, "SLOW_COUNTS", 2)
     rng = np.random.default_rng(3)
     dataset = Numbers(100_000)
-    ahead = LookAhead(dataset, build_sampler("single", range(100_000), 0, 3, 0, 1))
+    ahead = ReadAheadDataset(dataset, build_sampler("single", range(100_000), 0, 3, 0, 1))
     place, modes = 0, set()
     for _ in range(2000):
         dataset.seconds = 0.003 if rng.integers(200) == 0 else 0 if rng.integers(20) == 0 else dataset.seconds
@@ -98,14 +97,14 @@ def test_whatever_is_asked_for_and_however_slow_it_is_the_batches_are_right(monk
 def test_samples_are_weighed_each_tensor_once() -> None:
     shared = torch.zeros(1000, dtype=torch.int64)
     samples = [{"tokens": torch.zeros(10, dtype=torch.int64), "positions": shared, "id": 3} for _ in range(4)]
-    assert num_bytes(samples) == 4 * 80 + 8000
-    assert num_bytes("text") == 0
+    assert batch_bytes(samples) == 4 * 80 + 8000
+    assert batch_bytes("text") == 0
 
 
 def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 MiB of a budget for samples of 64 KiB each, in batches of 4: 8 batches at most wait to be asked for."""
     monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
-    monkeypatch.setattr(ahead_module, "is_remote", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "reads_remotely", lambda dataset: True)
     monkeypatch.setattr(ahead_module, "BUDGET_BYTES", 2 << 20)
 
     class Large(Numbers):
@@ -114,7 +113,7 @@ def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.Monke
             return [torch.full((1 << 16,), idx % 256, dtype=torch.uint8) for idx in idxs]
 
     dataset = Large(600, seconds=0.01)
-    ahead = LookAhead(dataset, build_sampler("single", range(600), 0, 4, 0, 1))
+    ahead = ReadAheadDataset(dataset, build_sampler("single", range(600), 0, 4, 0, 1))
     opened = []
     for served, start in enumerate(range(0, 600, 4), 1):
         assert ahead.__getitems__([*range(start, start + 4)])[3][0] == (start + 3) % 256

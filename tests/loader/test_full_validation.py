@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 
 import binidx
 from binidx.errors import ConfigError
-from binidx.loader.full_validation import MegatronFullValidationSampler
-from binidx.loader.torch import build_pretraining_data_loader
+from binidx.loader.samplers import MegatronFullValidationSampler
+from binidx.loader.torch_loader import build_pretraining_data_loader
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 12, 13])

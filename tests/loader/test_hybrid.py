@@ -12,8 +12,8 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 
 import binidx
 from binidx.errors import ConfigError
-from binidx.loader.hybrid import HybridCPMegatronPretrainingSampler
-from binidx.loader.torch import PretrainingLoader
+from binidx.loader.samplers import HybridCPMegatronPretrainingSampler
+from binidx.loader.torch_loader import PretrainingLoader
 
 
 def model(total: int, consumed: int, m: int, whole: int, rank: int, size: int, drop_last: bool) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.loader.prediction import Prediction
+from binidx.loader.batch_groups import Prediction
 from binidx.loader.samplers import build_sampler
 
 

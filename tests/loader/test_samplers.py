@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 import torch
 
-from binidx import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from binidx.errors import ConfigError
+from binidx.loader.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 
 TOPOLOGIES = list(product([1, 2, 5], [1, 2, 3]))  # micro batch size, data parallel size
 

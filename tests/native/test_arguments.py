@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from binidx import native
 from binidx.errors import IndexBuildError
+from binidx.native import blend_index, locate, sample_index, token_files
 from binidx.native.gather import GPTRows, Recipe
 from binidx.native.pieces import Pieces
 
@@ -46,39 +46,43 @@ def test_sample_index_refuses(change: dict[str, Any], error: type[Exception], me
         "num_tokens": 7,
         "rows": ROWS,
     }
-    native.sample_index(**arguments, add_extra_token=True)
+    sample_index.sample_index(**arguments, add_extra_token=True)
     with pytest.raises(error, match=message):
-        native.sample_index(**(arguments | change), add_extra_token=True)
+        sample_index.sample_index(**(arguments | change), add_extra_token=True)
 
 
 def test_blends_refuse_outputs_of_another_length() -> None:
     with pytest.raises(ValueError, match="2 weights, 5 and 6 rows"):
-        native.blend_weighted(np.array([0.5, 0.5]), np.empty(5, np.int16), np.empty(6, np.int64))
+        blend_index.blend_weighted(np.array([0.5, 0.5]), np.empty(5, np.int16), np.empty(6, np.int64))
     with pytest.raises(ValueError, match="2 sizes of 4 in all, 5 rows"):
-        native.blend_exhaustive(np.array([3, 1]), np.empty(5, np.int16), np.empty(5, np.int64))
+        blend_index.blend_exhaustive(np.array([3, 1]), np.empty(5, np.int16), np.empty(5, np.int64))
     with pytest.raises(ValueError, match="2 sizes of 2 in all"):
-        native.blend_exhaustive(np.array([3, -1]), np.empty(2, np.int16), np.empty(2, np.int64))
+        blend_index.blend_exhaustive(np.array([3, -1]), np.empty(2, np.int16), np.empty(2, np.int64))
 
 
 def test_checks_refuse_lengths_and_pointers_that_do_not_match() -> None:
     with pytest.raises(ValueError, match="2 lengths, 3 pointers"):
-        native.check_sequences(LENGTHS, np.zeros(3, np.int64), 2)
+        token_files.count_valid_sequences(LENGTHS, np.zeros(3, np.int64), 2)
 
 
 def test_arrays_of_another_shape_are_refused() -> None:
     """With no second axis, (4, 0), their memory is empty, however long they are."""
-    weights, sequences = np.array([0.5, 0.5]), native.Sequences(LENGTHS, np.array([0, 6]), dtype_code=8, item_bytes=2)
-    samples, shuffled, rows = native.Samples(LENGTHS, DOCUMENTS), np.array([0, 1]), np.zeros((3, 2), np.int32)
+    weights, sequences = np.array([0.5, 0.5]), locate.Sequences(LENGTHS, np.array([0, 6]), dtype_code=8, item_bytes=2)
+    samples, shuffled, rows = (
+        sample_index.SampleArrays(LENGTHS, DOCUMENTS),
+        np.array([0, 1]),
+        np.zeros((3, 2), np.int32),
+    )
     calls: list[Callable[[], object]] = [
-        lambda: native.blend_weighted(weights, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
-        lambda: native.blend_weighted(weights, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
-        lambda: native.blend_exhaustive(np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)),
-        lambda: native.fill_records(samples, np.empty((2, 0), np.int64)),
+        lambda: blend_index.blend_weighted(weights, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
+        lambda: blend_index.blend_weighted(weights, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
+        lambda: blend_index.blend_exhaustive(np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)),
+        lambda: sample_index.fill_records(samples, np.empty((2, 0), np.int64)),
         lambda: sequences.locate(np.zeros((3, 2), np.int64)),
         lambda: sequences.locate(np.zeros(3, np.int64)),
-        lambda: native.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
-        lambda: native.Orders(shuffled, rows, np.zeros((4, 0), np.int32), sequences, add_extra_token=True),
-        lambda: native.Orders(shuffled, rows.astype(np.int16), DOCUMENTS, sequences, add_extra_token=True),
+        lambda: locate.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
+        lambda: locate.Orders(shuffled, rows, np.zeros((4, 0), np.int32), sequences, add_extra_token=True),
+        lambda: locate.Orders(shuffled, rows.astype(np.int16), DOCUMENTS, sequences, add_extra_token=True),
         lambda: fill(ranges=np.zeros(2, np.int64)),
         lambda: fill(bounds=np.zeros((2, 0), np.int64)),
     ]
@@ -99,17 +103,17 @@ def fill(
 
 
 def test_rows_are_as_many_as_the_samples_say() -> None:
-    samples = native.Samples(LENGTHS, DOCUMENTS, 3, 7, 2)
+    samples = sample_index.SampleArrays(LENGTHS, DOCUMENTS, 3, 7, 2)
     for rows in (np.empty((1, 2), np.int64), np.empty((4, 2), np.int32), np.empty((3, 2), np.int16)):
         with pytest.raises((TypeError, ValueError), match="needs"):
-            native.fill_rows(samples, rows)
+            sample_index.fill_sample_rows(samples, rows)
         with pytest.raises((TypeError, ValueError), match="needs"):
-            native.put_end(samples, rows, 7)
+            sample_index.put_end(samples, rows, 7)
 
 
 @pytest.mark.parametrize(("dtype_code", "item_bytes"), [(8, 0), (8, -2), (5, 1), (8, 4), (9, 2), (0, 1)])
 def test_bytes_of_a_token_are_those_of_its_dtype(dtype_code: int, item_bytes: int) -> None:
     with pytest.raises(ValueError, match="bytes of a token"):
-        native.Sequences(LENGTHS, np.array([0, 6]), dtype_code=dtype_code, item_bytes=item_bytes)
+        locate.Sequences(LENGTHS, np.array([0, 6]), dtype_code=dtype_code, item_bytes=item_bytes)
     with pytest.raises(ValueError, match="bytes of a token"):
         fill(dtype_code=dtype_code, item_bytes=item_bytes)

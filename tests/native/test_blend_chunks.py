@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from binidx._native import lib
 
-from binidx.native import blend_exhaustive, blend_weighted
-from binidx.native.arguments import items
-from binidx.native.blend_index import MIN_ROWS, Blend, blend_in_chunks
-from binidx.native.cpu import LEVELS
+from binidx.native.arguments import LEVELS, items
+from binidx.native.blend_index import MIN_ROWS, Blend, blend_exhaustive, blend_in_chunks, blend_weighted
 
 Index = tuple[np.ndarray, np.ndarray]
 

@@ -1,4 +1,4 @@
-"""binidx.native.cpu: the levels are those that the system itself lists."""
+"""binidx.native.arguments: the levels are those that the system itself lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from binidx.native.cpu import LEVEL, LEVELS, Level, runnable
+from binidx.native.arguments import LEVEL, LEVELS, Level, runnable
 
 CPUINFO = Path("/proc/cpuinfo")
 AVX2 = {"avx2", "bmi1", "bmi2", "abm", "popcnt"}

@@ -10,9 +10,9 @@ import pytest
 
 from binidx.errors import IndexBuildError
 from binidx.format.idx import DType
-from binidx.native import Orders, Sequences
-from binidx.native.cpu import LEVELS
+from binidx.native.arguments import LEVELS
 from binidx.native.gather import GPTRows, Recipe, Rows, Starts, TextRows
+from binidx.native.locate import Orders, Sequences
 from binidx.native.pieces import Mapped, scattered_pieces
 
 PAD, EOD = 77, 5

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.native.place import PlacedBlocks
+from binidx.native.pieces import PlacedBlocks
 
 SIZE, CHUNK, BLOCK = 95, 5, 20
 

@@ -1,4 +1,4 @@
-"""binidx.native.RandomState against NumPy's: the same places, and the same state afterwards."""
+"""binidx.native.permutations.RandomState against NumPy's: the same places, and the same state afterwards."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from binidx import native
-from binidx.native.cpu import LEVELS
+from binidx.native import permutations
+from binidx.native.arguments import LEVELS
 
 SEEDS = [0, 1, 1234, 2**31 - 1, 2**31, 2**32 - 1]
 # Around the group of 48 words and the block of 624, the batch of 4096 targets, and the masks.
@@ -18,7 +18,7 @@ DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint6
 each_level = pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 
 
-def assert_same_state(ours: native.RandomState, theirs: np.random.RandomState) -> None:
+def assert_same_state(ours: permutations.RandomState, theirs: np.random.RandomState) -> None:
     words, position = ours.state
     _, needed_words, needed_position, *_ = theirs.get_state(legacy=True)
     assert position == needed_position
@@ -30,7 +30,7 @@ def numbers(length: int, dtype: str) -> np.ndarray:
     return np.arange(length).astype(dtype)
 
 
-def assert_same_shuffle(ours: native.RandomState, theirs: np.random.RandomState, length: int, dtype: str) -> None:
+def assert_same_shuffle(ours: permutations.RandomState, theirs: np.random.RandomState, length: int, dtype: str) -> None:
     found, needed = numbers(length, dtype), numbers(length, dtype)
     ours.shuffle(found)
     theirs.shuffle(needed)
@@ -42,26 +42,26 @@ def assert_same_shuffle(ours: native.RandomState, theirs: np.random.RandomState,
 @pytest.mark.parametrize("seed", SEEDS)
 def test_shuffles_as_numpy_does(seed: int, level: int) -> None:
     for length in LENGTHS:
-        assert_same_shuffle(native.RandomState(seed, level=level), np.random.RandomState(seed), length, "int32")
+        assert_same_shuffle(permutations.RandomState(seed, level=level), np.random.RandomState(seed), length, "int32")
 
 
 @each_level
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shuffles_every_dtype_as_numpy_does(dtype: str, level: int) -> None:
     for length in EDGES:
-        assert_same_shuffle(native.RandomState(9, level=level), np.random.RandomState(9), length, dtype)
+        assert_same_shuffle(permutations.RandomState(9, level=level), np.random.RandomState(9), length, dtype)
 
 
 @each_level
 def test_shuffles_a_million_as_numpy_does(level: int) -> None:
     last = 2**32 - 1
-    assert_same_shuffle(native.RandomState(last, level=level), np.random.RandomState(last), 1_000_000, "uint32")
+    assert_same_shuffle(permutations.RandomState(last, level=level), np.random.RandomState(last), 1_000_000, "uint32")
 
 
 def test_shuffles_items_that_are_not_aligned() -> None:
     found, needed = np.zeros(8 * 5000 + 3, np.uint8)[3:].view(np.int64), np.arange(5000)
     found[:] = needed
-    native.RandomState(2).shuffle(found)
+    permutations.RandomState(2).shuffle(found)
     np.random.RandomState(2).shuffle(needed)
     assert (found == needed).all()
 
@@ -71,7 +71,7 @@ def test_one_state_goes_on_from_shuffle_to_shuffle(level: int) -> None:
     """1,500 random lengths, most of them begun within a block."""
     rng = np.random.default_rng(0)
     for seed in rng.integers(0, 2**32, 300):
-        ours, theirs = native.RandomState(int(seed), level=level), np.random.RandomState(seed)
+        ours, theirs = permutations.RandomState(int(seed), level=level), np.random.RandomState(seed)
         assert_same_state(ours, theirs)
         for length in rng.integers(0, [3, 700, 3000, 3, 200]):
             assert_same_shuffle(ours, theirs, length, str(rng.choice(DTYPES)))
@@ -80,7 +80,11 @@ def test_one_state_goes_on_from_shuffle_to_shuffle(level: int) -> None:
 @each_level
 def test_every_level_draws_what_the_plain_rule_does(level: int) -> None:
     """One word at a time, for thousands of short stretches of steps anywhere below 2**53."""
-    rng, ours, theirs = np.random.default_rng(1), native.RandomState(6, level=level), native.RandomState(6, level=0)
+    rng, ours, theirs = (
+        np.random.default_rng(1),
+        permutations.RandomState(6, level=level),
+        permutations.RandomState(6, level=0),
+    )
     for bits in rng.integers(1, 53, 3000):
         first = int(rng.integers(1, 2**bits))
         count = min(first, int(rng.integers(0, rng.choice([4, 60, 700]))))
@@ -95,14 +99,14 @@ def test_every_level_draws_what_the_plain_rule_does(level: int) -> None:
 def test_targets_beyond_memory_are_numpys(first: int, level: int) -> None:
     """RandomState.randint draws an int64 below 2**32, and above, by the very rule of shuffle."""
     count, seed = min(first, 700), first % 2**32
-    ours, theirs = native.RandomState(seed, level=level), np.random.RandomState(seed)
+    ours, theirs = permutations.RandomState(seed, level=level), np.random.RandomState(seed)
     needed = [theirs.randint(0, step + 1, dtype=np.int64) for step in range(first, first - count, -1)]
     assert ours.shuffle_targets(first, count).tolist() == needed
     assert_same_state(ours, theirs)
 
 
 def test_targets_in_parts_are_those_of_the_whole() -> None:
-    whole, parts = native.RandomState(3), native.RandomState(3)
+    whole, parts = permutations.RandomState(3), permutations.RandomState(3)
     first, cuts = 2**32 + 700, [0, 1, 2, 600, 1000, 3000, 3001, 5000]
     found = [parts.shuffle_targets(first - a, b - a) for a, b in pairwise(cuts)]
     assert (np.concatenate(found) == whole.shuffle_targets(first, cuts[-1])).all()
@@ -112,7 +116,7 @@ def test_targets_in_parts_are_those_of_the_whole() -> None:
 @pytest.mark.timeout(1200)
 def test_state_after_a_shuffle_of_more_than_2_32_items_is_numpys() -> None:
     length = 2**32 + 5000
-    theirs, ours = np.random.RandomState(7), native.RandomState(7)
+    theirs, ours = np.random.RandomState(7), permutations.RandomState(7)
     theirs.shuffle(np.lib.stride_tricks.as_strided(np.zeros(1, np.int8), (length,), (0,)))
     step = length - 1
     while step:
@@ -128,8 +132,8 @@ def test_shuffles_more_than_2_32_items() -> None:
     """As NumPy would: its targets for the steps beyond 32 bits, which are few, and then a shuffle of 2**32 items."""
     found = np.zeros(2**32 + 5120, np.uint8)
     found.reshape(-1, 256)[:] = np.arange(256)
-    needed, rest = found.copy(), native.RandomState(8)
-    native.RandomState(8).shuffle(found)
+    needed, rest = found.copy(), permutations.RandomState(8)
+    permutations.RandomState(8).shuffle(found)
     first = len(needed) - 1
     for step, target in zip(range(first, 2**32 - 1, -1), rest.shuffle_targets(first, 5120).tolist(), strict=True):
         needed[[step, target]] = needed[[target, step]]
@@ -140,7 +144,7 @@ def test_shuffles_more_than_2_32_items() -> None:
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_refuses_a_seed_that_numpy_refuses(seed: int) -> None:
     with pytest.raises(ValueError, match="needs 0 <= seed < 2\\*\\*32"):
-        native.RandomState(seed)
+        permutations.RandomState(seed)
 
 
 @pytest.mark.parametrize(
@@ -155,17 +159,17 @@ def test_refuses_a_seed_that_numpy_refuses(seed: int) -> None:
 )
 def test_refuses_arrays_that_c_cannot_shuffle(array: np.ndarray, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        native.RandomState(0).shuffle(array)
+        permutations.RandomState(0).shuffle(array)
 
 
 def test_refuses_to_write_to_a_read_only_array() -> None:
     array = np.arange(10)
     array.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        native.RandomState(0).shuffle(array)
+        permutations.RandomState(0).shuffle(array)
     assert (array == np.arange(10)).all()
 
 
 def test_refuses_more_targets_than_there_are_steps() -> None:
     with pytest.raises(ValueError, match="needs at most 5"):
-        native.RandomState(0).shuffle_targets(5, 6)
+        permutations.RandomState(0).shuffle_targets(5, 6)

@@ -1,4 +1,4 @@
-"""binidx.native.torch_randperm against torch."""
+"""binidx.native.permutations.torch_randperm against torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from binidx import native
-from binidx.native.randperm import _randperm
+from binidx.native import permutations
+from binidx.native.permutations import _randperm
 
 LIMIT = (2**32 - 1) // 20
 UNSEEDED = 67280421310721
@@ -20,28 +20,30 @@ def torch_randperm(n: int, seed: int, dtype: torch.dtype = torch.int64) -> np.nd
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 - 1, 2**32, 2**32 + 5, 2**63 - 1, 2**64 - 1, -1, -(2**63)])
 def test_permutes_as_torch_does(seed: int) -> None:
     for n in [0, 1, 2, 3, 623, 624, 625, 626, 1024, 1025, 1026, 5000]:
-        assert (native.torch_randperm(n, seed) == torch_randperm(n, seed)).all()
+        assert (permutations.torch_randperm(n, seed) == torch_randperm(n, seed)).all()
 
 
 def test_permutes_as_torch_does_at_random() -> None:
     rng = np.random.default_rng(1)
     for n, seed in zip(rng.integers(0, 3000, 1000), rng.integers(0, 2**63, 1000), strict=True):
-        assert (native.torch_randperm(int(n), int(seed)) == torch_randperm(int(n), int(seed))).all()
+        assert (permutations.torch_randperm(int(n), int(seed)) == torch_randperm(int(n), int(seed))).all()
 
 
 def test_permutes_a_million_as_torch_does() -> None:
-    assert (native.torch_randperm(1_000_000, 1234) == torch_randperm(1_000_000, 1234)).all()
+    assert (permutations.torch_randperm(1_000_000, 1234) == torch_randperm(1_000_000, 1234)).all()
 
 
 def test_a_generator_nobody_seeded_has_torchs_own_seed() -> None:
     assert torch.Generator().initial_seed() == UNSEEDED
-    assert (native.torch_randperm(999, UNSEEDED) == torch.randperm(999, generator=torch.Generator()).numpy()).all()
+    assert (
+        permutations.torch_randperm(999, UNSEEDED) == torch.randperm(999, generator=torch.Generator()).numpy()
+    ).all()
 
 
 def test_the_default_generator_draws_the_same() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(31)
-        assert (native.torch_randperm(999, 31) == torch.randperm(999).numpy()).all()
+        assert (permutations.torch_randperm(999, 31) == torch.randperm(999).numpy()).all()
 
 
 def test_the_rule_of_64_bit_draws() -> None:
@@ -58,7 +60,7 @@ def test_the_rule_of_64_bit_draws() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("n", [LIMIT - 1, LIMIT, LIMIT + 1])
 def test_changes_the_rule_where_torch_does(n: int) -> None:
-    assert (native.torch_randperm(n, 9) == torch_randperm(n, 9, torch.int32)).all()
+    assert (permutations.torch_randperm(n, 9) == torch_randperm(n, 9, torch.int32)).all()
 
 
 @pytest.mark.parametrize(
@@ -66,4 +68,4 @@ def test_changes_the_rule_where_torch_does(n: int) -> None:
 )
 def test_refuses_what_torch_refuses(n: int, seed: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        native.torch_randperm(n, seed)
+        permutations.torch_randperm(n, seed)

@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
-from binidx.index.document import build_document_index
-from binidx.index.sample import build_sample_index
-from binidx.index.shuffle import build_shuffle_index
-from binidx.native import RandomState, torch_randperm
+from binidx.index.document_sample import build_document_index, build_sample_index
+from binidx.index.gpt_indices import build_shuffle_index
+from binidx.native.permutations import RandomState, torch_randperm
 
 LENGTHS = np.random.default_rng(0).integers(0, 2000, 50_000).astype(np.int32)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from servers.far_object import far_object
 
-from binidx.storage.backends import open_object
-from binidx.storage.look_up import look_up
+from binidx.storage.open import open_object
+from binidx.storage.stores.head import look_up
 
 DATA = bytes(range(256)) * 1024
 DELAY_MS = 150

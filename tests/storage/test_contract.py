@@ -19,11 +19,11 @@ from helpers.reader_stacks import LAYERS, STORES, Layer, Shelf
 from helpers.versioned_objects import MarkedObject
 
 from binidx import storage, testing
-from binidx.storage.backends import open_object
-from binidx.storage.fsspec_object import FsspecObject
-from binidx.storage.joined import InMemory, Late
-from binidx.storage.local_file import LocalFile
-from binidx.storage.ranges import Range, RangeReader
+from binidx.storage.adapters import InMemory, Late
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.open import open_object
+from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.stores.local import LocalFile
 from binidx.testing import FaultyObject, MemoryObject, check_range_reader
 
 Make = Callable[[bytes], RangeReader]
@@ -88,7 +88,7 @@ def test_no_reader_of_the_house_is_missing_here(tmp_path: Path) -> None:
     ours = [kind for kind in classes if kind.__module__ in names and hasattr(kind, "read")]
     reads = {kind for kind in ours if "ranges" in inspect.signature(kind.read).parameters}
     made = (stacked(MarkedObject, tmp_path, name)(b"data") for name in LAYERS)
-    assert reads - {RangeReader} == {FsspecObject, LocalFile, InMemory, Late, *map(type, made)} - {FaultyObject}
+    assert reads - {RangeReader} == {RemoteObject, LocalFile, InMemory, Late, *map(type, made)} - {FaultyObject}
 
 
 def test_a_chained_uri_keeps_the_contract(request: pytest.FixtureRequest, tmp_path: Path) -> None:

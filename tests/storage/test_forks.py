@@ -23,7 +23,7 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.proxied_store import TRANSPORTS, Distant, distant_store
 
 import binidx
-from binidx.storage.ranges import RangeReader
+from binidx.storage.interfaces import RangeReader
 from binidx.testing import ended_well, forked
 
 SAMPLES = 96

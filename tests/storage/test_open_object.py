@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fsspec
 
-from binidx.storage.backends import open_object
-from binidx.storage.chunk_cache import STORE, ChunkCache
-from binidx.storage.fsspec_object import FsspecObject
+from binidx.storage.cache.memory import STORE, ChunkCache
+from binidx.storage.open import open_object
+from binidx.storage.requests.remote_reader import RemoteObject
 
 
 def test_only_objects_that_stay_in_the_cache_are_cached_unless_asked() -> None:
@@ -14,6 +14,6 @@ def test_only_objects_that_stay_in_the_cache_are_cached_unless_asked() -> None:
         with fsspec.open(f"memory://kept/{name}", "wb") as out:
             out.write(bytes(size))
     assert isinstance(open_object("memory://kept/small"), ChunkCache)
-    assert isinstance(open_object("memory://kept/large"), FsspecObject)
+    assert isinstance(open_object("memory://kept/large"), RemoteObject)
     assert isinstance(open_object("memory://kept/large", cache=True), ChunkCache)
     fsspec.filesystem("memory").rm("/kept", recursive=True)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.errors import ShortReadError
-from binidx.storage.ranges import Range, assemble, check_ranges, coalesce, cut
+from binidx.storage.interfaces import Range
+from binidx.storage.ranges import assemble, check_ranges, coalesce, cut
 
 OBJECT = bytes(range(200))
 

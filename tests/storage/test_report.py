@@ -10,15 +10,15 @@ import fsspec
 import pytest
 
 import binidx
-from binidx.storage import report
-from binidx.storage.backends import open_object
-from binidx.storage.chunk_cache import ChunkCache
-from binidx.storage.fsspec_object import FsspecObject
+from binidx.storage import stats
+from binidx.storage.cache.memory import ChunkCache
+from binidx.storage.open import open_object
+from binidx.storage.requests.remote_reader import RemoteObject
 
 
 def used(**counts: float) -> dict[str, float]:
     """Counters by name, a blank for each underscore that is doubled."""
-    table = dict.fromkeys(report.NAMES, 0.0)
+    table = dict.fromkeys(stats.NAMES, 0.0)
     for name, count in counts.items():
         assert name.replace("__", " ") in table
         table[name.replace("__", " ")] = count
@@ -26,7 +26,7 @@ def used(**counts: float) -> dict[str, float]:
 
 
 def test_a_line_names_all_that_happened() -> None:
-    line = report.report_line(used(
+    line = stats.report_line(used(
         samples=200, tokens=819_200, seconds=4.1, wait_seconds=0.0205,
         s3__requests=1412, s3__bytes_asked=1.8e6, s3__bytes_moved=1.96e6, s3__retries=2, gs__hedges=1,
         layers__added=0.16e6, memory__hits=12, memory__misses=88,
@@ -50,14 +50,14 @@ def test_a_line_names_all_that_happened() -> None:
     ],
 )
 def test_a_line_leaves_out_what_did_not_happen(counts: dict[str, float], line: str) -> None:
-    assert report.report_line(used(**counts)) == line
+    assert stats.report_line(used(**counts)) == line
 
 
 def test_requests_cost_what_the_stores_ask() -> None:
-    assert report.dollars_of(used(s3__requests=1_000)) == pytest.approx(0.0004)
-    assert report.dollars_of(used(gs__requests=10_000)) == pytest.approx(0.004)
-    assert report.dollars_of(used(http__requests=1, file__requests=1, other__requests=1)) == 0
-    twice = report.report_line(used(s3__requests=1_000_000, tokens=1e9, samples=1, seconds=1), run_tokens=2e9)
+    assert stats.dollars_of(used(s3__requests=1_000)) == pytest.approx(0.0004)
+    assert stats.dollars_of(used(gs__requests=10_000)) == pytest.approx(0.004)
+    assert stats.dollars_of(used(http__requests=1, file__requests=1, other__requests=1)) == 0
+    twice = stats.report_line(used(s3__requests=1_000_000, tokens=1e9, samples=1, seconds=1), run_tokens=2e9)
     assert twice.endswith("requests $0.4 at list price, $0.80 for 2e+09 tokens")
 
 
@@ -65,26 +65,26 @@ def test_all_stores_and_caches_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(1 << 20))
     with fsspec.open("memory://report/a", "wb") as out:
         out.write(bytes(200_000))
-    before = report.usage()
+    before = stats.usage()
     open_object(tmp_path / "a").read([(0, 100)])
-    cache = ChunkCache(FsspecObject("memory://report/a"))
+    cache = ChunkCache(RemoteObject("memory://report/a"))
     cache.read([(0, 10)])
     cache.read([(5, 20)])
-    found = report.since(before)
+    found = stats.since(before)
     assert {name: count for name, count in found.items() if count and not name.endswith("seconds")} == {
         "file requests": 1, "file bytes_asked": 100, "file bytes_moved": 100,
         "other requests": 1, "other bytes_asked": 65536, "other bytes_moved": 65536,
         "memory hits": 1, "memory misses": 1, "layers added": 65536 - 25,
     }  # fmt: skip
-    assert "moved 65.5 kB for 25 bytes wanted" in report.report_line(found)
+    assert "moved 65.5 kB for 25 bytes wanted" in stats.report_line(found)
 
 
 def test_what_others_tell_is_counted(caplog: Any) -> None:
-    before = report.usage()
-    report.tell({"s3 requests": 7, "samples": 1, "seconds": 0.5})
-    found = report.since(before)
+    before = stats.usage()
+    stats.add_usage({"s3 requests": 7, "samples": 1, "seconds": 0.5})
+    found = stats.since(before)
     assert found["s3 requests"] == 7
     with caplog.at_level(logging.INFO, "binidx"):
-        report.log_report(found)
+        stats.log_report(found)
     assert "7 requests" in caplog.text
     assert "requests" in binidx.report()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.storage.filesystem import tuned
 from binidx.storage.settings import PARSERS, ReadSettings, parse_bytes
+from binidx.storage.stores.filesystem import tuned
 
 
 @pytest.fixture(autouse=True)

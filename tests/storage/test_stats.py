@@ -8,9 +8,9 @@ from pathlib import Path
 import fsspec
 
 from binidx.storage import stats
-from binidx.storage.backends import open_object
-from binidx.storage.chunk_cache import ChunkCache
-from binidx.storage.fsspec_object import FsspecObject
+from binidx.storage.cache.memory import ChunkCache
+from binidx.storage.open import open_object
+from binidx.storage.requests.remote_reader import RemoteObject
 
 
 def test_each_store_is_counted_apart_and_all_together(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_each_store_is_counted_apart_and_all_together(tmp_path: Path) -> None:
 def test_a_reader_that_was_pickled_counts_in_its_store() -> None:
     with fsspec.open("memory://stats/b", "wb") as out:
         out.write(bytes(1000))
-    reader = pickle.loads(pickle.dumps(FsspecObject("memory://stats/b")))
+    reader = pickle.loads(pickle.dumps(RemoteObject("memory://stats/b")))
     before = stats.by_store()["memory"]
     reader.read([(0, 10)])
     assert (stats.by_store()["memory"] - before).requests == 1
@@ -44,7 +44,7 @@ def test_chunks_found_and_missed_are_summed_over_caches() -> None:
         out.write(bytes(1000))
     before = stats.by_cache().get("memory", stats.CacheStats())
     for _ in range(2):
-        cache = ChunkCache(FsspecObject("memory://stats/c"))
+        cache = ChunkCache(RemoteObject("memory://stats/c"))
         for _ in range(3):
             cache.read([(0, 10)])
     after = stats.by_cache()["memory"]

@@ -13,15 +13,15 @@ from servers.http_objects import Server, http_objects
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import CancelledReadError, ObjectChangedError, ObjectNotFoundError, ShortReadError
-from binidx.storage import stats, vectored
-from binidx.storage.backends import open_object
-from binidx.storage.cancel import Scope, cancellable, current_scope
-from binidx.storage.chunk_cache import ChunkCache
-from binidx.storage.fsspec_object import FsspecObject
-from binidx.storage.local_file import LocalFile
-from binidx.storage.publish import create_object
-from binidx.storage.ranges import Range
-from binidx.storage.vectored import read_many
+from binidx.storage import stats, vectored_reads
+from binidx.storage.cache.memory import ChunkCache
+from binidx.storage.interfaces import Range
+from binidx.storage.open import open_object
+from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
+from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.stores.local import LocalFile
+from binidx.storage.vectored_reads import read_many
+from binidx.storage.writing.publish import create_object
 from binidx.testing import FaultyObject, MemoryObject, ended_well, forked
 
 
@@ -103,22 +103,22 @@ def test_a_blend_of_shards_in_s3_costs_one_round_trip(s3: Bucket) -> None:
 
 
 @pytest.fixture
-def objects() -> Iterator[tuple[Server, list[FsspecObject]]]:
+def objects() -> Iterator[tuple[Server, list[RemoteObject]]]:
     """Sixty of a server of this process; the object of number n holds 1000 times the byte n."""
     with http_objects({f"/b/{each}": bytes([each]) * 1000 for each in range(60)}) as server:
-        yield server, [FsspecObject(f"{server.endpoint}/b/{each}") for each in range(60)]
+        yield server, [RemoteObject(f"{server.endpoint}/b/{each}") for each in range(60)]
 
 
 def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
-    objects: tuple[Server, list[FsspecObject]], monkeypatch: pytest.MonkeyPatch
+    objects: tuple[Server, list[RemoteObject]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, _ = objects
     with latency_proxy(server.endpoint, delay_ms=0) as proxy:
-        readers = [FsspecObject(f"{proxy.endpoint}/b/{each}", {}) for each in range(60)]
+        readers = [RemoteObject(f"{proxy.endpoint}/b/{each}", {}) for each in range(60)]
         proxy.become(delay_ms=3000)
-        monkeypatch.setattr("binidx.storage.vectored._submit", None)
+        monkeypatch.setattr("binidx.storage.vectored_reads._submit", None)
         found = read_many([(each, [(1, 3), (0, 0), (990, 1000)]) for each in readers])
-        assert proxy.counts().most_at_once == 60 > vectored.THREADS
+        assert proxy.counts().most_at_once == 60 > vectored_reads.THREADS
     assert [list(map(bytes, views)) for views in found] == [
         [bytes([each]) * 2, b"", bytes([each]) * 10] for each in range(60)
     ]
@@ -126,7 +126,7 @@ def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
     assert all(2.9 < each.stats.seconds < 100 for each in readers), "each of its own request"
 
 
-def test_objects_and_layers_over_them_are_read_together(objects: tuple[Server, list[FsspecObject]]) -> None:
+def test_objects_and_layers_over_them_are_read_together(objects: tuple[Server, list[RemoteObject]]) -> None:
     bare = objects[1]
     mixed = [ChunkCache(each) if place % 3 else each for place, each in enumerate(bare)]
     found = read_many([(each, [(5, 7)] if place % 7 else [(3, 3)]) for place, each in enumerate(mixed)])
@@ -134,7 +134,7 @@ def test_objects_and_layers_over_them_are_read_together(objects: tuple[Server, l
 
 
 def test_the_first_error_of_many_objects_is_raised_after_all_have_ended(
-    objects: tuple[Server, list[FsspecObject]],
+    objects: tuple[Server, list[RemoteObject]],
 ) -> None:
     server, readers = objects
     server.objects["/b/7"] = b"another"
@@ -148,7 +148,7 @@ def test_the_first_error_of_many_objects_is_raised_after_all_have_ended(
 
 
 def test_a_range_outside_of_one_object_leaves_nothing_of_the_others(
-    objects: tuple[Server, list[FsspecObject]],
+    objects: tuple[Server, list[RemoteObject]],
 ) -> None:
     readers = objects[1]
     with cancellable() as scope:
@@ -167,7 +167,7 @@ def test_the_total_counts_each_byte_once(tmp_path: Path, s3: Bucket) -> None:
         writer.write(bytes(1000))
     (tmp_path / "a").write_bytes(bytes(1000))
     before = stats.total()
-    cache = ChunkCache(FsspecObject(uri), chunk_bytes=100)
+    cache = ChunkCache(RemoteObject(uri), chunk_bytes=100)
     cache.read([(0, 10), (500, 510)])
     cache.read([(0, 10), (500, 510)])
     LocalFile(tmp_path / "a").read([(0, 50)])

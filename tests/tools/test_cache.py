@@ -25,11 +25,11 @@ from helpers.gpt_data import TOKENIZER
 from helpers.random_datasets import Document, build_ours
 
 import binidx
-from binidx.dataset.plan import ranges_of_samples
-from binidx.format.convert import convert_dataset
+from binidx.corpus.convert import convert_dataset
+from binidx.dataset.read_plan import ranges_of_samples
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.disk_cache import DiskCache
-from binidx.storage.publish import object_identity
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.writing.publish import object_identity
 from binidx.testing import ended_well, forked
 
 TOKENS = 400_000
@@ -107,7 +107,7 @@ def test_what_finds_no_room_is_said(prefix: str, tmp_path: Path, capsys) -> None
     reader.read([(0, reader.size)])
 
     def child() -> None:
-        from binidx.storage import cached_object
+        from binidx.storage.cache import cached_object
 
         cached_object._objects.clear()
         other = build_other(prefix)

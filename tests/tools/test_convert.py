@@ -19,9 +19,9 @@ from conftest import Bucket
 from helpers.conversion import MIB, AtEvent, build, memory, names_beside, pair, unfinished_uploads
 from helpers.random_datasets import Document, build_ours
 
+from binidx.corpus.convert import convert_dataset
+from binidx.corpus.convert_journal import plan_samples
 from binidx.errors import ObjectExistsError, ObjectNotFoundError
-from binidx.format.convert import convert_dataset
-from binidx.format.convert_target import plan_samples
 from binidx.format.indexed_dataset import IndexedDataset
 
 

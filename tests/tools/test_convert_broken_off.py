@@ -22,12 +22,11 @@ from conftest import Bucket
 from fsspec.implementations.memory import MemoryFileSystem
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
+from binidx.corpus.convert import convert_dataset
 from binidx.errors import FormatError, ObjectChangedError
-from binidx.format.convert import convert_dataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.json_models import JsonFile
-from binidx.storage.copy_state import CopyState, plan_copy
-from binidx.storage.resumable import CorruptCopyError
+from binidx.storage.writing.copy import CopyState, CorruptCopyError, plan_copy
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -15,14 +15,13 @@ from binidx.tools import main
 from conftest import Bucket
 from helpers.conversion import MIB, AtEvent, build, dying, memory, names_beside, pair, unfinished_uploads
 
+from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import ConfigError, ObjectChangedError
-from binidx.format.builder import IndexedDatasetBuilder
-from binidx.format.convert import convert_dataset
-from binidx.format.convert_way import Way
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.resumable import CorruptCopyError
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.writing.copy import CorruptCopyError
 
-COMPRESSED = Way("zstd")
+COMPRESSED = StorageFormat("zstd")
 
 
 def text_like(prefix: Path, num_tokens: int = 200_000) -> str:
@@ -68,7 +67,7 @@ def test_the_edges_of_a_part(place: str, tmp_path: Path, num_tokens: int) -> Non
     source = build(tmp_path / "en", num_tokens)
     convert_dataset(source, place, way=COMPRESSED, part_bytes=1000)
     assert not convert_dataset(source, place, way=COMPRESSED).copied
-    convert_dataset(place, tmp_path / "back", way=Way("raw", checksums=True), part_bytes=1000)
+    convert_dataset(place, tmp_path / "back", way=StorageFormat("raw", checksums=True), part_bytes=1000)
     assert pair(tmp_path / "back") == pair(source)
     checked = IndexedDataset(tmp_path / "back", storage_options={"binidx": {"verify": True}})
     assert sum(map(len, checked[:])) == num_tokens
@@ -79,7 +78,7 @@ def test_compressing_gives_what_the_builder_writes(tmp_path: Path) -> None:
     with IndexedDatasetBuilder(tmp_path / "built.bin.zst", np.uint16, compression_level=5) as builder:
         builder.add_index(source)
         builder.finalize(tmp_path / "built.idx")
-    convert_dataset(source, tmp_path / "copied", way=Way("zstd", 5), part_bytes=1000)
+    convert_dataset(source, tmp_path / "copied", way=StorageFormat("zstd", 5), part_bytes=1000)
     assert stored(f"{tmp_path}/copied.bin.zst") == stored(f"{tmp_path}/built.bin.zst")
 
 
@@ -87,8 +86,8 @@ def test_another_level_packs_anew(tmp_path: Path) -> None:
     source, packed = text_like(tmp_path / "en"), str(tmp_path / "packed")
     convert_dataset(source, packed, way=COMPRESSED)
     for level in (1, 9):
-        convert_dataset(packed, tmp_path / f"level{level}", way=Way("zstd", level))
-        convert_dataset(source, tmp_path / f"fresh{level}", way=Way("zstd", level))
+        convert_dataset(packed, tmp_path / f"level{level}", way=StorageFormat("zstd", level))
+        convert_dataset(source, tmp_path / f"fresh{level}", way=StorageFormat("zstd", level))
         assert stored(f"{tmp_path}/level{level}.bin.zst") == stored(f"{tmp_path}/fresh{level}.bin.zst")
         assert stored(f"{tmp_path}/level{level}.bin.zst") != stored(f"{packed}.bin.zst")
 
@@ -99,7 +98,7 @@ def test_a_target_that_is_the_dataset_already_is_left_alone_in_either_form(tmp_p
     before = stored(f"{packed}.bin.zst")
     for verify in ("checksum", "size"):
         assert not convert_dataset(source, packed, way=COMPRESSED, verify=verify).copied
-        assert not convert_dataset(packed, source, way=Way("raw"), verify=verify).copied
+        assert not convert_dataset(packed, source, way=StorageFormat("raw"), verify=verify).copied
     assert main(["convert", source, packed]) == 2
     assert "packed: holds a dataset with a .bin.zst, needed a free name; --overwrite" in capsys.readouterr().err
     assert stored(f"{packed}.bin.zst") == before
@@ -111,7 +110,7 @@ def test_a_target_that_is_the_dataset_already_is_left_alone_in_either_form(tmp_p
 
 def test_checksums_are_written_come_along_and_go(place: str, tmp_path: Path) -> None:
     source = text_like(tmp_path / "en")
-    convert_dataset(source, place, way=Way(checksums=True))
+    convert_dataset(source, place, way=StorageFormat(checksums=True))
     assert names_beside(place) == ["en.bin", "en.bin.xxh3", "en.idx"]
     onward = str(tmp_path / "onward")
     convert_dataset(place, onward)
@@ -121,7 +120,7 @@ def test_checksums_are_written_come_along_and_go(place: str, tmp_path: Path) -> 
     assert (checked[0] == IndexedDataset(source)[0]).all()
     convert_dataset(onward, place, way=COMPRESSED, overwrite=True)
     assert names_beside(place) == ["en.bin.zst", "en.idx"]
-    convert_dataset(place, onward, way=Way("raw", checksums=True), overwrite=True)
+    convert_dataset(place, onward, way=StorageFormat("raw", checksums=True), overwrite=True)
     assert names_beside(onward) == ["onward.bin", "onward.bin.xxh3", "onward.idx"]
 
 
@@ -143,7 +142,7 @@ def test_checksums_of_a_dataset_where_it_stands(place: str, tmp_path: Path, caps
 
 def test_a_source_that_its_checksums_refute_is_not_copied(tmp_path: Path, capsys) -> None:
     source = text_like(tmp_path / "en")
-    convert_dataset(source, source, way=Way(checksums=True))
+    convert_dataset(source, source, way=StorageFormat(checksums=True))
     with Path(f"{source}.bin").open("r+b") as file:
         file.seek(99_999)
         file.write(b"\xff")
@@ -180,7 +179,7 @@ def test_a_wrong_call_is_exit_2_and_one_line(arguments, message, tmp_path: Path,
 
 def test_a_level_without_compression_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="compression level 3: needed to compress"):
-        convert_dataset(build(tmp_path / "en", 600), tmp_path / "out", way=Way("raw", 3))
+        convert_dataset(build(tmp_path / "en", 600), tmp_path / "out", way=StorageFormat("raw", 3))
 
 
 def test_killed_at_any_event_while_compressing_it_is_never_half_a_dataset(tmp_path: Path) -> None:
@@ -190,7 +189,7 @@ def test_killed_at_any_event_while_compressing_it_is_never_half_a_dataset(tmp_pa
     assert dying(source, 1000, *chain(*attempts), codec="zstd") == "90" * 16
     for target, *_ in attempts:
         back = f"{target}.back"
-        convert_dataset(target, back, way=Way("raw"))
+        convert_dataset(target, back, way=StorageFormat("raw"))
         assert pair(back) == pair(source)
     assert len(list(tmp_path.iterdir())) == 2 + 16 * 4
 
@@ -211,7 +210,7 @@ def test_a_second_convert_overtakes_one_that_compresses(tmp_path: Path) -> None:
     watch = AtEvent("part", lambda: convert_dataset(second, target, way=COMPRESSED))
     with pytest.raises(ObjectChangedError, match=r"convert.json: written by another convert to this target"):
         convert_dataset(first, target, way=COMPRESSED, part_bytes=1000, watch=watch)
-    convert_dataset(target, tmp_path / "back", way=Way("raw"))
+    convert_dataset(target, tmp_path / "back", way=StorageFormat("raw"))
     assert pair(tmp_path / "back") == pair(second)
 
 
@@ -220,7 +219,7 @@ def test_killed_while_unpacking_in_a_bucket_it_goes_on(s3: Bucket, tmp_path: Pat
     convert_dataset(source, tmp_path / "packed", way=COMPRESSED)
     assert dying(str(tmp_path / "packed"), 5 * MIB, target, 4, codec="raw") == "9"
     assert len(unfinished_uploads(target)) == 1
-    done = convert_dataset(tmp_path / "packed", target, way=Way("raw"), part_bytes=5 * MIB)
+    done = convert_dataset(tmp_path / "packed", target, way=StorageFormat("raw"), part_bytes=5 * MIB)
     assert done.parts_kept == 2
     assert pair(target) == pair(source)
     assert unfinished_uploads(target) == []

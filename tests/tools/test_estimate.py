@@ -10,7 +10,7 @@ from helpers.conversion import build
 from helpers.preprocess_jobs import corpus, tokenizer_path
 from tokenizers import Tokenizer
 
-from binidx.prepare.virtual import merge_virtually
+from binidx.corpus.merge import merge_virtually
 
 
 def test_it_tells_the_interval_and_the_cost(tmp_path: Path, capsys) -> None:

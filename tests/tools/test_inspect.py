@@ -20,7 +20,7 @@ from helpers.shuffle_oracle import read_documents
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.format.builder import IndexedDatasetBuilder
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 LENGTHS = st.lists(st.integers(0, 300) | st.integers(0, 2**31 - 1), min_size=1, max_size=60)

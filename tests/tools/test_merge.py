@@ -8,8 +8,7 @@ from pathlib import Path
 from binidx.tools import main
 from helpers.conversion import build, pair
 
-from binidx.format.convert import convert_dataset
-from binidx.format.convert_way import Way
+from binidx.corpus.convert import StorageFormat, convert_dataset
 
 
 def test_it_merges_and_says_what_it_did(tmp_path: Path, capsys) -> None:
@@ -28,7 +27,7 @@ def test_it_merges_and_says_what_it_did(tmp_path: Path, capsys) -> None:
 
 def test_dropped_checksums_and_bad_data_are_said(tmp_path: Path, capsys) -> None:
     source = build(tmp_path / "en", 100)
-    convert_dataset(source, source, way=Way(checksums=True))
+    convert_dataset(source, source, way=StorageFormat(checksums=True))
     assert main(["merge", source, "--to", f"{tmp_path}/all"]) == 0
     out = capsys.readouterr().out
     assert "1 dataset\n" in out

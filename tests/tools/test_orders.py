@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import binidx
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.packed import PackedDatasetBuilder
-from binidx.order.arrow import parquet
+from binidx.packed.packed_files import PackedDatasetBuilder
+from binidx.run.provenance.export import parquet
 
 WORDS = [f"w{number}" for number in range(500)]
 
@@ -245,7 +245,7 @@ def test_the_example_of_pack_runs_there_and_back(run_file: Path, tmp_path: Path)
 def test_trace_and_where_say_which_file_a_document_came_from(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from binidx.prepare.preprocess.lineage import LineageWriter, table_of
+    from binidx.format.sidecars.lineage import LineageWriter, table_of
 
     prefix = run_file.parent / "en"
     writer = LineageWriter(f"{prefix}.lineage.parquet", None)

@@ -17,12 +17,11 @@ from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
-from binidx.dataset.stage import Stage
-from binidx.format.convert import convert_dataset
-from binidx.format.convert_way import Way
-from binidx.order.accounts import account
-from binidx.order.run_order import RunOrder
-from binidx.prepare.virtual import merge_virtually
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_virtually
+from binidx.dataset.staged.stages import Stage
+from binidx.run.provenance.accounts import account
+from binidx.run.provenance.run_order import RunOrder
 
 COUNTS = {"en": 20_000, "code": 9_000, "tiny": 40}
 
@@ -41,8 +40,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def remote(local: Path, s3: Bucket) -> str:
     base = s3.fresh()
-    convert_dataset(local / "en", f"{base}/en", way=Way(checksums=True))
-    convert_dataset(local / "code", f"{base}/code", way=Way(codec="zstd"))
+    convert_dataset(local / "en", f"{base}/en", way=StorageFormat(checksums=True))
+    convert_dataset(local / "code", f"{base}/code", way=StorageFormat(codec="zstd"))
     return base
 
 

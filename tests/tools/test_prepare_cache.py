@@ -18,7 +18,7 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.oracle import megatron
 
 import binidx
-from binidx.format.convert import convert_dataset
+from binidx.corpus.convert import convert_dataset
 
 COUNTS = (12_000, 9_000)
 

@@ -34,7 +34,7 @@ def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process takes seconds to begin; one test begins some."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from binidx.prepare.preprocess import engines
+    from binidx.jobs import engines
 
     monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 
-from binidx.format.convert import convert_dataset
+from binidx.corpus.convert import convert_dataset
 
 from .._face import human_bytes
 from ..seaweed import S3Server, s3_server

@@ -1,1 +1,1 @@
-"""Samples: what training sees, in Megatron Core's order."""
+"""Samples: configuration, splits, GPT datasets, blends, and their builder."""

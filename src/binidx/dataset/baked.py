@@ -21,18 +21,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.split import Split
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import ConfigError, FormatError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.gpt import ARRAYS
-from binidx.index.npy import parse_npy
+from binidx.index.cache.index_files import parse_npy
+from binidx.index.gpt_indices import ARRAYS
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.storage.backends import open_object
-from binidx.storage.publish import join_uri
-from binidx.storage.transfer import read_document, read_whole
+from binidx.storage.open import open_object, read_document, read_whole
+from binidx.storage.writing.publish import join_uri
 
 OPENED_AT_ONCE = 16
 

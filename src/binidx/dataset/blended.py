@@ -9,18 +9,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig
+from binidx.dataset.config import BlendedMegatronDatasetConfig, normalize
 from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request, recorded_name
-from binidx.dataset.split import normalize
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
-from binidx.index.building import Arrays, Building
-from binidx.index.cache import Access, IndexCache
-from binidx.index.foreign import check_blend_index
+from binidx.index.cache.building import Arrays, Building
+from binidx.index.cache.index_cache import Access, IndexCache
+from binidx.index.cache.megatron_cache import check_blend_index
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
+
+
 MAX_DATASETS = 32767
+
+
 COUNTED_AT_ONCE = 1 << 20
 
 

@@ -1,40 +1,153 @@
-"""From a config to the train, valid and test datasets of a run."""
+"""Datasets of one build, made at the same time in several threads: what one raises ends the others.
+
+    computes                    goes on to its end, and nobody waits for it
+    raises                      out of here, at once
+    waits for another process   is called away: its check raises, see `turn.Checks`
+    has not begun               never does
+
+So no rank keeps an error to itself for as long as another node builds, and none waits for that when it ends.
+
+From a config to the train, valid and test datasets of a run.
+"""
 
 from __future__ import annotations
 
 import operator
 import os
+import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from inspect import get_annotations
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig
+from binidx.dataset.config import (
+    Blend,
+    BlendedMegatronDatasetConfig,
+    Split,
+    SplitMatrix,
+    normalize,
+    split_indices,
+    split_range,
+)
 from binidx.dataset.megatron_dataset import MegatronDataset, required
-from binidx.dataset.ranks import together
-from binidx.dataset.siblings import at_once, in_threads
-from binidx.dataset.split import Split, SplitMatrix, normalize, split_indices, split_range
+from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.torch_bridge import is_distributed, rank
-from binidx.errors import ConfigError
-from binidx.format.bundled import BundlePlace
+from binidx.errors import ConfigError, PeerError
 from binidx.format.idx import get_idx_path
-from binidx.format.listed import Listed, list_with_bundle
+from binidx.format.idx_bundle import BundlePlace
 from binidx.format.pair import KnownPrefix
-from binidx.index.budget import Budget
-from binidx.index.build_context import BuildContext, OnOutcome
-from binidx.index.cache import Access
-from binidx.index.files import IndexFiles
-from binidx.index.prefetch import prefetch
-from binidx.index.turn import Check
-from binidx.storage.filesystem import local_path
+from binidx.format.prefix_listing import ListedPair, list_with_bundle
+from binidx.index.cache.build_context import BuildContext, OnOutcome
+from binidx.index.cache.build_lock import Check
+from binidx.index.cache.index_cache import Access
+from binidx.index.cache.index_files import IndexFiles
+from binidx.index.cache.prefetch import prefetch
+from binidx.index.cache.thread_budget import Budget
+from binidx.storage.stores.filesystem import local_path
+from binidx.storage.threads import Threads
+
+WAITING_THREADS = 128
+
+
+"""Remote prefixes that are opened at once: as many requests as a process has in flight."""
+
+
+SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25
+
+
+"""For each that computes only, ten times what it takes and less than a round trip; and for a machine that is busy."""
+
+
+Result = TypeVar("Result")
+
+
+Work = Callable[[Check], Result]
+
+
+"""Work on one dataset. It calls the check while it waits; the check raises once another dataset has failed."""
+
+
+Submit = Callable[[Callable[[], Any]], Future[Any]]
+
+
+_submit = Threads("binidx-open", lambda: WAITING_THREADS).submit
+
+
+def run_in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
+    """What pieces of work give that compute, so many at the same time."""
+    pool = ThreadPoolExecutor(threads, "binidx-build")
+    try:
+        return run_concurrently(works, submit=pool.submit)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def run_concurrently(
+    works: Sequence[Work[Result]], at_hand: Sequence[bool] = (), *, submit: Submit = _submit
+) -> list[Result]:
+    """What pieces of work give that wait for a store, done at the same time.
+
+    Args:
+        at_hand: which of them have to compute only, as far as we know. They are done in this thread: a hundred threads
+            that compute take the GIL from each other, and need three times as long. If they take longer than that,
+            the rest waits with the others.
+
+    Raises:
+        The first error, without waiting for the rest.
+    """
+    here = [number for number, each in enumerate(at_hand) if each]
+    found: dict[int, Result] = {}
+    pending: dict[int, Future[Result]] = {}
+    failed: list[BaseException] = []
+
+    def begin(number: int) -> None:
+        pending[number] = submit(partial(works[number], check))
+        pending[number].add_done_callback(lambda done: failed.extend(_errors(done)))
+
+    def check() -> None:
+        if failed:
+            raise PeerError(f"not waited for: another dataset of this build failed: {failed[0]}")
+
+    try:
+        for number in {*range(len(works))}.difference(here):
+            begin(number)
+        began = time.monotonic()
+        for number in here:
+            if time.monotonic() - began > PATIENCE_SECONDS + SLOW_SECONDS * len(found):
+                begin(number)
+            else:
+                found[number] = works[number](check)
+        wait(pending.values(), return_when=FIRST_EXCEPTION)
+        found |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
+        return [found[number] for number in range(len(works))]
+    except BaseException as error:
+        failed.append(error)
+        for each in pending.values():
+            each.cancel()
+        raise failed[0] from failed[0].__cause__
+
+
+def _errors(done: Future[Any]) -> list[BaseException]:
+    error = None if done.cancelled() else done.exception()
+    return [] if error is None else [error]
+
 
 Sizes = Sequence[int | None]
+
+
 TopLevelDataset = BlendedDataset | MegatronDataset
+
+
 Built = list[TopLevelDataset | list[MegatronDataset] | None]
+
+
 """One dataset per split, or the list of its validation sets; None: the split has no share."""
+
+
 WHOLE = (0.0, 1.0)
 
 
@@ -93,7 +206,7 @@ class BlendedMegatronDatasetBuilder:
         Raises:
             PeerError: under torch.distributed, what another rank raised in here: `ranks.together`.
         """
-        with together() as checks:
+        with agree_on_outcome() as checks:
             return self._build(BuildContext(checks, on_outcome=on_outcome))
 
     def _build(self, context: BuildContext) -> Built:
@@ -127,7 +240,7 @@ class BlendedMegatronDatasetBuilder:
             return self._blend(split, weights, self.sizes, datasets, context.with_check(check))
 
         if self._is_remote([]):
-            return [*at_once([partial(build, split) for split in Split])]
+            return [*run_concurrently([partial(build, split) for split in Split])]
         return [self._blend(split, weights, self.sizes, datasets, context) for split in Split]
 
     def _build_split(
@@ -182,10 +295,12 @@ class BlendedMegatronDatasetBuilder:
 
         if not self._is_remote(prefixes):
             works = [partial(build, *each) for each in zip(prefixes, asked, strict=True)]
-            return in_threads(works, self.config.num_dataset_builder_threads)
+            return run_in_threads(works, self.config.num_dataset_builder_threads)
         with list_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
             works = [partial(wait_and_build, *each) for each in zip(prefixes, asked, strict=True)]
-            return at_once(works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes])
+            return run_concurrently(
+                works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
+            )
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
         """Whether some of these, or their caches, lie in a store."""
@@ -203,7 +318,7 @@ class BlendedMegatronDatasetBuilder:
         matrix: SplitMatrix,
         sizes: Sizes,
         context: BuildContext,
-        listed: Listed | None = None,
+        listed: ListedPair | None = None,
     ) -> list[MegatronDataset | None]:
         if self.access == "ranges":
             return [
@@ -262,12 +377,14 @@ class BlendedMegatronDatasetBuilder:
         def length(dataset: MegatronDataset, check: Check) -> int:
             return len(dataset)
 
-        lengths = at_once([partial(length, each) for each in datasets], [self.access == "load"] * len(datasets))
+        lengths = run_concurrently(
+            [partial(length, each) for each in datasets], [self.access == "load"] * len(datasets)
+        )
         most = None if size is None else min(size, sum(lengths))
         return self.blended.built_with(context, datasets, lengths, most, self.config, access=self.access)
 
 
-def idx_bytes(prefix: str, listed: Listed | None) -> int | None:
+def idx_bytes(prefix: str, listed: ListedPair | None) -> int | None:
     """Size of the `.idx` under a prefix; None where only its store knows."""
     if listed is not None:
         return int(listed.identity["size"])

@@ -1,4 +1,6 @@
-"""Micro-batches of GPT samples, filled by C in one call a dataset; what is remote is read at the same time.
+"""Attention masks. (Loss masks and positions come with the tokens: `native/gather.c`.)
+
+Micro-batches of GPT samples, filled by C in one call a dataset; what is remote is read at the same time.
 
 in a map         samples ───────────────────── read_samples.c ──────────────────────► rows
 elsewhere        samples ─ locate.c ─► spans ─► ranges ─ storage ─► views ─ gather.c ─► rows
@@ -13,21 +15,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
-from binidx.dataset.masks import build_attention_mask
 from binidx.dataset.torch_bridge import Sample, Samples, Tensor, as_tensor
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.idx import DType
-from binidx.format.pieces import read_pieces
-from binidx.native import Orders
+from binidx.format.indexed_dataset import read_pieces
 from binidx.native.gather import GPTRows, Recipe, Rows, Starts, TextRows
+from binidx.native.locate import Orders
 from binidx.native.pieces import Pieces, scattered_pieces
-from binidx.storage.disk_cache import DiskCache
-from binidx.storage.local_file import LocalFile
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.stores.local import LocalFile
 
 if TYPE_CHECKING:
     from binidx.dataset.gpt import GPTDataset
 
+
+def build_attention_mask(positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True where attention is *forbidden*, shape (..., 1, S, S): the future, and all before the last position 0.
+
+    Args:
+        positions: of each token in its document, shape (..., S): 0, 1, 2, … or starting again after each EOD.
+
+    Source: Megatron Core, `_get_ltor_masks_and_position_ids`.
+    """
+    document = np.cumsum(positions == 0, axis=-1)[..., None, :]
+    forbidden = ~np.tri(positions.shape[-1], dtype=np.bool_)
+    elsewhere: NDArray[np.bool_] = document[..., :, None] != document[..., None, :]
+    return np.asarray(forbidden | elsewhere)
+
+
 Request = tuple["GPTDataset", Sequence[int | None], Sequence[int]]
+
+
 """A dataset, samples of it (None is sample 0 without loss), and the rows of the batch that they go to."""
 
 

@@ -15,19 +15,22 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig
-from binidx.dataset.split import Split
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
-from binidx.index.build_context import BuildContext
-from binidx.index.files import IndexFiles
+from binidx.index.cache.build_context import BuildContext
+from binidx.index.cache.index_files import IndexFiles
 
 NO_PAD = -1
+
+
 """A pad id that no stored token has."""
 
 
 Request = tuple[Any, Sequence[int | None], Sequence[int]]
+
+
 """A dataset, samples of it, and the rows of the batch that they go to."""
 
 

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
+
 Tensor: TypeAlias = "torch.Tensor"
+
+
 Sample: TypeAlias = "dict[str, torch.Tensor | np.generic]"
 
 

@@ -1,1 +1,1 @@
-"""Tokens of stored sequences: spans go down, arrays come up."""
+"""Tokens: `.bin`/`.idx` pairs, read, written, and served many as one."""

@@ -32,11 +32,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from binidx import native
 from binidx.errors import FormatError
+from binidx.native import token_files
 
 MAGIC = b"MMIDIDX\x00\x00"
+
+
 VERSION = 1
+
+
 HEADER = struct.Struct("<9sQBQQ")
 
 
@@ -80,7 +84,7 @@ class DType(Enum):
         return np.uint16 if cardinality is not None and cardinality < 65500 else np.int32
 
 
-def stored(dtype: DTypeLike) -> np.dtype[Any]:
+def little_endian(dtype: DTypeLike) -> np.dtype[Any]:
     """The same type as it lies in a file: little-endian on every machine."""
     return np.dtype(dtype).newbyteorder("<")
 
@@ -139,7 +143,7 @@ class SequenceIndex:
         return int(self.sequence_pointers[sequence]) // self.dtype_size
 
 
-def format_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
+def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
     """The 34 bytes before the arrays."""
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
@@ -217,7 +221,7 @@ def _check_size(found: int, num_sequences: int, num_bounds: int, multimodal: boo
 
 
 def _check_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int, uri: str) -> int:
-    right, num_tokens = native.check_sequences(lengths, pointers, item_bytes)
+    right, num_tokens = token_files.count_valid_sequences(lengths, pointers, item_bytes)
     if right == len(lengths):
         return num_tokens
     if lengths[right] < 0:
@@ -228,7 +232,7 @@ def _check_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64], it
 def _check_documents(bounds: NDArray[np.int64], num_sequences: int, uri: str) -> None:
     if bounds[0] != 0:
         raise FormatError(f"{uri}: first document bound is {bounds[0]}, needed 0")
-    right = native.check_documents(bounds, num_sequences)
+    right = token_files.count_valid_documents(bounds, num_sequences)
     if right < len(bounds):
         lowest = bounds[right - 1]
         raise FormatError(f"{uri}: document bound {right} is {bounds[right]}, needed {lowest} to {num_sequences}")

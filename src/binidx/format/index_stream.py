@@ -16,22 +16,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from binidx import native
 from binidx.errors import FormatError
 from binidx.format.idx import HEADER, parse_counts
-from binidx.storage.joined import InMemory
-from binidx.storage.ranges import RangeReader, cut
-from binidx.storage.transfer import read_whole
+from binidx.native import token_files
+from binidx.storage.adapters import InMemory
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import read_whole
+from binidx.storage.ranges import cut
 
 BLOCK = 1 << 18
+
+
 """Values looked at together: 3 MiB of lengths and pointers."""
 
+
 AT_ONCE = 64 << 10
+
+
 """Bytes of an `.idx` that is read whole: 3,000 documents."""
 
 
 @dataclass(frozen=True, eq=False)
-class Documents:
+class DocumentBlock:
     """Neighbouring documents.
 
     Attributes:
@@ -135,7 +141,7 @@ class IndexStream:
             pass
         return self.num_tokens
 
-    def documents(self, count: int | None = None) -> Iterator[Documents]:
+    def documents(self, count: int | None = None) -> Iterator[DocumentBlock]:
         """The first `count` documents, or all. `check` first: here no pointer is read."""
         stop_at = self.num_documents if count is None else min(count, self.num_documents)
         token, place = 0, HEADER.size + 12 * self.num_sequences
@@ -146,7 +152,7 @@ class IndexStream:
                 at, end = int(piece[0]), int(piece[-1])
                 (lengths,) = self._read(("<i4", HEADER.size), first=at, stop=end)
                 modes = self._modes(at, end) if self.multimodal else None
-                yield Documents(first + low, piece, lengths, modes, token)
+                yield DocumentBlock(first + low, piece, lengths, modes, token)
                 token += int(lengths.sum(dtype=np.int64))
 
     def _modes(self, first: int, stop: int) -> NDArray[np.int8]:
@@ -162,7 +168,7 @@ class IndexStream:
 
     def _check_lengths(self, first: int, lengths: NDArray[np.int32], pointers: NDArray[np.int64]) -> int:
         start = self.num_tokens * self.item_bytes
-        right, num_tokens = native.check_sequences(lengths, pointers - start, self.item_bytes)
+        right, num_tokens = token_files.count_valid_sequences(lengths, pointers - start, self.item_bytes)
         if right == len(lengths):
             return num_tokens
         if lengths[right] < 0:
@@ -173,7 +179,7 @@ class IndexStream:
     def _check_bounds(self, first: int, lowest: int, block: NDArray[np.int64]) -> None:
         if first == 0 and block[0] != 0:
             raise FormatError(f"{self.uri}: first document bound is {block[0]}, needed 0")
-        right = native.check_documents(block, self.num_sequences) if block[0] >= lowest else 0
+        right = token_files.count_valid_documents(block, self.num_sequences) if block[0] >= lowest else 0
         if right < len(block):
             before = block[right - 1] if right else lowest
             raise FormatError(

@@ -2,6 +2,10 @@
 
 span   (sequence, first, count)      in tokens
 range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start + count * dtype_size
+
+Spans of many datasets as pieces of memory for C: what is mapped as it lies, the rest read at the same time.
+
+A reader may offer `pieces(ranges)`: where ranges, shape (n, 2), are in memory already, or None where they are not.
 """
 
 from __future__ import annotations
@@ -16,22 +20,27 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError
-from binidx.format.bin_object import find_bin, open_bin
-from binidx.format.idx import DType, get_idx_path, stored
+from binidx.format.bin_file import find_bin, open_bin
+from binidx.format.idx import DType, get_idx_path, little_endian
 from binidx.format.pair import open_pair
-from binidx.format.ranged import CheckedIndex, open_index_in_ranges
+from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
-from binidx.native import Sequences
-from binidx.storage.filesystem import same_identity
-from binidx.storage.publish import object_exists, object_identity
-from binidx.storage.ranges import Range, RangeReader
-from binidx.storage.vectored import read_many
+from binidx.native.locate import Sequences
+from binidx.native.pieces import Pieces, scattered_pieces
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.stores.filesystem import same_identity
+from binidx.storage.vectored_reads import read_many
+from binidx.storage.writing.publish import object_exists, object_identity
 
 Span = tuple[int, int, int]
+
+
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
 
 
 STRETCH = 1 << 17
+
+
 """Bounds looked at together: 1 MiB."""
 
 
@@ -87,7 +96,7 @@ class IndexedDataset:
         else:
             self.index, identity = open_index_in_ranges(self.path_prefix, checked, storage_options)
             self._opened, self.one_each = {"idx": identity}, checked.one_each
-        self._stored = stored(self.index.dtype)
+        self._stored = little_endian(self.index.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         # The arguments and no bytes: the other process opens the files itself, and compares.
@@ -282,3 +291,22 @@ def read_spans(requests: Sequence[tuple[IndexedDataset, Sequence[Span]]]) -> lis
     """`dataset.read(spans)` of many datasets, the remote ones at the same time."""
     views = read_many([(dataset.bin_reader, dataset.locate(spans)) for dataset, spans in requests])
     return [dataset._arrays(found) for (dataset, _), found in zip(requests, views, strict=True)]
+
+
+def read_pieces(requests: Sequence[tuple[IndexedDataset, NDArray[np.int64]]]) -> list[Pieces]:
+    """The tokens of each dataset's spans, shape (n, 3), where they are in memory.
+
+    Raises:
+        ValueError: a span leaves its sequence.
+    """
+    located = [(dataset.bin_reader, dataset.locate_all(spans)) for dataset, spans in requests]
+    mapped: list[Pieces | None] = [
+        reader.pieces(ranges) if hasattr(reader, "pieces") else None for reader, ranges in located
+    ]
+    missing = [
+        (reader, list(map(tuple, ranges.tolist())))
+        for (reader, ranges), here in zip(located, mapped, strict=True)
+        if here is None
+    ]
+    views = iter(read_many(missing) if missing else [])
+    return [scattered_pieces(next(views)) if here is None else here for here in mapped]

@@ -21,25 +21,35 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_object import open_bin, open_found
+from binidx.format.bin_file import open_bin, open_found
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
-from binidx.format.listed import Listed, list_pairs
-from binidx.format.virtual import concatenate, read_parts, together
-from binidx.storage import filesystem
-from binidx.storage.backends import open_object
-from binidx.storage.joined import Joined
-from binidx.storage.publish import object_identity
-from binidx.storage.ranges import RangeReader
-from binidx.storage.transfer import read_whole
-from binidx.storage.vectored import run_both
+from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.virtual import concatenate, map_concurrently, read_parts
+from binidx.storage.adapters import Joined
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import open_object, read_whole
+from binidx.storage.stores import filesystem
+from binidx.storage.vectored_reads import run_both
+from binidx.storage.writing.publish import object_identity
 
 Options = Mapping[str, Any] | None
+
+
 Identity = Mapping[str, Any]
+
+
 Checked = Callable[[], Sequence[Identity]]
+
+
 Check = Callable[[], None]
 
+
 ATTEMPTS = 5
+
+
 PAUSE_SECONDS = 0.05
+
+
 """After the first attempt, then twice as long each time: 0.75 s in all, more than a writer takes between its files."""
 
 
@@ -58,14 +68,14 @@ class KnownPrefix(str):
         checks: called by all that wait for an index of this dataset; an exception ends the wait. See `index.turn`.
     """
 
-    listed: Listed | None
+    listed: ListedPair | None
     checked: Checked
     checks: tuple[tuple[Check, Check], ...]
 
     def __new__(
         cls,
         prefix: str,
-        listed: Listed | None = None,
+        listed: ListedPair | None = None,
         checked: Checked = tuple,
         checks: tuple[tuple[Check, Check], ...] = (),
     ) -> Self:
@@ -117,7 +127,7 @@ def open_pair(
         return virtual
 
 
-def identity_of(reader: RangeReader) -> dict[str, Any]:
+def reader_identity(reader: RangeReader) -> dict[str, Any]:
     """What identified the object when it was opened; nothing where the reader does not know."""
     found: dict[str, Any] = getattr(reader, "identity", {})
     return found
@@ -154,7 +164,7 @@ def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | 
         known = KnownPrefix(prefix, found.get(prefix))
         return _open_alone(known, multimodal, mmap, cache, options)
 
-    pairs = together(open_part, parts.prefixes)
+    pairs = map_concurrently(open_part, parts.prefixes)
     parts.check([pair.identities for pair in pairs])
     index = concatenate([pair.index for pair in pairs], parts)
     bin_reader = Joined(parts.uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
@@ -163,7 +173,7 @@ def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | 
 
 
 def _open_listed(
-    path_prefix: KnownPrefix, found: Listed, multimodal: bool, cache: bool | None, options: Options
+    path_prefix: KnownPrefix, found: ListedPair, multimodal: bool, cache: bool | None, options: Options
 ) -> Pair | None:
     """The pair that lists have shown; None if it was replaced since, or breaks a rule: then it is opened anew."""
     uri = get_idx_path(path_prefix)
@@ -181,7 +191,7 @@ def _open_listed(
         found.index = None
         return None
     found.index = data
-    return Pair(index, bin_reader, {"idx": found.identity, "bin": identity_of(bin_reader)})
+    return Pair(index, bin_reader, {"idx": found.identity, "bin": reader_identity(bin_reader)})
 
 
 def _open_once(
@@ -194,7 +204,7 @@ def _open_once(
     before: Any = None if local is None else _stat(local)
     idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache="disk")
     if local is None:
-        before = identity_of(idx_reader)
+        before = reader_identity(idx_reader)
     try:
         pair = _read_both(path_prefix, idx_reader, multimodal, mmap, cache, options)
     except (FormatError, StorageError):
@@ -224,12 +234,12 @@ def _read_both(
     else:
         index, bin_reader = read_index(), open_tokens()
     _check_bin_size(bin_reader.uri, bin_reader.size, index)
-    return Pair(index, bin_reader, {"idx": identity_of(idx_reader), "bin": identity_of(bin_reader)})
+    return Pair(index, bin_reader, {"idx": reader_identity(idx_reader), "bin": reader_identity(bin_reader)})
 
 
 def _read_index(idx_reader: RangeReader, checked: Checked) -> tuple[memoryview, bool]:
     """The bytes of an `.idx`, and whether this very object was checked in full before."""
-    data, identity = read_whole(idx_reader), identity_of(idx_reader)
+    data, identity = read_whole(idx_reader), reader_identity(idx_reader)
     return data, any(filesystem.same_object(each, identity) for each in checked())
 
 

@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format.bin_object import find_bin
+from binidx.format.bin_file import find_bin
 from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.format.index_stream import IndexStream
-from binidx.format.listed import Listed
-from binidx.storage import filesystem
-from binidx.storage.backends import layered, open_object, open_stored
-from binidx.storage.checksums import SUFFIX
-from binidx.storage.join_plan import Piece
-from binidx.storage.look_up import found_of
-from binidx.storage.publish import object_exists, object_identity
-from binidx.storage.ranges import RangeReader
-from binidx.storage.seek_table import SeekTable
-from binidx.storage.segments import CODECS, codec_of, read_table
+from binidx.format.prefix_listing import ListedPair
+from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.seek_table import SeekTable
+from binidx.storage.codecs.segments import CODECS, codec_of, read_table
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import layered, open_object, open_stored
+from binidx.storage.stores import filesystem
+from binidx.storage.stores.head import found_of
+from binidx.storage.writing.concatenate import SourcePiece
+from binidx.storage.writing.publish import object_exists, object_identity
 
 Options = Mapping[str, Any] | None
 
 
-class Source:
+class PairSource:
     """The pair of files under a prefix.
 
     Args:
@@ -52,7 +52,7 @@ class Source:
     num_parts, mixed = 0, False
 
     def __init__(
-        self, prefix: str, options: Options, *, distrust_sums: bool = False, listed: Listed | None = None
+        self, prefix: str, options: Options, *, distrust_sums: bool = False, listed: ListedPair | None = None
     ) -> None:
         self.prefix, self.options, self.places = prefix, options, {place_of(prefix)}
         self._told = told = listed
@@ -65,13 +65,13 @@ class Source:
         self.sums_uri = sums_uri if has_sums and not distrust_sums else None
         self.opened = self.identity(listed)
 
-    def identity(self, listed: Listed | None = None) -> dict[str, Any]:
+    def identity(self, listed: ListedPair | None = None) -> dict[str, Any]:
         """Identities of both files, in JSON values: those of `listed` if given, else asked from the store now."""
         if listed:
             return {
                 "uri": place_of(self.prefix),
-                "bin": filesystem.identity_of(listed.bin.info),
-                "idx": filesystem.identity_of(listed.idx.info),
+                "bin": filesystem.identity_from_info(listed.bin.info),
+                "idx": filesystem.identity_from_info(listed.idx.info),
             }
         return {
             "uri": place_of(self.prefix),
@@ -79,7 +79,7 @@ class Source:
             "idx": object_identity(get_idx_path(self.prefix), self.options),
         }
 
-    def check_unchanged(self, listed: Listed | None = None) -> None:
+    def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """ObjectChangedError unless both files are still those that were opened.
 
         Whoever replaces a dataset removes its `.idx` first. So if that is the same before and after, the tokens read in
@@ -107,7 +107,7 @@ class Source:
         return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.tables[0].plain_bytes
 
     @property
-    def pairs(self) -> list[Source]:
+    def pairs(self) -> list[PairSource]:
         """The pairs of files that it is made of."""
         return [self]
 
@@ -149,7 +149,7 @@ class Source:
         """Of a compressed one, where its frames lie."""
         return [read_table(self.open_stored())]
 
-    def pieces(self, plain_bytes: int) -> list[Piece]:
+    def pieces(self, plain_bytes: int) -> list[SourcePiece]:
         """The first so many bytes of its tokens, as they are stored; of a compressed one all, without its table.
 
         Raises:
@@ -157,14 +157,14 @@ class Source:
         """
         reader = self.open_stored()
         if self.codec == "raw":
-            return [Piece(reader, 0, plain_bytes)] if plain_bytes else []
+            return [SourcePiece(reader, 0, plain_bytes)] if plain_bytes else []
         (table,) = self.tables
         if table.plain_bytes != plain_bytes:
             raise FormatError(
                 f"{self.bin_uri}: holds bytes past its last token, needed none to be moved compressed; "
                 "binidx convert --plain first"
             )
-        return [Piece(reader, start, stop) for start, stop in _runs(table.stored_starts, table.stored_stops)]
+        return [SourcePiece(reader, start, stop) for start, stop in _runs(table.stored_starts, table.stored_stops)]
 
 
 def place_of(prefix: str) -> str:

@@ -35,23 +35,32 @@ import xxhash
 from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
 from binidx.json_models import Count, JsonFile
-from binidx.storage import filesystem
-from binidx.storage.look_up import says_no
-from binidx.storage.publish import join_uri
+from binidx.storage.open import read_document
+from binidx.storage.stores import filesystem
+from binidx.storage.stores.head import says_no
 from binidx.storage.threads import Threads
-from binidx.storage.transfer import read_document
+from binidx.storage.writing.publish import join_uri
 
 SUFFIX = ".parts.json"
+
+
 FORMAT, VERSION = "binidx-parts", 1
+
+
 PARTS_AT_ONCE = 64
 
+
 Identity = Mapping[str, Any]
+
+
 Given = TypeVar("Given")
+
+
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Part:
+class VirtualPart:
     """One dataset of a virtual one; `prefix` as it stands in the file."""
 
     prefix: str
@@ -70,7 +79,7 @@ class PartsFile:
     """The fields of the file besides its format and version."""
 
     dtype: str
-    parts: list[Part]
+    parts: list[VirtualPart]
 
     def __post_init__(self) -> None:
         DType.code_from_dtype(self.dtype)
@@ -86,12 +95,12 @@ PARTS_FILE = JsonFile(
 
 
 @dataclass(frozen=True)
-class Parts:
+class VirtualParts:
     """What the file under `uri` says, and the digest of its bytes."""
 
     uri: str
     dtype: str
-    parts: Sequence[Part]
+    parts: Sequence[VirtualPart]
     digest: str
 
     @property
@@ -115,13 +124,13 @@ def get_parts_path(path_prefix: str) -> str:
     return path_prefix + SUFFIX
 
 
-def format_parts(dtype: str, parts: Sequence[Part]) -> bytes:
+def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
     """The file."""
     whole = {**PARTS_FILE.tags, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
-def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> Parts | None:
+def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> VirtualParts | None:
     """What is listed under a prefix; None: there is no list.
 
     Raises:
@@ -138,14 +147,14 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
     return parse_parts(found, uri)
 
 
-def parse_parts(data: bytes, uri: str) -> Parts:
+def parse_parts(data: bytes, uri: str) -> VirtualParts:
     """What the file says.
 
     Raises:
         FormatError: it is no such file, or one of another version.
     """
     found = PARTS_FILE.decode(data, uri)
-    return Parts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
+    return VirtualParts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
 
 
 def place_of_part(uri: str, prefix: str) -> str:
@@ -160,7 +169,7 @@ def prefix_of_part(uri: str, prefix: str) -> str:
     return prefix.removeprefix(folder) if "/" in uri and prefix != folder else prefix
 
 
-def concatenate(indices: Sequence[SequenceIndex], parts: Parts) -> SequenceIndex:
+def concatenate(indices: Sequence[SequenceIndex], parts: VirtualParts) -> SequenceIndex:
     """One index over all: 12 bytes of memory a sequence and 8 a document, besides those of the parts.
 
     Raises:
@@ -188,7 +197,7 @@ def concatenate(indices: Sequence[SequenceIndex], parts: Parts) -> SequenceIndex
     return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
 
 
-def together(work: Callable[[Given], Item], given: Iterable[Given]) -> list[Item]:
+def map_concurrently(work: Callable[[Given], Item], given: Iterable[Given]) -> list[Item]:
     """`map`, many at once; the first one's error, after all have ended. Not for work that calls this itself."""
     pending = [_submit(partial(work, each)) for each in given]
     wait(pending)

@@ -1,4 +1,14 @@
-"""A virtual merge as objects that are read from end to end, as `source` has them of a pair of files.
+"""The `.idx` that a merge of datasets would write, as an object that is made while it is read.
+
+    header        of all                                       in memory
+    lengths       those of the parts, as they lie there
+    pointers      the same, each plus the bytes before its part
+    bounds        0, then those of the parts without their first, each plus the sequences before its part
+    modes         those of the parts
+
+Nothing of it is kept, and nothing is checked but what decides where a column begins: `index_stream` reads it.
+
+A virtual merge as objects that are read from end to end, as `source` has them of a pair of files.
 
                  pair                    virtual merge: `virtual`
     index        PREFIX.idx              of the parts, with their numbers shifted: `joined_idx`
@@ -14,23 +24,101 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
-from binidx.format.idx import get_idx_path
+from binidx.format.idx import HEADER, format_idx_header, get_idx_path
 from binidx.format.index_stream import IndexStream
-from binidx.format.joined_idx import join_idx
-from binidx.format.listed import Listed, list_pairs
-from binidx.format.source import Options, Source, place_of
-from binidx.format.virtual import Parts, read_parts, together
-from binidx.storage.join_plan import Piece, num_bytes
-from binidx.storage.joined import InMemory, Joined, Late
-from binidx.storage.publish import object_exists
-from binidx.storage.ranges import RangeReader
-from binidx.storage.seek_table import SeekTable, format_table
+from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.source import Options, PairSource, place_of
+from binidx.format.virtual import VirtualParts, map_concurrently, read_parts
+from binidx.storage.adapters import InMemory, Joined, Late
+from binidx.storage.codecs.seek_table import SeekTable, format_table
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.ranges import check_ranges
+from binidx.storage.writing.concatenate import SourcePiece, piece_bytes
+from binidx.storage.writing.publish import object_exists
+
+NUMBER_BYTES = 8
+
+
+class Shifted:
+    """`count` int64 of `reader` from byte `start` on, each with `plus` added."""
+
+    def __init__(self, reader: RangeReader, start: int, count: int, plus: int) -> None:
+        self.uri, self.size = reader.uri, count * NUMBER_BYTES
+        self._reader, self._start, self._plus = reader, start, plus
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        check_ranges(self.uri, self.size, ranges)
+        whole = [
+            (first // NUMBER_BYTES * NUMBER_BYTES, -(-stop // NUMBER_BYTES) * NUMBER_BYTES) for first, stop in ranges
+        ]
+        found = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
+        shifted = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in found]
+        return [
+            each[first - low : stop - low].data
+            for each, (first, stop), (low, _) in zip(shifted, ranges, whole, strict=True)
+        ]
+
+
+def join_idx(uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]) -> Joined:
+    """An object of the bytes of that `.idx`.
+
+    Args:
+        uri: what errors call it.
+        num_bytes: plain bytes of the tokens of each part.
+
+    Raises:
+        FormatError: some parts have modes, and others have none; one without sequences has whatever the others have.
+    """
+    columns = [*_columns(uri, parts, num_bytes)]
+    readers, starts, sizes = zip(*columns, strict=True)
+    return Joined(uri, readers, sizes, starts=starts)
+
+
+def is_multimodal(parts: Sequence[IndexStream]) -> bool:
+    """Whether the sequences of all of them have modes.
+
+    Raises:
+        FormatError: those of some have, and those of others have none.
+    """
+    some = [each for each in parts if each.num_sequences]
+    for each in some:
+        if each.multimodal != some[0].multimodal:
+            which, other = (each, some[0]) if some[0].multimodal else (some[0], each)
+            raise FormatError(f"{which.uri}: no modes, {other.uri} has them; needed all with or all without")
+    return bool(some) and some[0].multimodal
+
+
+def _columns(
+    uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]
+) -> Iterator[tuple[RangeReader, int, int]]:
+    """Reader, first byte, bytes: of each piece, from front to back."""
+    sequences, documents = [each.num_sequences for each in parts], [each.num_documents for each in parts]
+    header = format_idx_header(parts[0].dtype, sum(sequences), sum(documents) + 1)
+    yield InMemory(uri, header), 0, len(header)
+    for each in parts:
+        yield each.reader, HEADER.size, 4 * each.num_sequences
+    for each, before in zip(parts, _sums(num_bytes), strict=False):
+        pointers = Shifted(each.reader, HEADER.size + 4 * each.num_sequences, each.num_sequences, before)
+        yield pointers, 0, pointers.size
+    yield InMemory(uri, bytes(NUMBER_BYTES)), 0, NUMBER_BYTES
+    for each, before in zip(parts, _sums(sequences), strict=False):
+        second = HEADER.size + 12 * each.num_sequences + NUMBER_BYTES
+        bounds = Shifted(each.reader, second, each.num_documents, before)
+        yield bounds, 0, bounds.size
+    if is_multimodal(parts):
+        for each in parts:
+            yield each.reader, each.size - each.num_sequences, each.num_sequences
+
+
+def _sums(counts: Sequence[int]) -> list[int]:
+    found: list[int] = np.cumsum([0, *counts], dtype=np.int64).tolist()
+    return found
 
 
 class VirtualSource:
@@ -50,10 +138,10 @@ class VirtualSource:
 
     sums_uri = None
 
-    def __init__(self, prefix: str, parts: Parts, options: Options) -> None:
+    def __init__(self, prefix: str, parts: VirtualParts, options: Options) -> None:
         self.prefix, self.options, self.bin_uri, self._listed = prefix, options, parts.uri, parts
         found = list_pairs(parts.prefixes, options)
-        self.parts = together(lambda each: Source(each, options, listed=found.get(each)), parts.prefixes)
+        self.parts = map_concurrently(lambda each: PairSource(each, options, listed=found.get(each)), parts.prefixes)
         self.num_parts = len(self.parts)
         self.places = {place_of(prefix)}.union(*(each.places for each in self.parts))
         codecs = {each.codec for each in self.parts}
@@ -66,10 +154,10 @@ class VirtualSource:
         item_bytes = np.dtype(parts.dtype).itemsize
         self._num_bytes = [each.tokens * item_bytes for each in parts.parts]
 
-    def check_unchanged(self, listed: Listed | None = None) -> None:
+    def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """ObjectChangedError unless every part is still the one that was listed."""
         found = list_pairs(self._listed.prefixes, self.options)
-        self._listed.check(together(lambda each: each.identity(found.get(each.prefix)), self.parts))
+        self._listed.check(map_concurrently(lambda each: each.identity(found.get(each.prefix)), self.parts))
 
     @property
     def checked_by(self) -> str | None:
@@ -84,14 +172,14 @@ class VirtualSource:
 
     def plain_bytes(self) -> int:
         """Bytes of its tokens; FormatError where a part lacks some."""
-        found = together(lambda each: each.plain_bytes(), self.parts)
+        found = map_concurrently(lambda each: each.plain_bytes(), self.parts)
         for part, size, needed in zip(self.parts, found, self._num_bytes, strict=True):
             if size < needed:
                 raise FormatError(f"{part.bin_uri}: {size} bytes, {self.bin_uri} needs {needed}")
         return sum(self._num_bytes)
 
     @property
-    def pairs(self) -> list[Source]:
+    def pairs(self) -> list[PairSource]:
         """As of a `Source`."""
         return self.parts
 
@@ -112,7 +200,9 @@ class VirtualSource:
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
         """The `.idx` that a merge would write."""
-        opened = together(lambda each: IndexStream(each.open_idx(mmap=mmap), get_idx_path(each.prefix)), self.parts)
+        opened = map_concurrently(
+            lambda each: IndexStream(each.open_idx(mmap=mmap), get_idx_path(each.prefix)), self.parts
+        )
         for index, part in zip(opened, self._listed.parts, strict=True):
             found, needed = (index.dtype.__name__, index.num_sequences), (self._listed.dtype, part.sequences)
             if found != needed:
@@ -124,9 +214,9 @@ class VirtualSource:
         if self.codec == "raw":
             return self.open_plain()
         pieces = self.pieces(sum(self._num_bytes))
-        pieces.append(Piece(None, data=join_tables(self.tables)))
+        pieces.append(SourcePiece(None, data=join_tables(self.tables)))
         readers = [each.reader or InMemory(self.bin_uri, each.data) for each in pieces]
-        return Joined(self.bin_uri, readers, [*map(num_bytes, pieces)], starts=[each.start for each in pieces])
+        return Joined(self.bin_uri, readers, [*map(piece_bytes, pieces)], starts=[each.start for each in pieces])
 
     def open_plain(self) -> RangeReader:
         """Its tokens; a part is opened when it is read."""
@@ -140,9 +230,9 @@ class VirtualSource:
 
     @functools.cached_property
     def tables(self) -> list[SeekTable]:
-        return [table for each in together(lambda each: each.tables, self.parts) for table in each]
+        return [table for each in map_concurrently(lambda each: each.tables, self.parts) for table in each]
 
-    def pieces(self, plain_bytes: int) -> list[Piece]:
+    def pieces(self, plain_bytes: int) -> list[SourcePiece]:
         """As of a `Source`.
 
         Raises:
@@ -154,7 +244,7 @@ class VirtualSource:
         # A compressed one without tokens is asked, too: it may hold others, which its table would tell of.
         both = zip(self.parts, wanted, strict=True)
         some = [(part, count) for part, count in both if count or part.codec != "raw"]
-        found = together(lambda each: each[0].pieces(each[1]), some)
+        found = map_concurrently(lambda each: each[0].pieces(each[1]), some)
         return [piece for each in found for piece in each]
 
 
@@ -163,8 +253,8 @@ def open_source(
     options: Options = None,
     *,
     distrust_sums: bool = False,
-    listed: Listed | None = None,
-) -> Source | VirtualSource:
+    listed: ListedPair | None = None,
+) -> PairSource | VirtualSource:
     """The dataset under a prefix, whichever way it lies there.
 
     Raises:
@@ -173,7 +263,7 @@ def open_source(
     """
     name = os.fspath(prefix)
     try:
-        return Source(name, options, distrust_sums=distrust_sums, listed=listed)
+        return PairSource(name, options, distrust_sums=distrust_sums, listed=listed)
     except ObjectNotFoundError:
         parts = read_parts(name, options)
         if parts is None:

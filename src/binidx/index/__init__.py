@@ -1,1 +1,1 @@
-"""Orders and positions: pure functions of arrays and a seed, and their cache in the store."""
+"""Orders: document, sample, shuffle and blend indices as pure functions of arrays and a seed."""

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.index.building import Building
+from binidx.index.cache.building import Building
 from binidx.index.documents import Documents, fill
-from binidx.index.shuffle import shuffle_dtype
-from binidx.native import RandomState
-from binidx.native.best_fit import best_fit
+from binidx.index.gpt_indices import shuffle_dtype
+from binidx.native.mappings import best_fit
+from binidx.native.permutations import RandomState
 
 ARRAYS = ("pieces", "bounds", "shuffle_index")
 

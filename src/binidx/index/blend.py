@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx import native
 from binidx.errors import IndexBuildError
-from binidx.index.document import out_or_empty
+from binidx.index.document_sample import out_or_empty
+from binidx.native import arguments, blend_index
 
 MAX_DATASETS = 2**15 - 2
+
+
 """Megatron Core asks for fewer than 32767."""
+
 
 BlendIndex = tuple[NDArray[np.int16], NDArray[np.int64]]
 
@@ -41,7 +44,7 @@ def build_blend_index(
     if not (np.isfinite(shares) & (shares > 0)).all():
         raise IndexBuildError(f"blend: weights {shares.tolist()}, needs each above 0 and finite")
     index = _checked_index(out, size)
-    native.blend_weighted(shares, *index, num_threads=num_threads)
+    blend_index.blend_weighted(shares, *index, num_threads=num_threads)
     return index
 
 
@@ -68,15 +71,15 @@ def build_exhaustive_blend_index(
     if (counts < 0).any():
         raise IndexBuildError(f"blend: sizes {counts.tolist()}, needs each 0 or more")
     index = _checked_index(out, total)
-    native.blend_exhaustive(counts, *index, num_threads=num_threads)
+    blend_index.blend_exhaustive(counts, *index, num_threads=num_threads)
     return index
 
 
 def _check_datasets(datasets: NDArray[np.float64] | NDArray[np.int64], size: int) -> None:
     if datasets.ndim != 1 or not 1 <= len(datasets) <= MAX_DATASETS:
         raise IndexBuildError(f"blend: shape {datasets.shape} of datasets, needs 1 to {MAX_DATASETS}")
-    if not 0 <= size < native.MAX_COUNT:
-        raise IndexBuildError(f"blend: {size} samples, needs 0 to {native.MAX_COUNT}")
+    if not 0 <= size < arguments.MAX_COUNT:
+        raise IndexBuildError(f"blend: {size} samples, needs 0 to {arguments.MAX_COUNT}")
 
 
 def _checked_index(out: BlendIndex | None, size: int) -> BlendIndex:

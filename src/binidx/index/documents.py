@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from binidx.errors import IndexBuildError
 
 Documents = NDArray[np.int32] | range
+
+
 Result = TypeVar("Result")
+
 
 WINDOW = 2**18
 
@@ -56,7 +59,7 @@ def compact(documents: NDArray[Any]) -> Documents:
     return whole if same and whole[-1] == documents[-1] else documents
 
 
-def digest_of(documents: NDArray[Any] | range) -> str:
+def documents_digest(documents: NDArray[Any] | range) -> str:
     """XXH3 of their numbers as int32, in hex: the same for an array and its range."""
     digest = xxhash.xxh3_128()
     for first in windows(len(documents)):
@@ -84,10 +87,10 @@ def fill(out: NDArray[Any], documents: NDArray[Any] | range, threads: int = 1) -
         some = documents[first : first + WINDOW]
         out[first : first + WINDOW] = np.arange(some.start, some.stop, some.step) if isinstance(some, range) else some
 
-    in_threads(put, windows(len(documents)), threads)
+    map_windows(put, windows(len(documents)), threads)
 
 
-def in_threads(work: Callable[[int], Result], windows: range, threads: int) -> list[Result]:
+def map_windows(work: Callable[[int], Result], windows: range, threads: int) -> list[Result]:
     """`work` of each window, in their order, so many at a time. The first one's error is raised."""
     if min(threads, len(windows)) <= 1:
         return [work(first) for first in windows]

@@ -1,1 +1,1 @@
-"""Batches: which samples each rank reads at each step."""
+"""Batches: samplers, read-ahead, and the torch DataLoader with its state."""

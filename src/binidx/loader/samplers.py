@@ -6,19 +6,30 @@
     random       epochs of the T - T % (m * P) samples that fill whole steps, each epoch permuted by its own number
 
 Source: Megatron-LM, `data_samplers.py`; the permutation is torch's `randperm`, without torch.
+
+Validation on all samples of a dataset, each once, on any number of ranks.
+
+All micro-batches of a step at once, for a scheduler that spreads sequences of any length over ranks (hybrid CP).
+
+global batch of 8, m = 2, P = 2      0 1 | 2 3 | 4 5 | 6 7
+rank 0                               0 1         4 5            one list a step: what its micro-batches have together
+
+Datasets that draw random numbers per sample: the same numbers for the same sample and epoch, in any worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
 from functools import lru_cache
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.dataset.config import Split
+from binidx.dataset.torch_bridge import seed_generators, shared_zeros
 from binidx.errors import ConfigError
-from binidx.native import torch_randperm
+from binidx.native.permutations import torch_randperm
 
 DataloaderType = Literal["single", "cyclic"]
 
@@ -263,3 +274,119 @@ def build_sampler(
             dataset, len(dataset), consumed_samples, *topology, data_sharding, surplus_batches
         )
     raise ConfigError(f"dataloader_type: found {dataloader_type!r}, needs 'single' or 'cyclic'")
+
+
+class MegatronFullValidationSampler(MegatronPretrainingSampler):
+    """Every sample once, from the first on, one at a time: rank r takes r, r + P, ...
+
+    `len()` is the number of batches of this rank. A rank may have one less than another: a trainer that counts steps
+    takes the most of any rank, and lets the others begin again.
+
+    Source: Megatron-LM, `MegatronFullValidationSampler`.
+    """
+
+    def __init__(self, total_samples: int, data_parallel_rank: int, data_parallel_size: int) -> None:
+        super().__init__(total_samples, 0, 1, data_parallel_rank, data_parallel_size, drop_last=False)
+
+    def __len__(self) -> int:
+        return len(range(self.data_parallel_rank, self.total_samples, self.data_parallel_size))
+
+    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
+        return filter(None, super().draw(consumed_samples))
+
+    def batch(self, step: int) -> list[int]:
+        if not -len(self) <= step < len(self):
+            raise IndexError(f"step {step}: rank {self.data_parallel_rank} has {len(self)}")
+        return [self.data_parallel_rank + step % len(self) * self.data_parallel_size]
+
+
+def is_validated_in_full(dataset: Any) -> bool:
+    """Whether it is a valid split, or a blend of some, whose config has `full_validation`."""
+    split = getattr(dataset, "split", getattr(dataset, "index_split", None))
+    return split is Split.valid and bool(getattr(getattr(dataset, "config", None), "full_validation", False))
+
+
+class HybridCPMegatronPretrainingSampler(MegatronPretrainingSampler):
+    """The sequential sampler, a whole step at a time.
+
+    Args:
+        total_samples, consumed_samples, data_parallel_rank, data_parallel_size, drop_last: as there.
+        micro_batch_size: samples of a micro-batch; as an attribute, samples of this rank in a step.
+        global_batch_size: samples of a step over all ranks.
+
+    Give it to a `PretrainingLoader` with `collate_fn=list`, so that samples stay apart.
+
+    Raises:
+        ConfigError: a global batch that is not made of whole micro-batches (Megatron cuts it down in silence).
+
+    Source: Megatron-LM, `HybridCPMegatronPretrainingSampler`.
+    """
+
+    def __init__(
+        self,
+        total_samples: int,
+        consumed_samples: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        drop_last: bool = True,
+    ) -> None:
+        of_all_ranks = micro_batch_size * data_parallel_size
+        if min(of_all_ranks, global_batch_size) < 1 or global_batch_size % of_all_ranks:
+            raise ConfigError(f"global_batch_size: found {global_batch_size}, needs a multiple of {of_all_ranks}")
+        share = global_batch_size // data_parallel_size
+        super().__init__(
+            total_samples, consumed_samples, share, data_parallel_rank, data_parallel_size, drop_last=drop_last
+        )
+        self.global_batch_size, self._in_micro_batch = global_batch_size, micro_batch_size
+
+    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
+        for start in range(consumed_samples, self.total_samples, self.global_batch_size):
+            if start + self.global_batch_size <= self.total_samples or not self.drop_last:
+                yield self._share(start)
+
+    def batch(self, step: int) -> list[int]:
+        steps = self.total_samples // self.global_batch_size
+        if not -steps <= step < steps:
+            raise IndexError(f"step {step}: {self.total_samples} samples fill {steps} of {self.global_batch_size}")
+        return self._share(step % steps * self.global_batch_size)
+
+    def _share(self, start: int) -> list[int]:
+        """Of the step that begins with this sample, what there is of it."""
+        of_all_ranks = self._in_micro_batch * self.data_parallel_size
+        stop = min(start + self.global_batch_size, self.total_samples)
+        mine = range(start + self.data_parallel_rank * self._in_micro_batch, stop, of_all_ranks)
+        return [sample for first in mine for sample in range(first, min(first + self._in_micro_batch, stop))]
+
+
+class RandomSeedDataset:
+    """A map dataset that seeds torch, NumPy and random with seed + epoch + number before it reads a sample.
+
+    For augmentation in datasets of your own; ours draw from the sample's number alone. The "cyclic" sampler says which
+    epoch it is, through memory that workers share.
+
+    Args:
+        dataset: its `__getitem__` may draw from the global generators.
+        seed: of epoch 0, as `random_seed` of the config.
+
+    Source: Megatron-LM, `RandomSeedDataset`; there a persistent worker never hears of a new epoch, and draws that of
+    the first again.
+    """
+
+    RECORDED_NAME: ClassVar[str] = "RandomSeedDataset"
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.base_seed = dataset, seed
+        self._epoch = shared_zeros(1)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the sampler when an epoch begins."""
+        self._epoch[0] = epoch
+
+    def __getitem__(self, idx: int) -> Any:
+        seed_generators(self.base_seed + int(self._epoch[0]) + int(idx))
+        return self.dataset[idx]

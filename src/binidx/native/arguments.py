@@ -1,14 +1,18 @@
-"""From NumPy arrays and ints to what C takes: dtype, contiguity and bounds are checked before a pointer is."""
+"""From NumPy arrays and ints to what C takes: dtype, contiguity and bounds are checked before a pointer is.
+
+Which vector paths this machine can run: `native/cpu.c`.
+"""
 
 from __future__ import annotations
 
 import operator
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from binidx._native import ffi
+from binidx._native import ffi, lib
 
 # By dtype and not by its name: numpy takes 6 us to spell one.
 C_ITEMS = {
@@ -21,11 +25,17 @@ C_ITEMS = {
     np.dtype(np.uint64): "uint64_t[]",
     np.dtype(np.uint8): "uint8_t[]",
 }
+
+
 MAX_COUNT = 2**53
+
+
 """Counts stay below this: sums of two fit int64, and each is exact as a double."""
 
 
 TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
+
+
 """By the codes of an `.idx`."""
 
 
@@ -57,3 +67,42 @@ def count(name: str, value: int, least: int = 0) -> int:
     if not least <= value < MAX_COUNT:
         raise ValueError(f"{name}: {value}, needs {least} <= {name} < {MAX_COUNT}")
     return operator.index(value)
+
+
+class Level(IntEnum):
+    """A vector level of the C core; every level gives the same result."""
+
+    PORTABLE = lib.BINIDX_PORTABLE
+    AVX2 = lib.BINIDX_AVX2
+    AVX512 = lib.BINIDX_AVX512
+    NEON = lib.BINIDX_NEON
+
+
+LEVEL = Level(lib.binidx_cpu_level())
+
+
+"""The best of this machine."""
+
+
+LEVELS = {
+    Level.PORTABLE: (Level.PORTABLE,),
+    Level.AVX2: (Level.PORTABLE, Level.AVX2),
+    Level.AVX512: (Level.PORTABLE, Level.AVX2, Level.AVX512),
+    Level.NEON: (Level.PORTABLE, Level.NEON),
+}[LEVEL]
+
+
+"""All that this machine can run."""
+
+
+def runnable(level: int | None) -> int:
+    """`level` as C takes it, LEVEL for None.
+
+    Raises:
+        ValueError: this machine would die of its instructions.
+    """
+    if level is None:
+        return LEVEL
+    if level not in LEVELS:
+        raise ValueError(f"level: {level}, this machine runs {', '.join(f'{each} ({each.name})' for each in LEVELS)}")
+    return level

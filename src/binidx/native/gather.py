@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
-from binidx.native.arguments import check_token, items
-from binidx.native.cpu import runnable
+from binidx.native.arguments import check_token, items, runnable
 from binidx.native.locate import NUMBERS, Orders
 from binidx.native.pieces import Pieces
 
 GATHER, FLOATS, SHORT = ffi.typeof("binidx_gather *"), ffi.typeof("float *"), ffi.typeof("int32_t *")
+
+
 NOT_HERE = int(lib.BINIDX_NOT_HERE)
+
+
 PROBLEMS = {
     lib.BINIDX_BAD_TOKENS: "one is longer, beyond its extra token",
     lib.BINIDX_BAD_LENGTH: "a piece is not whole tokens",

@@ -13,8 +13,14 @@ from binidx.errors import IndexBuildError
 from binidx.native.arguments import check_token, items, pointer
 
 NUMBERS = ffi.typeof("int64_t[]")
+
+
 ASTRAY = "lead outside sample_index, document_index or the sequences"
+
+
 SHUFFLED = (np.dtype(np.uint32), np.dtype(np.int64))
+
+
 ROWS = (np.dtype(np.int32), np.dtype(np.int64))
 
 

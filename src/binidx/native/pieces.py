@@ -1,4 +1,7 @@
-"""Stored tokens in memory, as C takes them: a map as a whole, or pieces anywhere. `native/read_ahead.c`"""
+"""Stored tokens in memory, as C takes them: a map as a whole, or pieces anywhere. `native/read_ahead.c`
+
+Where ranges of a file that is mapped in blocks are in memory: `native/place.c`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from binidx._native import ffi, lib
 from binidx.native.arguments import items
 
 MAPPING = ffi.typeof("binidx_mapping *")
+
+
 ANYWHERE = (1 << 63) - 1
 
 
@@ -62,3 +67,63 @@ class Mapped:
 
 def _address(owner: Any) -> int:
     return int(ffi.cast("intptr_t", owner))
+
+
+BLOCKS = ffi.typeof("binidx_blocks *")
+
+
+class PlacedBlocks:
+    """The state of the blocks of one file; the arrays are the caller's, and may change between and during calls.
+
+    Args:
+        good: chunk -> not 0: its bytes are in memory, and right, shape (num_chunks,).
+        addresses: block -> where its first byte is, or 0, shape (num_blocks,).
+        used: block -> the tick of the last call that found something in it.
+        size, chunk_bytes, block_bytes: of the file, and of all its chunks and blocks but the last.
+
+    Raises:
+        ValueError: the arrays are too short for these sizes.
+    """
+
+    def __init__(
+        self,
+        good: NDArray[np.uint8],
+        addresses: NDArray[np.int64],
+        used: NDArray[np.int64],
+        size: int,
+        chunk_bytes: int,
+        block_bytes: int,
+    ) -> None:
+        needed = -(-size // block_bytes)
+        if (
+            min(chunk_bytes, block_bytes) < 1
+            or min(len(addresses), len(used)) < needed
+            or len(good) < -(-size // chunk_bytes)
+        ):
+            raise ValueError(f"{len(good)} chunks, {len(addresses)} and {len(used)} blocks for {size} bytes")
+        self._keep = [items(good, np.uint8), items(addresses, np.int64), items(used, np.int64, write=True)]
+        self._blocks = ffi.new(BLOCKS)  # borrows the arrays, which `_keep` holds
+        self._blocks.good, self._blocks.addresses, self._blocks.used = self._keep
+        self._blocks.size, self._blocks.chunk_bytes, self._blocks.block_bytes = size, chunk_bytes, block_bytes
+        self._template = ffi.new(MAPPING)
+        self._template.size, self._template.page_bytes, self._template.blocks = ANYWHERE, PAGESIZE, self._blocks
+
+    def taking(self, tick: int, *, ask_ahead: bool) -> Any:
+        """For one call of C, as `Mapped.taking`; the blocks must stay mapped until it is over."""
+        self._blocks.tick = tick
+        about = ffi.new(MAPPING, self._template[0])
+        about.ask_ahead = ask_ahead
+        return about
+
+    def place(self, ranges: NDArray[np.int64], tick: int) -> tuple[NDArray[np.int64], int] | None:
+        """Addresses of ranges, both of shape (n, 2), and how many chunks they are.
+
+        None unless each lies in one block that is mapped, and all of its chunks are good.
+        """
+        places = np.empty((len(ranges), 2), np.int64)
+        if ranges.shape != places.shape:
+            raise ValueError(f"ranges of shape {ranges.shape}, need (n, 2)")
+        self._blocks.tick = tick
+        wanted, found = items(ranges, np.int64, 2), items(places, np.int64, 2, write=True)
+        count = lib.binidx_place_ranges(self._blocks, wanted, len(ranges), found)
+        return None if count < 0 else (places, int(count))

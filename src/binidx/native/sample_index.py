@@ -1,4 +1,7 @@
-"""Where samples start: `native/sample_index.c`."""
+"""Where samples start: `native/sample_index.c`.
+
+The document index and the sample index of one shuffle: `native/document_sample.c`.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ from numpy.typing import NDArray
 from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
 from binidx.native.arguments import count, items, pointer
+from binidx.native.permutations import RandomState
 
 WINDOW = 2**18
+
+
 """Documents of one part of a sample index built by threads: their lengths, 1 MiB, stay in a core's cache."""
 
 
-class Samples:
+class SampleArrays:
     """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments.
 
     Errors name the documents as `subject`, counted from `first`.
@@ -100,7 +106,7 @@ def sample_index(
         IndexBuildError: a document number, a length, or the sum of the lengths is not what it must be.
     """
     check_rows(rows, len(rows) - 1)
-    samples = Samples(
+    samples = SampleArrays(
         sequence_lengths,
         document_index,
         sequence_length,
@@ -108,7 +114,7 @@ def sample_index(
         len(rows) - 1,
         add_extra_token=add_extra_token,
     )
-    fill_rows(samples, rows, threads)
+    fill_sample_rows(samples, rows, threads)
 
 
 def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
@@ -116,11 +122,11 @@ def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32],
 
     `first` is the number of documents[0] among all, for the errors.
     """
-    samples = Samples(sequence_lengths, documents, subject="documents", first=first)
+    samples = SampleArrays(sequence_lengths, documents, subject="documents", first=first)
     return _gather(samples, 0, len(documents), ffi.NULL)
 
 
-def fill_rows(samples: Samples, rows: NDArray[Any], threads: int = 1) -> None:
+def fill_sample_rows(samples: SampleArrays, rows: NDArray[Any], threads: int = 1) -> None:
     """All rows at once; there are as many as `samples` says."""
     check_rows(rows, samples.c.num_samples)
     if count("threads", threads, 1) > 1 and len(samples.documents) > WINDOW:
@@ -131,7 +137,7 @@ def fill_rows(samples: Samples, rows: NDArray[Any], threads: int = 1) -> None:
     samples.check(build(samples.c, items(rows, rows.dtype, 2, write=True), found), found[0])
 
 
-def _fill_in_parts(samples: Samples, rows: NDArray[Any], threads: int) -> None:
+def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> None:
     """Gather the lengths of each window, wait for the tokens before it, write its rows.
 
     Windows start in order, so the sum that one waits for is always being made: no deadlock, and the first error in
@@ -169,14 +175,75 @@ def _pass_on(after: Future[int], before: Future[int], gather: Callable[[], int])
     return tokens
 
 
-def _gather(samples: Samples, first: int, size: int, lengths: Any) -> int:
+def _gather(samples: SampleArrays, first: int, size: int, lengths: Any) -> int:
     found = ffi.new("int64_t *")
     return samples.check(lib.binidx_gather_lengths(samples.c, first, size, lengths, found), found[0])
 
 
-def put_end(samples: Samples, rows: NDArray[Any], tokens: int) -> None:
+def put_end(samples: SampleArrays, rows: NDArray[Any], tokens: int) -> None:
     """The row of a last sample cut short, after all others; `tokens` are those found in the documents."""
     check_rows(rows, samples.c.num_samples)
     put = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8
     if tokens != samples.c.num_tokens or put(samples.c, items(rows, rows.dtype, 2, write=True)) < 0:
         raise samples.wrong_tokens(tokens)
+
+
+MOST_RECORDS = 2**32
+
+
+"""Steps of a shuffle whose targets are drawn as 32 bits."""
+
+
+def fill_records(samples: SampleArrays, records: NDArray[np.int64]) -> int:
+    """Documents of `samples` and their lengths as records of 8 bytes, shape (num_documents,); returns their tokens.
+
+    Raises:
+        IndexBuildError: a document that is not there, or a length below 0.
+    """
+    if len(records) != len(samples.documents):
+        raise ValueError(f"{len(samples.documents)} documents, {len(records)} records")
+    found = ffi.new("int64_t *")
+    return samples.check(lib.binidx_fill_records(samples.c, _records(records), found), found[0])
+
+
+def shuffle_records(
+    samples: SampleArrays,
+    rng: RandomState,
+    records: NDArray[np.int64],
+    first: int,
+    token: int,
+    num_tokens: int,
+    rows: NDArray[Any],
+) -> None:
+    """Shuffle records, put their documents into the index of `samples` from `first` on, and the rows that they decide.
+
+    Args:
+        samples: its document_index is written to; all other documents and rows stay.
+        rng: draws one shuffle, that of `rng.shuffle(records)`.
+        records: shape (count,), at most MOST_RECORDS; spent by the call.
+        first: position of the first in the document index.
+        token: tokens of all documents before it.
+        num_tokens: tokens of the records.
+        rows: int32 or int64, shape (num_samples + 1, 2).
+    """
+    check_rows(rows, samples.c.num_samples)
+    documents = samples.documents[count("first", first) :][: len(records)]
+    if len(documents) != len(records) or len(records) > MOST_RECORDS:
+        raise ValueError(f"{len(documents)} documents from {first} on, {len(records)} records")
+    shuffle = lib.binidx_shuffle_records_4 if rows.itemsize == 4 else lib.binidx_shuffle_records_8
+    shuffle(
+        samples.c,
+        rng._rng,
+        _records(records),
+        first,
+        len(records),
+        count("token", token),
+        count("num_tokens", num_tokens),
+        items(documents, np.int32, write=True),
+        items(rows, rows.dtype, 2, write=True),
+    )
+
+
+def _records(records: NDArray[np.int64]) -> Any:
+    items(records, np.int64)  # refuses what is not aligned and contiguous
+    return ffi.from_buffer("binidx_record[]", records, require_writable=True)

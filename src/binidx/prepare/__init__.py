@@ -1,1 +1,1 @@
-"""Finished datasets: merged, cut, verified and compared, in a memory that does not grow with them."""
+"""From text to tokens."""

@@ -1,1 +1,1 @@
-"""Bytes of objects: ranges go down, views come up."""
+"""Bytes: byte ranges of objects, in any store."""

@@ -9,30 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 from binidx.errors import ShortReadError
+from binidx.storage.interfaces import Bytes, Range
 
-Range = tuple[int, int]
 """(start, stop) in bytes, half open."""
-
-Bytes = bytes | bytearray | memoryview
-
-
-@runtime_checkable
-class RangeReader(Protocol):
-    """The bytes of one object.
-
-    `read` returns one view per range, in order and of exactly `stop - start` bytes, or raises: never a short answer,
-    `None`, or an exception as a value. A range outside [0, size) is a `ShortReadError`; an empty range inside it is an
-    empty view. Readers may be used from several threads, notice a fork, and pickle as their constructor arguments.
-    `binidx.testing.check_range_reader` is the contract.
-    """
-
-    uri: str
-    size: int
-
-    def read(self, ranges: Sequence[Range]) -> list[memoryview]: ...
 
 
 def check_ranges(uri: str, size: int, ranges: Sequence[Range]) -> None:

@@ -7,8 +7,8 @@ import json
 import sys
 import time
 
-from binidx.loader.run import Run
-from binidx.order.run_order import RunOrder
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_file import Run
 
 
 def seconds_of(order: RunOrder, step: int, rank: int | None) -> float:

@@ -10,8 +10,8 @@ from binidx.compat.megatron.utils import Split as Split
 from binidx.compat.megatron.utils import log_single_rank as log_single_rank
 from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import config
-from binidx.dataset.split import convert_split_vector_to_split_matrix as convert_split_vector_to_split_matrix
-from binidx.dataset.split import parse_and_normalize_split as parse_and_normalize_split
+from binidx.dataset.config import convert_split_vector_to_split_matrix as convert_split_vector_to_split_matrix
+from binidx.dataset.config import parse_and_normalize_split as parse_and_normalize_split
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from binidx.dataset.split import Split as Split
-from binidx.loader import samplers, seeded
-from binidx.loader import torch as loaders
-from binidx.loader.full_validation import MegatronFullValidationSampler as MegatronFullValidationSampler
-from binidx.loader.hybrid import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
+from binidx.dataset.config import Split as Split
+from binidx.loader import samplers
+from binidx.loader import torch_loader as loaders
+from binidx.loader.samplers import HybridCPMegatronPretrainingSampler as HybridCPMegatronPretrainingSampler
+from binidx.loader.samplers import MegatronFullValidationSampler as MegatronFullValidationSampler
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class MegatronPretrainingRandomSampler(samplers.MegatronPretrainingRandomSampler
         return self.total_samples % self.micro_batch_times_data_parallel_size
 
 
-class RandomSeedDataset(seeded.RandomSeedDataset, Dataset[Any]):
+class RandomSeedDataset(samplers.RandomSeedDataset, Dataset[Any]):
     """Ours as a torch Dataset."""
 
 

@@ -21,17 +21,17 @@ from binidx.compat.megatron.object_storage_utils import ObjectStorageConfig as O
 from binidx.compat.megatron.object_storage_utils import is_object_storage_path as is_object_storage_path
 from binidx.compat.megatron.utils import Split
 from binidx.dataset import config as configs
-from binidx.dataset import gpt, mock
+from binidx.dataset import gpt
 from binidx.dataset.gpt import check_counts
-from binidx.dataset.masks import build_attention_mask
+from binidx.dataset.gpt_batch import build_attention_mask
+from binidx.dataset.kinds import mock
+from binidx.dataset.kinds.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
 from binidx.dataset.megatron_dataset import Request, required
-from binidx.dataset.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
 from binidx.dataset.torch_bridge import Sample
-from binidx.index.building import Arrays, Building
-from binidx.index.document import build_document_index
-from binidx.index.gpt import ARRAYS
-from binidx.index.shuffle import build_shuffle_index
-from binidx.storage.index_dir import directory_of_index
+from binidx.index.cache.building import Arrays, Building
+from binidx.index.document_sample import build_document_index
+from binidx.index.gpt_indices import ARRAYS, build_shuffle_index
+from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.settings import ReadSettings
 
 logger = logging.getLogger(__name__)

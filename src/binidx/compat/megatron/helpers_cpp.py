@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
-from binidx.index.mapping import build_blocks_mapping as build_blocks_mapping
-from binidx.index.mapping import build_mapping as build_mapping
-from binidx.index.sample import build_sample_index
+from binidx.index.document_sample import build_sample_index
+from binidx.index.masked_samples import build_blocks_mapping as build_blocks_mapping
+from binidx.index.masked_samples import build_mapping as build_mapping
 
 
 def build_sample_idx_int32(

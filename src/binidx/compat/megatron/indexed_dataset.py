@@ -19,15 +19,14 @@ from binidx.compat.megatron.object_storage_utils import get_index_cache_path as 
 from binidx.compat.megatron.object_storage_utils import get_object_storage_access as get_object_storage_access
 from binidx.compat.megatron.object_storage_utils import is_object_storage_path as is_object_storage_path
 from binidx.compat.megatron.object_storage_utils import parse_s3_path as parse_s3_path
-from binidx.format import builder, indexed_dataset
-from binidx.format.idx import MAGIC, SequenceIndex, parse_index, stored
+from binidx.format import indexed_dataset, indexed_dataset_builder
+from binidx.format.idx import MAGIC, SequenceIndex, little_endian, parse_index
 from binidx.format.idx import DType as DType
 from binidx.format.idx import get_bin_path as get_bin_path
 from binidx.format.idx import get_idx_path as get_idx_path
-from binidx.format.index_columns import IndexColumns
-from binidx.storage.backends import open_object
-from binidx.storage.publish import create_object
-from binidx.storage.transfer import read_whole
+from binidx.format.index_writer import IndexColumns
+from binidx.storage.open import open_object, read_whole
+from binidx.storage.writing.publish import create_object
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ def _with_documents(index: SequenceIndex, document_indices: NDArray[np.int64]) -
     return SequenceIndex(**{**found, "document_indices": np.ascontiguousarray(document_indices, np.int64)})
 
 
-class IndexedDatasetBuilder(builder.IndexedDatasetBuilder):
+class IndexedDatasetBuilder(indexed_dataset_builder.IndexedDatasetBuilder):
     """Ours."""
 
 
@@ -162,7 +161,7 @@ class _BinReader:
         self._reader = open_object(bin_path, mmap=self.mmap)
 
     def read(self, dtype: DTypeLike, count: int, offset: int) -> NDArray[Any]:
-        start, kind = int(offset), stored(dtype)
+        start, kind = int(offset), little_endian(dtype)
         [view] = self._reader.read([(start, start + int(count) * kind.itemsize)])
         return np.frombuffer(view, kind)
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.format.idx import SequenceIndex, stored
+from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.ranges import Range, check_ranges
+from binidx.storage.interfaces import Range
+from binidx.storage.ranges import check_ranges
 
 TOKEN_BYTES = 8
 
@@ -39,7 +40,7 @@ class LowLevel(IndexedDataset):
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         self.index = SequenceIndex(np.int64, lengths, TOKEN_BYTES * bounds[:-1], documents, None, int(bounds[-1]))
         self.bin_reader = Got(own, bounds)
-        self._stored = stored(np.int64)
+        self._stored = little_endian(np.int64)
 
     def __getattr__(self, name: str) -> Any:
         if name == "own":  # asked while it is unpickled
@@ -85,4 +86,4 @@ class Got:
             first, end = self.bounds.item(sequence), min(stop, self.bounds.item(sequence + 1))
             pieces.append(np.asarray(self.own.get(sequence, offset=start - first, length=end - start)))
             start = end
-        return np.concatenate(pieces, dtype=stored(np.int64), casting="unsafe").view(np.uint8).data
+        return np.concatenate(pieces, dtype=little_endian(np.int64), casting="unsafe").view(np.uint8).data

@@ -12,21 +12,21 @@ from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatr
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.compat.megatron.utils import Split
-from binidx.dataset import masked
+from binidx.dataset.kinds import masked_sentences
 from binidx.dataset.megatron_dataset import required
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, masked.MaskedWordPieceDatasetConfig):
+class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, masked_sentences.MaskedWordPieceDatasetConfig):
     """Ours."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
 
 
-class MaskedWordPieceDataset(masked.MaskedWordPieceDataset, MegatronDataset):
+class MaskedWordPieceDataset(masked_sentences.MaskedWordPieceDataset, MegatronDataset):
     """Ours, of low-level datasets of the class that scripts know."""
 
     def __init__(
@@ -36,13 +36,13 @@ class MaskedWordPieceDataset(masked.MaskedWordPieceDataset, MegatronDataset):
         indexed_indices: NDArray[np.int32],
         num_samples: int | None,
         index_split: Split,
-        config: masked.MaskedWordPieceDatasetConfig,
+        config: masked_sentences.MaskedWordPieceDatasetConfig,
     ) -> None:
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
 
     @staticmethod
     def build_low_level_dataset(
-        dataset_path: str | None, config: masked.MaskedWordPieceDatasetConfig
+        dataset_path: str | None, config: masked_sentences.MaskedWordPieceDatasetConfig
     ) -> IndexedDataset:
         prefix = required(dataset_path)
         return IndexedDataset(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from binidx.errors import ConfigError
-from binidx.format.bin_object import prefix_of
+from binidx.format.bin_file import prefix_of
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.backends import open_object
-from binidx.storage.publish import create_object
-from binidx.storage.transfer import stream
+from binidx.storage.open import open_object, stream
+from binidx.storage.writing.publish import create_object
 
 S3_PREFIX = "s3://"
 MSC_PREFIX = "msc://"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
-from binidx.dataset import sft
-from binidx.dataset.packing import IGNORE
-from binidx.dataset.sft import SFTLowLevelDataset as SFTLowLevelDataset
+from binidx.dataset.kinds import sft
+from binidx.dataset.kinds.chat import IGNORE
+from binidx.dataset.kinds.sft import SFTLowLevelDataset as SFTLowLevelDataset
 
 IGNORE_INDEX = IGNORE
 

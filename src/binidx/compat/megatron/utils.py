@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from binidx.dataset.data_args import get_blend_from_list as get_blend_from_list
-from binidx.dataset.split import Split as Split
-from binidx.dataset.split import normalize as normalize
+from binidx.dataset.config import Split as Split
+from binidx.dataset.config import get_blend_from_list as get_blend_from_list
+from binidx.dataset.config import normalize as normalize
 
 logger = logging.getLogger(__name__)
 

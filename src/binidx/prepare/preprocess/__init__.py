@@ -1,1 +1,1 @@
-"""Text -> `.bin`/`.idx` in parts that know nothing of each other, on one machine or many."""
+"""The preprocess job: parts of text to datasets; and its estimate."""

@@ -13,19 +13,27 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, redacted
 from binidx.format.idx import DType
-from binidx.redacted import redacted
-from binidx.storage.segments import CODECS
-from binidx.text.filters import Filters
-from binidx.tokenize.spec import TokenizerSpec
+from binidx.prepare.text.batch import Filters
+from binidx.prepare.tokenizers.spec import TokenizerSpec
+from binidx.storage.codecs.segments import CODECS
 
 ALGORITHM = 1
+
+
 """Counts up when the same job gives other bytes than before: parts of the old one are then not taken for its own."""
 
+
 ON_ERROR = ("raise", "skip", "quarantine")
+
+
 EMPTY = ("zero-seq", "eod", "drop")
+
+
 OPTIONS = ("source_options", "target_options")
+
+
 """Never written down: they may hold secrets."""
 
 
@@ -143,6 +151,6 @@ class Job:
         }
 
 
-def digest_of(value: Any) -> str:
+def json_digest(value: Any) -> str:
     """128 bits of a JSON value, hex."""
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())

@@ -1,4 +1,12 @@
-"""A part on its way: its datasets, their lineage, its quarantine; and last its record, without which it is nothing.
+"""Rows that are no documents, written down: a JSON object a line.
+
+    {"file": URI, "line": number from 1, or null, "byte": where it begins, "reason": kind, "detail": ..., "raw": ...}
+
+`raw` is the line as text; bytes that are not UTF-8 stand in it as lone surrogates \udc80 to \udcff, as Python's
+`surrogateescape` does: `raw.encode("utf-8", "surrogateescape")` gives the bytes back. Of a row with a special token it
+is the texts, of one of parquet and of a line that is too long nothing.
+
+A part on its way: its datasets, their lineage, its quarantine; and last its record, without which it is nothing.
 
 Each object appears whole, under its final name. Who makes the same part again makes the same bytes, so two workers that
 do so at once do no harm.
@@ -7,28 +15,116 @@ do so at once do no harm.
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from binidx.format.bin_writer import BinWriter
-from binidx.format.index_columns import IndexColumns
-from binidx.prepare.preprocess.places import LINEAGE, Places
-from binidx.prepare.preprocess.plan import Part
-from binidx.prepare.preprocess.quarantine import QuarantineWriter
-from binidx.prepare.preprocess.record import Tokens
-from binidx.storage.filesystem import protocols
-from binidx.storage.publish import create_object
-from binidx.storage.ranges import Bytes
-from binidx.text.batch import Batch, Problem
-from binidx.tokenize.stored import Stored
+from binidx.errors import redacted
+from binidx.format.bin_file import BinWriter
+from binidx.format.index_writer import IndexColumns
+from binidx.format.sidecars.dataset_manifest import LINEAGE
+from binidx.prepare.preprocess.job_plan import Part, Places
+from binidx.prepare.preprocess.record import TokenCounts
+from binidx.prepare.text.batch import Batch, Problem
+from binidx.prepare.text.jsonl import whole_lines
+from binidx.prepare.tokenizers.engine import Stored
+from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.open import open_object
+from binidx.storage.ranges import cut
+from binidx.storage.stores.filesystem import protocols
+from binidx.storage.writing.publish import create_object
 
 if TYPE_CHECKING:
-    from binidx.prepare.preprocess.lineage import LineageWriter
+    from binidx.format.sidecars.lineage import LineageWriter
+
+
+QUARANTINE_BLOCK_BYTES = 1 << 20
+
+
+"""Held before they are written; read at once."""
+
+
+class QuarantineWriter:
+    """Writes the quarantine of a part as its rows come: unseen until `publish`, and no object where there are none.
+
+    Attributes:
+        num_rows: that were written down.
+    """
+
+    def __init__(self, uri: str, options: Any) -> None:
+        self._uri, self._options, self._open = uri, options, contextlib.ExitStack()
+        self._out: Writer | None = None
+        self._held = bytearray()
+        self.num_rows = 0
+
+    def add(self, problem: Problem, slice_number: int) -> None:
+        """Write a row down."""
+        self._held += format_problem(problem, slice_number)
+        self.num_rows += 1
+        if len(self._held) >= QUARANTINE_BLOCK_BYTES:
+            self._flush()
+
+    def publish(self) -> None:
+        """Make it visible."""
+        if self.num_rows:
+            self._flush()
+        self._open.close()
+
+    def abandon(self) -> None:
+        """Leave nothing of it; after `publish` it does nothing."""
+        with contextlib.suppress(_Abandoned), self._open:
+            raise _Abandoned
+
+    def _flush(self) -> None:
+        if self._out is None:
+            self._out = self._open.enter_context(create_object(self._uri, self._options))
+        self._out.write(bytes(self._held))
+        self._held.clear()
+
+
+class _Abandoned(Exception):
+    """Thrown into an unfinished write so that it leaves nothing."""
+
+
+def format_problem(problem: Problem, slice_number: int) -> bytes:
+    """A line of a part's quarantine: its line is counted from the first of that slice."""
+    told = {
+        "file": redacted(problem.uri),
+        "line": problem.row + 1,
+        "byte": problem.byte,
+        "reason": problem.kind,
+        "detail": problem.detail,
+        "raw": problem.line.decode("utf-8", "surrogateescape"),
+        "slice": slice_number,
+    }
+    return json.dumps(told).encode() + b"\n"
+
+
+def merge_quarantine(parts: Iterable[tuple[str, Sequence[int]]], target: str, options: Any) -> None:
+    """Write the rows of all parts as one file; lines are counted in their files.
+
+    Args:
+        parts: URI of each, and the rows before the first of each of its slices.
+    """
+    with create_object(target, options) as out:
+        for uri, bases in parts:
+            for told in _lines(uri, options):
+                base = bases[told.pop("slice")]
+                out.write(json.dumps({**told, "line": told["line"] + base}).encode() + b"\n")
+
+
+def _lines(uri: str, options: Any) -> Iterator[dict[str, Any]]:
+    reader = open_object(uri, storage_options=options, cache=False)
+    pieces = ((each[0], reader.read([each])[0]) for each in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
+    for lines in whole_lines(pieces, QUARANTINE_BLOCK_BYTES, sys.maxsize):
+        yield from map(json.loads, bytes(lines.data).splitlines())
+
 
 Options = Mapping[str, Any] | None
 
@@ -61,9 +157,9 @@ class DatasetWriter:
         """What makes all of it visible: in any order, for without its record a part is nothing."""
         return [self._publish_bin, self._publish_idx, *([self._lineage.publish] if self._lineage is not None else [])]
 
-    def told(self) -> Tokens:
+    def told(self) -> TokenCounts:
         """What there is of it."""
-        return Tokens(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
+        return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
 
     def _publish_bin(self) -> None:
         self._behind.wait()
@@ -154,7 +250,7 @@ class PartWriter:
         """Write a row down."""
         self._problems.add(problem, slice_number)
 
-    def publish(self) -> dict[str, Tokens]:
+    def publish(self) -> dict[str, TokenCounts]:
         """Make all of it visible; what there is of each key."""
         steps = [step for dataset in self._datasets.values() for step in dataset.publishing()]
         steps.append(self._problems.publish)
@@ -165,6 +261,6 @@ class PartWriter:
 
 def open_lineage(uri: str, places: Places) -> LineageWriter:
     """Imported when it is wanted: pyarrow takes a moment, and may not be there."""
-    from binidx.prepare.preprocess.lineage import LineageWriter
+    from binidx.format.sidecars.lineage import LineageWriter
 
     return LineageWriter(uri, places.job.target_options)

@@ -1,4 +1,7 @@
-"""How far a job is, for a person who watches it. All of it is told by records of parts that are done."""
+"""What each machine did of a job, told by records: a worker that died takes nothing of it along.
+
+How far a job is, for a person who watches it. All of it is told by records of parts that are done.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,56 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from binidx.prepare.preprocess.machines import sizes_of
-from binidx.prepare.preprocess.plan import Part
+from binidx.format.sidecars.dataset_manifest import Machine
+from binidx.prepare.preprocess.job_plan import Part
 from binidx.prepare.preprocess.record import Record
-from binidx.storage.resumable import Silent, Watch
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
+
+LAST = 100
+
+
+"""Parts whose pace is that of now: several rounds of the workers of a machine."""
+
+
+def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict[str, Machine]:
+    """Name -> what it has done, by name; "" for records of before they had one."""
+    sizes = sizes_of(parts)
+    hosts = sorted({each.host for each in records.values()})
+    return {host: _machine(sizes, [each for each in records.values() if each.host == host]) for host in hosts}
+
+
+def sizes_of(parts: Iterable[Part]) -> dict[str, int]:
+    """Name of each part -> stored bytes of its text."""
+    return {part.name: part.num_bytes for part in parts}
+
+
+def pace(sizes: Mapping[str, int], records: Iterable[Record]) -> float | None:
+    """Stored bytes a second of the last parts, of all machines; None: nothing is known of it."""
+    timed = sorted((each for each in records if each.ended), key=lambda each: each.ended)
+    last, since = timed[-LAST:], timed[-LAST - 1].ended if len(timed) > LAST else 0.0
+    busy = busy_seconds((max(each.ended - each.seconds, since), each.ended) for each in last)
+    return sum(sizes[each.name] for each in last) / busy if busy else None
+
+
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Of the time that any of the spans covers: nights between two runs do not count."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def _machine(sizes: Mapping[str, int], records: Collection[Record]) -> Machine:
+    timed = [each for each in records if each.ended]
+    busy = busy_seconds((each.ended - each.seconds, each.ended) for each in timed)
+    return Machine(
+        parts=len(records),
+        documents=sum(each.counts.num_documents for each in records),
+        tokens=sum(each.num_tokens for each in records),
+        stored_bytes=sum(sizes[each.name] for each in records),
+        bytes_per_second=sum(sizes[each.name] for each in timed) / busy if busy else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -51,14 +100,14 @@ class Progress:
         return (self.total_bytes - self.done_bytes) / self.bytes_per_second
 
 
-class Watcher(Watch, Protocol):
+class Watcher(ProgressWatcher, Protocol):
     """Who looks on."""
 
     def show(self, progress: Progress) -> None:
         """A part more is done, or none yet."""
 
 
-class Unwatched(Silent):
+class Unwatched(SilentWatcher):
     """Nobody does."""
 
     def show(self, progress: Progress) -> None:

@@ -11,17 +11,20 @@ record is there once, whole, after all that it tells of.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
-from binidx.errors import FormatError
+from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.json_models import JsonFile
-from binidx.text.batch import KINDS
-from binidx.text.extent import Extent
+from binidx.prepare.text.batch import KINDS
+from binidx.prepare.text.slices import Extent
 
 VERSION = 2
+
+
 SPECIAL = "special token"
+
+
 """A problem besides those that `text` has."""
 
 
@@ -30,45 +33,8 @@ def problems_of(dropped: Mapping[str, int]) -> int:
     return sum(count for reason, count in dropped.items() if reason in KINDS or reason == SPECIAL)
 
 
-@dataclass
-class Counts:
-    """Rows of a slice, a source or a job, and where they are now.
-
-    Attributes:
-        num_rows: read, blank lines too.
-        num_documents: stored.
-        num_empty: those of them whose text has no token in any key: `Job.empty` says what they are.
-        dropped: reason -> rows: problems by their kind, filters, blank lines.
-        text_bytes: of the texts that were tokenised, in UTF-8: also of those dropped for their tokens.
-        stored_bytes: read, as they lie in the store.
-    """
-
-    num_rows: int = 0
-    num_documents: int = 0
-    num_empty: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    text_bytes: int = 0
-    stored_bytes: int = 0
-
-    def drop(self, reasons: Mapping[str, int]) -> None:
-        """So many rows more, by reason."""
-        self.dropped = _sum(self.dropped, reasons)
-
-    def __add__(self, other: Counts) -> Counts:
-        numbers = {name: getattr(self, name) + getattr(other, name) for name in asdict(self) if name != "dropped"}
-        return Counts(**numbers, dropped=_sum(self.dropped, other.dropped))
-
-    def check(self, subject: str) -> None:
-        """FormatError unless every row is a document or was dropped for a reason."""
-        told = self.num_documents + sum(self.dropped.values())
-        if told != self.num_rows:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
-            found = f"{self.num_documents} documents; dropped: {reasons}"
-            raise FormatError(f"{subject}: {self.num_rows} rows read, needed {told}: {found}")
-
-
 @dataclass(frozen=True)
-class Tokens:
+class TokenCounts:
     """What a part has of one key.
 
     Attributes:
@@ -101,9 +67,9 @@ class Record:
     name: str
     engine: str
     compared: int
-    slices: list[Counts]
+    slices: list[RowCounts]
     extents: list[Extent]
-    datasets: dict[str, Tokens]
+    datasets: dict[str, TokenCounts]
     quarantined: int
     seconds: float
     cpu_seconds: float
@@ -116,9 +82,9 @@ class Record:
         return on_error == self.on_error or not problems_of(self.counts.dropped)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> RowCounts:
         """Of the whole part."""
-        return sum(self.slices, Counts())
+        return sum(self.slices, RowCounts())
 
     @property
     def num_tokens(self) -> int:
@@ -141,7 +107,3 @@ class Record:
 RECORD_FILE = JsonFile(
     Record, {"binidx_part": VERSION}, hint="finish with the binidx that began, or delete it and run again"
 )
-
-
-def _sum(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    return {reason: count for reason, count in (Counter(left) + Counter(right)).items() if count}

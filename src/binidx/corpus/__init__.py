@@ -1,0 +1,1 @@
+"""Whole datasets in, whole datasets out: convert, merge, cut, shuffle, verify, diff."""

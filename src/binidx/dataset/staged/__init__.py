@@ -1,0 +1,1 @@
+"""Datasets whose blend or sequence length changes during a run."""

@@ -1,0 +1,205 @@
+"""Arrays in stored objects, read by ranges of rows; each call reads its ranges once, all at the same time.
+
+    array[[7, 8, 4711]]    ranges of rows 7-8 and 4711         array[5:9]    one range
+
+They have as much of the interface of a NumPy array as the readers of indices use: `len`, `dtype`, `shape`, `item`,
+`searchsorted` and indexing by rows. A row of a large remote array costs a request, so callers ask for many rows at a
+time.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from binidx.errors import FormatError
+from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_counts
+from binidx.format.pair import reader_identity
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.open import open_object
+from binidx.storage.settings import OURS
+from binidx.storage.stores.head import Found
+
+Numbers = NDArray[np.int64]
+
+
+BLOCK_BYTES = 4096
+
+
+"""Bytes that a search reads in one place: a request brings as many at the price of one element."""
+
+
+def open_in_ranges(
+    uri: str, storage_options: Mapping[str, Any] | None = None, *, found: Found | None = None
+) -> RangeReader:
+    """Open an index file to read a small part of it. Blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
+    options = dict(storage_options or {})
+    options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
+    return open_object(uri, storage_options=options, cache="disk", found=found)
+
+
+def beneath_copy(reader: RangeReader) -> RangeReader:
+    """Return the reader that sends requests to the store, which check the object's version; the cache does not."""
+    return reader.reader if isinstance(reader, DiskCache) else reader
+
+
+class RangedArray:
+    """Array of a stored object, read by rows. The rows that are read are copies.
+
+    Args:
+        reader: of the object.
+        offset: bytes before the array.
+        dtype, shape: of the array, which is stored row by row.
+
+    Raises:
+        FormatError: the object is too small for it.
+    """
+
+    column: int | None = None
+
+    def __init__(self, reader: RangeReader, offset: int, dtype: DTypeLike, shape: tuple[int, ...]) -> None:
+        self.reader, self.offset = reader, offset
+        self.dtype, self.shape = np.dtype(dtype), shape
+        self.row_bytes = prod(shape[1:]) * self.dtype.itemsize
+        if reader.size < offset + len(self) * self.row_bytes:
+            needed = offset + len(self) * self.row_bytes
+            raise FormatError(f"{reader.uri}: {reader.size} bytes, {self.dtype} of shape {shape} needs {needed}")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, wanted: Any) -> Any:
+        """Rows by a number, numbers in any order or a slice of neighbours; `[rows, 1]` is one column of these rows.
+
+        `[:, 1]` is a column that is not read yet.
+
+        Raises:
+            IndexError: there is no such row; numbers below 0 do not count from the end.
+        """
+        if isinstance(wanted, tuple):
+            rows, column = wanted
+            return self._column(column) if isinstance(rows, slice) and rows == slice(None) else self[rows][..., column]
+        if isinstance(wanted, slice):
+            start, stop, step = wanted.indices(len(self))
+            if step != 1:
+                raise IndexError(f"{self.reader.uri}: slice with step {step}, needs neighbours")
+            return self.runs(np.array([start]), np.array([max(start, stop)]))
+        numbers = np.asarray(wanted, np.int64)
+        rows, place = np.unique(numbers, return_inverse=True)
+        ends = np.flatnonzero(np.diff(rows, append=rows[-1:] + 2) != 1)
+        starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
+        return self.runs(rows[starts], rows[ends] + 1)[place.reshape(numbers.shape)]
+
+    def item(self, row: int) -> Any:
+        """One element, as a Python number."""
+        return self[row].item()
+
+    def _column(self, column: int) -> RangedArray:
+        found = copy.copy(self)
+        found.column, found.shape = column, self.shape[:1]
+        return found
+
+    def range_of(self, row: int) -> Range:
+        """Return the range of bytes of a row in the object."""
+        first = self.offset + row * self.row_bytes
+        return first, first + self.row_bytes
+
+    def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
+        """Return the rows of several slices, start to before stop, one after the other.
+
+        Raises:
+            IndexError: a slice leaves the array.
+        """
+        if len(starts) and not (starts.min() >= 0 and (starts <= stops).all() and stops.max() <= len(self)):
+            raise IndexError(f"{self.reader.uri}: rows {starts.min()} to {stops.max()}, it has {len(self)}")
+        first, last = self.offset + starts * self.row_bytes, self.offset + stops * self.row_bytes
+        views = self.reader.read([*zip(first.tolist(), last.tolist(), strict=True)])
+        rows = np.frombuffer(b"".join(views), self.dtype)
+        if self.column is not None:
+            return rows.reshape(-1, self.row_bytes // self.dtype.itemsize)[:, self.column]
+        return rows.reshape(-1, *self.shape[1:])
+
+    def searchsorted(self, values: Numbers, side: str) -> Numbers:
+        """`numpy.searchsorted` for side "right": the number of elements of a rising array that are at most each value.
+
+        All values are searched at the same time. Each turn reads one block of BLOCK_BYTES for each value, where a line
+        between the known neighbours crosses the value, every third turn in the middle between them. Two or three turns
+        where the array rises evenly; at most 3 log2(n / 512) for any array.
+        """
+        assert side == "right", "the only side that callers need"
+        if not len(self):
+            return np.zeros(len(values), np.int64)
+        count, size = len(values), BLOCK_BYTES // self.row_bytes
+        # Elements before `low` are at most the value, those from `high` on are above it; `below` and `above` are the
+        # known elements next to these two places.
+        low, high = np.zeros(count, np.int64), np.full(count, len(self), np.int64)
+        least, most = self[[0, len(self) - 1]].tolist()
+        below, above = np.full(count, least, np.int64), np.full(count, most, np.int64)
+        for turn in itertools.count():
+            left = np.flatnonzero(low < high)
+            if not len(left):
+                return low
+            part = (values[left] - below[left]) / np.maximum(above[left] - below[left], 1) if turn % 3 < 2 else 0.5
+            guess = low[left] + (np.clip(part, 0, 1) * (high[left] - low[left])).astype(np.int64)
+            starts = np.unique(np.minimum(guess, high[left] - 1) // size) * size
+            stops = np.minimum(starts + size, len(self))
+            places = np.concatenate([np.arange(*each) for each in zip(starts, stops, strict=True)])
+            found = self.runs(starts, stops).astype(np.int64)
+            # The elements of all blocks rise, so one search finds the two of them that each value lies between.
+            after = found.searchsorted(values[left], side="right")
+            places, found = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], found, [most]])
+            low[left] = np.maximum(low[left], places[after] + 1)
+            high[left] = np.minimum(high[left], places[after + 1])
+            below[left] = np.maximum(below[left], found[after])
+            above[left] = np.minimum(above[left], found[after + 1])
+        raise AssertionError("a block in the middle always lies between the known elements")
+
+
+@dataclass(frozen=True)
+class CheckedIndex:
+    """An `.idx` that was read whole before, and breaks no rule of the format.
+
+    num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
+    one_each: each document is known to be one sequence.
+    found: the object in its store; None: the file that has its name now.
+    """
+
+    num_sequences: int
+    digest: str
+    one_each: bool
+    found: Found | None
+
+
+def open_index_in_ranges(
+    path_prefix: str, checked: CheckedIndex, storage_options: Mapping[str, Any] | None
+) -> tuple[SequenceIndex, dict[str, Any]]:
+    """Open an `.idx` whose arrays are read by ranges, and return it with the identity of the object.
+
+    Only the header and the counts are checked. The requests are pinned to the object.
+
+    Raises:
+        FormatError: the header breaks a rule, or belongs to another dataset.
+        ObjectChangedError: a remote `.idx` is not the one that was checked.
+    """
+    uri, count = get_idx_path(path_prefix), checked.num_sequences
+    reader = open_in_ranges(uri, storage_options, found=checked.found)
+    lengths: Any = RangedArray(reader, HEADER.size, "<i4", (count,))
+    pointers: Any = RangedArray(reader, HEADER.size + 4 * count, "<i8", (count,))
+    last = [each.range_of(count - 1) for each in (lengths, pointers)] if count else []
+    header, *ends = beneath_copy(reader).read([(0, HEADER.size), *last])
+    dtype, num_sequences, num_bounds, _ = parse_counts(header, reader.size, uri=uri)
+    if num_sequences != count:
+        raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
+    bounds: Any = RangedArray(reader, HEADER.size + 12 * count, "<i8", (num_bounds,))
+    length, pointer = (int.from_bytes(end, "little") for end in ends) if ends else (0, 0)
+    num_tokens = pointer // np.dtype(dtype).itemsize + length
+    index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.one_each)
+    return index, dict(reader_identity(reader))

@@ -1,0 +1,1 @@
+"""Files beside a dataset: lineage and manifest."""

@@ -1,0 +1,195 @@
+"""What a dataset holds, told by some dozens of its bytes: no array of its `.idx` is read.
+
+    header             dtype, sequences, documents                     34 bytes
+    pointer of i       bytes of all sequences before i, so its tokens    8 bytes, for each i that is asked for
+    the last pointer and length                                         12 bytes: all tokens
+
+Since pointers are a running sum, the tokens of any run of sequences, as a split is one, cost two of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.format.bin_file import open_bin, open_found
+from binidx.format.idx import HEADER, get_idx_path, parse_counts
+from binidx.format.pair import reader_identity
+from binidx.format.prefix_listing import ListedPair
+from binidx.format.virtual import get_parts_path, read_parts
+from binidx.storage.codecs.checksums import CheckedObject
+from binidx.storage.codecs.segments import SegmentedObject
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import open_stored
+
+Options = Mapping[str, Any] | None
+
+
+SEGMENT_BYTES = 64 << 10
+
+
+"""Of parts that are compressed, which are not opened."""
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What one prefix holds.
+
+    Attributes:
+        idx_bytes: of the `.idx`, of all parts where it is virtual.
+        plain_bytes: of the tokens.
+        stored_bytes: of the object that holds them; fewer where it is compressed.
+        block_bytes: what is read whole of it where one byte is asked: of checksums or zstd frames; 1: nothing.
+        compressed, checked: how its tokens are stored.
+        identities: of both objects, "idx" and "bin"; empty of a virtual one.
+        num_parts: of a virtual one; 0: it is none.
+        idx: the reader of the `.idx`, opened.
+    """
+
+    prefix: str
+    num_sequences: int
+    num_documents: int | None
+    num_tokens: int
+    item_bytes: int
+    idx_bytes: int
+    plain_bytes: int
+    stored_bytes: int
+    block_bytes: int = 1
+    compressed: bool = False
+    checked: bool = False
+    identities: Mapping[str, Any] = field(default_factory=dict)
+    num_parts: int = 0
+    idx: RangeReader | None = field(default=None, repr=False, compare=False)
+
+    def tokens_before(self, sequences: Sequence[int], storage_options: Options = None) -> list[int]:
+        """Tokens of all sequences before each of these; `num_sequences` is the end.
+
+        Raises:
+            FormatError: the pointers are not those of such lengths.
+            StorageError: they cannot be read.
+        """
+        inside = sorted({each for each in sequences if 0 < each < self.num_sequences})
+        known = {0: 0, self.num_sequences: self.num_tokens, **self._read_bounds(inside, storage_options)}
+        return [known[each] for each in sequences]
+
+    def _read_bounds(self, inside: Sequence[int], options: Options) -> dict[int, int]:
+        if not inside:
+            return {}
+        if self.idx is None:
+            return _bounds_in_parts(self.prefix, inside, options)
+        first = HEADER.size + 4 * self.num_sequences
+        found = self.idx.read([(first + 8 * each, first + 8 * each + 8) for each in inside])
+        bounds = {each: _int(view) // self.item_bytes for each, view in zip(inside, found, strict=True)}
+        if [*bounds.values()] != sorted(bounds.values()) or not 0 <= bounds[inside[-1]] <= self.num_tokens:
+            raise FormatError(f"{self.idx.uri}: pointers {bounds} fall, or leave {self.num_tokens} tokens")
+        return bounds
+
+
+def read_summary(prefix: str, storage_options: Options = None, listed: ListedPair | None = None) -> DatasetSummary:
+    """What lies under a prefix; of a list of parts, where there is no pair.
+
+    Args:
+        listed: the pair, where a list of its folder has shown it.
+
+    Raises:
+        ObjectNotFoundError: neither is there.
+        FormatError: a header breaks a rule.
+    """
+    try:
+        return _read_pair(prefix, storage_options, listed)
+    except ObjectNotFoundError:
+        virtual = _read_virtual(prefix, storage_options)
+        if virtual is None:
+            raise
+        return virtual
+
+
+def _read_pair(prefix: str, options: Options, listed: ListedPair | None) -> DatasetSummary:
+    uri = get_idx_path(prefix)
+    idx = open_stored(uri, storage_options=options, found=listed.idx if listed else None)
+    header = idx.read([(0, min(HEADER.size, idx.size))])[0]
+    dtype, num_sequences, num_bounds, _ = parse_counts(header, idx.size, uri=uri)
+    if listed:
+        tokens = open_found(prefix, listed.bin, listed.sums, storage_options=options, cache=False)
+    else:
+        tokens = open_bin(prefix, storage_options=options, cache=False)
+    item_bytes = np.dtype(dtype).itemsize
+    num_tokens = _all_tokens(idx, num_sequences, item_bytes)
+    if num_tokens * item_bytes > tokens.size:
+        raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {num_tokens * item_bytes}")
+    segmented = isinstance(tokens, SegmentedObject)
+    return DatasetSummary(
+        prefix,
+        num_sequences,
+        num_bounds - 1,
+        num_tokens,
+        item_bytes,
+        idx.size,
+        tokens.size,
+        tokens.stored_bytes if isinstance(tokens, SegmentedObject) else tokens.size,
+        _block_bytes(tokens),
+        segmented,
+        isinstance(tokens, CheckedObject),
+        {"idx": reader_identity(idx), "bin": reader_identity(tokens)},
+        idx=idx,
+    )
+
+
+def _read_virtual(prefix: str, options: Options) -> DatasetSummary | None:
+    parts = read_parts(prefix, options)
+    if parts is None:
+        return None
+    item_bytes, num_tokens = np.dtype(parts.dtype).itemsize, sum(part.tokens for part in parts.parts)
+    sizes = {end: sum(int(getattr(part, end)["size"]) for part in parts.parts) for end in ("idx", "bin")}
+    num_sequences = sum(part.sequences for part in parts.parts)
+    return DatasetSummary(
+        prefix,
+        num_sequences,
+        None,
+        num_tokens,
+        item_bytes,
+        sizes["idx"],
+        num_tokens * item_bytes,
+        sizes["bin"],
+        block_bytes=SEGMENT_BYTES if sizes["bin"] < num_tokens * item_bytes else 1,
+        compressed=sizes["bin"] < num_tokens * item_bytes,
+        num_parts=len(parts.parts),
+    )
+
+
+def _bounds_in_parts(prefix: str, inside: Sequence[int], options: Options) -> dict[int, int]:
+    parts = read_parts(prefix, options)
+    if parts is None:
+        raise ObjectNotFoundError(f"{get_parts_path(prefix)}: no such object")
+    firsts = [*accumulate((part.sequences for part in parts.parts), initial=0)]
+    before = [*accumulate((part.tokens for part in parts.parts), initial=0)]
+    found = {}
+    for each in inside:
+        place = bisect_right(firsts, each) - 1
+        within = read_summary(parts.prefixes[place], options).tokens_before([each - firsts[place]], options)
+        found[each] = before[place] + within[0]
+    return found
+
+
+def _all_tokens(idx: RangeReader, num_sequences: int, item_bytes: int) -> int:
+    if not num_sequences:
+        return 0
+    length, pointer = HEADER.size + 4 * (num_sequences - 1), HEADER.size + 12 * num_sequences - 8
+    found = idx.read([(length, length + 4), (pointer, pointer + 8)])
+    return _int(found[1]) // item_bytes + _int(found[0])
+
+
+def _block_bytes(tokens: RangeReader) -> int:
+    if isinstance(tokens, SegmentedObject):
+        return tokens.segment_bytes
+    return tokens.header.block_bytes if isinstance(tokens, CheckedObject) else 1
+
+
+def _int(view: memoryview) -> int:
+    return int.from_bytes(view, "little", signed=True)

@@ -1,0 +1,1 @@
+"""Work in parts, over processes, Ray, Dask or any `concurrent.futures.Executor`."""

@@ -1,0 +1,156 @@
+"""The samples of masked datasets: `native/masked_mapping.c`.
+
+Pieces of documents into bins: `native/best_fit.c`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx._native import ffi, lib
+from binidx.errors import IndexBuildError
+from binidx.native.arguments import MAX_COUNT, count, items, pointer, runnable
+
+
+class MaskedDocuments:
+    """Documents of sequences, and which of them have samples, as C wants them.
+
+    Args:
+        documents: first sequence of each, and the end of the last, shape (num_documents + 1,); may be unaligned.
+        sequence_lengths: tokens of each sequence, shape (num_sequences,); may be unaligned.
+        sequence_length: tokens that a sample aims at, at least 2.
+        least: sequences of a sample, at least 1.
+        short_ratio: one sample in so many aims at fewer tokens; 0 for none.
+        titles: tokens of each document's title, shape (num_documents,) or more: then the samples are blocks.
+
+    Attributes:
+        num_empty, num_single, num_long: documents without sequences, with one, and with one that is too long.
+
+    Raises:
+        IndexBuildError: the bounds of a document fall, or leave the sequences.
+    """
+
+    def __init__(
+        self,
+        documents: NDArray[np.int64],
+        sequence_lengths: NDArray[np.int32],
+        *,
+        sequence_length: int,
+        least: int,
+        short_ratio: int = 0,
+        titles: NDArray[np.int32] | None = None,
+    ) -> None:
+        num_documents = max(len(documents) - 1, 0)
+        if titles is not None and len(titles) < num_documents:
+            raise ValueError(f"titles: {len(titles)}, needs one for each of {num_documents} documents")
+        if not 2 <= sequence_length < 2**31:
+            raise ValueError(f"sequence_length: {sequence_length}, needs 2 to 2**31 - 1")
+        self._borrowed = (
+            pointer(documents, np.int64),
+            pointer(sequence_lengths, np.int32),
+            ffi.NULL if titles is None else items(titles, np.int32),
+        )
+        self.c = masked = ffi.new("binidx_masked *")
+        masked.documents, masked.sequence_lengths, masked.titles = self._borrowed
+        masked.num_documents, masked.num_sequences = num_documents, len(sequence_lengths)
+        masked.sequence_length, masked.least = sequence_length, count("least", least, 1)
+        masked.short_ratio = 0 if titles is not None else count("short_ratio", short_ratio)
+        self._usable = np.empty(num_documents, np.uint32)
+        self.num_empty, self.num_single, self.num_long = self._judge(documents)
+
+    @property
+    def columns(self) -> int:
+        """Numbers of a row."""
+        return 4 if self.c.titles else 3
+
+    def count(self, seed: int, num_epochs: int, num_samples: int) -> tuple[int, int]:
+        """Samples of as many whole epochs as give `num_samples`, at most `num_epochs`; and these epochs.
+
+        Raises:
+            IndexBuildError: they are too many.
+        """
+        epochs = ffi.new("int64_t *")
+        asked = count("num_epochs", num_epochs), count("num_samples", num_samples)
+        made = lib.binidx_count_masked(self.c, items(self._usable, np.uint32), generator(seed), *asked, epochs)
+        if made >= MAX_COUNT:
+            raise IndexBuildError(f"{epochs[0]} epochs of samples, needs less than 2**53 samples; ask for fewer epochs")
+        return _checked(made), epochs[0]
+
+    def fill(self, rows: NDArray[Any], seed: int, num_epochs: int) -> None:
+        """What `count` counted, in order: uint32 or uint64, shape (num_samples, columns)."""
+        if rows.dtype not in (np.uint32, np.uint64):
+            raise TypeError(f"rows: {rows.dtype}, needs uint32 or uint64")
+        if rows.dtype == np.uint32 and self.c.num_sequences >= 2**32:
+            raise TypeError(f"rows: uint32, needs uint64 for {self.c.num_sequences} sequences")
+        fill = lib.binidx_masked_rows_4 if rows.itemsize == 4 else lib.binidx_masked_rows_8
+        out = items(rows, rows.dtype, self.columns, write=True)
+        usable = items(self._usable, np.uint32)
+        _checked(fill(self.c, usable, generator(seed), count("num_epochs", num_epochs), len(rows), out))
+
+    def _judge(self, documents: NDArray[np.int64]) -> tuple[int, int, int]:
+        counts = ffi.new("int64_t[3]")
+        code = lib.binidx_usable_documents(self.c, items(self._usable, np.uint32, write=True), counts)
+        if code == lib.BINIDX_BAD_DOCUMENT:
+            found = documents[counts[0] : counts[0] + 2].tolist()
+            needed = f"needs bounds that rise within {self.c.num_sequences} sequences"
+            raise IndexBuildError(f"document {counts[0]}: sequences {found[0]} to {found[1]}, {needed}")
+        return counts[0], counts[1], counts[2]
+
+
+def shuffle_mapping_rows(rows: NDArray[Any], seed: int) -> None:
+    """Rows of 12, 16, 24 or 32 bytes by a Fisher-Yates shuffle of C++'s `mt19937_64(seed)`, in place."""
+    out = items(rows, rows.dtype, rows.shape[1] if rows.ndim == 2 else 0, write=True)
+    row_bytes = rows.itemsize * rows.shape[1]
+    if row_bytes not in (12, 16, 24, 32):
+        raise TypeError(f"rows: {row_bytes} bytes each, needs 12, 16, 24 or 32")
+    rng = ffi.new("binidx_mt19937_64 *")
+    lib.binidx_mt19937_64_seed(rng, seed % 2**64)
+    lib.binidx_shuffle_rows(rng, out, len(rows), row_bytes)
+
+
+def generator(seed: int) -> Any:
+    """C++'s `mt19937(seed)`, which takes the low 32 bits."""
+    rng = ffi.new("binidx_mt19937 *")
+    lib.binidx_mt19937_seed(rng, seed % 2**32, runnable(None))
+    return rng
+
+
+def _checked(made: int) -> int:
+    if made < 0:
+        raise IndexBuildError("masked samples: the documents changed while they were read; start again")
+    return made
+
+
+def best_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which pieces lie in which bin: bin b has pieces[bounds[b] : bounds[b + 1]], longest first.
+
+    Memory: 40 bytes a piece while it works.
+
+    Args:
+        lengths: of the pieces, 1 to capacity, shape (n,).
+        capacity: of a bin.
+
+    Returns:
+        bounds, shape (num_bins + 1,), and pieces, shape (n,).
+
+    Raises:
+        IndexBuildError: a piece of no tokens, or of more than a bin holds.
+    """
+    num_pieces = len(lengths)
+    pieces, bin_of, following = (np.empty(num_pieces, np.int64) for _ in range(3))
+    bounds, heads = np.empty(num_pieces + 1, np.int64), np.empty(count("capacity", capacity, 1) + 1, np.int64)
+    open_rooms = np.empty((capacity >> 6) + 1, np.uint64)
+    packing = ffi.new("binidx_packing *", {
+        "lengths": items(lengths, np.int32), "num_pieces": num_pieces, "capacity": capacity,
+        "pieces": items(pieces, np.int64), "bounds": items(bounds, np.int64), "bin_of": items(bin_of, np.int64),
+        "next": items(following, np.int64), "heads": items(heads, np.int64), "open": items(open_rooms, np.uint64),
+    })  # fmt: skip
+    num_bins = lib.binidx_best_fit(packing)
+    if num_bins < 0:
+        raise IndexBuildError(
+            f"packing: pieces of {lengths.min()} to {lengths.max()} tokens, a bin needs 1 to {capacity}"
+        )
+    return bounds[: num_bins + 1], pieces

@@ -1,0 +1,97 @@
+"""NumPy's legacy shuffle: `native/shuffle.c`, `native/shuffle_targets.c`.
+
+torch's permutation without torch: `native/randperm.c`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx._native import ffi, lib
+from binidx.native.arguments import LEVEL, count, items, runnable
+from binidx.native.arguments import count as checked_count
+
+SHUFFLES = {
+    1: lib.binidx_shuffle_1,
+    2: lib.binidx_shuffle_2,
+    4: lib.binidx_shuffle_4,
+    8: lib.binidx_shuffle_8,
+}
+
+
+"""By bytes of an item."""
+
+
+class RandomState:
+    """NumPy's legacy `RandomState(seed)` as far as `shuffle` goes: the same places, and the same state afterwards.
+
+    One instance carries on from shuffle to shuffle, as NumPy's does; it must not be used by two threads at once.
+
+    Args:
+        seed: 0 to 2**32 - 1.
+        level: a vector level of `native.cpu`, the best one by default; the result is the same at every one.
+
+    Source: NumPy, `numpy.random.RandomState` over MT19937, frozen by NEP 19.
+    """
+
+    def __init__(self, seed: int, *, level: int | None = None) -> None:
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed: {seed}, needs 0 <= seed < 2**32")
+        self._rng = ffi.new("binidx_mt19937 *")
+        lib.binidx_mt19937_seed(self._rng, operator.index(seed), runnable(level))
+
+    @property
+    def state(self) -> tuple[NDArray[np.uint32], int]:
+        """NumPy's `get_state()[1:3]`: the block of 624 words, and how many of them are drawn."""
+        return np.frombuffer(ffi.buffer(self._rng.key), np.uint32).copy(), int(self._rng.position)
+
+    def shuffle(self, array: NDArray[Any]) -> None:
+        """Shuffle a contiguous 1-D array of numbers of 1, 2, 4 or 8 bytes in place, at any alignment.
+
+        The draws do not depend on the dtype. Cost: 1 to 4 ns an item, see `native/shuffle.c`.
+        """
+        if array.dtype.kind not in "iuf" or array.itemsize not in SHUFFLES or array.ndim != 1:
+            raise TypeError(f"shuffle: {array.ndim}-D {array.dtype}, needs 1-D numbers of 1, 2, 4 or 8 bytes")
+        if not array.flags.c_contiguous:
+            raise TypeError(f"shuffle: strides {array.strides}, needs a contiguous array")
+        shuffle = SHUFFLES[array.itemsize]
+        shuffle(self._rng, ffi.from_buffer(array, require_writable=True), len(array))
+
+    def shuffle_targets(self, first: int, count: int) -> NDArray[np.int64]:
+        """What steps first, first - 1, ... of a shuffle swap with, shape (count,): the draws without the array.
+
+        Makes orders beyond memory testable: a shuffle of n items is the steps from n - 1 down to 1.
+        """
+        first, count = checked_count("first", first), checked_count("count", count)
+        if count > first:
+            raise ValueError(f"count: {count}, needs at most {first}: the last step is 1")
+        targets = np.empty(count, np.int64)
+        lib.binidx_shuffle_targets(self._rng, first, count, items(targets, np.int64, write=True))
+        return targets
+
+
+def torch_randperm(n: int, seed: int) -> NDArray[np.int64]:
+    """`torch.randperm(n, generator=torch.Generator().manual_seed(seed))` on the CPU, without torch; shape (n,).
+
+    The same as `torch.manual_seed(seed); torch.randperm(n)`: torch keeps the low 32 bits of a seed. From
+    n = (2**32 - 1) // 20 on torch changes to a rule with 64-bit draws, and so do we.
+
+    Source: PyTorch, `randperm_cpu`.
+    """
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed: {seed}, needs -2**63 <= seed < 2**64")
+    return _randperm(n, seed, wide=n >= (2**32 - 1) // 20)
+
+
+def _randperm(n: int, seed: int, *, wide: bool) -> NDArray[np.int64]:
+    """torch's rule with 64-bit draws (wide) or with 32-bit ones, whatever n is."""
+    out = np.empty(count("n", n), np.int64)
+    rng = ffi.new("binidx_mt19937 *")
+    lib.binidx_mt19937_seed(rng, seed & 0xFFFFFFFF, LEVEL)
+    permute = lib.binidx_randperm_64 if wide else lib.binidx_randperm_32
+    permute(rng, len(out), items(out, np.int64, write=True))
+    return out

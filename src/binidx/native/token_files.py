@@ -1,0 +1,108 @@
+"""Is an `.idx` true to its own rules? `native/check_index.c`.
+
+Token ids as a `.bin` stores them, with fixed ids around each row: `native/wrap_rows.c`.
+
+Pieces of a buffer in another order: `native/copy_pieces.c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from binidx._native import ffi, lib
+from binidx.errors import FormatError
+from binidx.native.arguments import items, pointer
+
+
+def count_valid_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int) -> tuple[int, int]:
+    """How many leading sequences are true to the format, and their tokens.
+
+    Args:
+        lengths: tokens of each sequence, shape (num_sequences,).
+        pointers: first byte of each sequence in the `.bin`, shape (num_sequences,).
+        item_bytes: bytes of one token.
+
+    Returns:
+        (number of the first wrong sequence, or num_sequences; tokens before it).
+    """
+    if len(lengths) != len(pointers):
+        raise ValueError(f"{len(lengths)} lengths, {len(pointers)} pointers")
+    total = ffi.new("int64_t *")
+    right = lib.binidx_check_sequences(
+        pointer(lengths, np.int32), pointer(pointers, np.int64), len(lengths), item_bytes, total
+    )
+    return right, total[0]
+
+
+def count_valid_documents(document_indices: NDArray[np.int64], num_sequences: int) -> int:
+    """How many leading document bounds never fall and never pass `num_sequences`; all of them when it is right."""
+    bounds = pointer(document_indices, np.int64)
+    return int(lib.binidx_check_documents(bounds, len(document_indices), num_sequences))
+
+
+# uint16 and int32 are Megatron's, uint32 is what engines give.
+LARGEST = {np.dtype(np.uint16): 0xFFFF, np.dtype(np.int32): 0x7FFFFFFF, np.dtype(np.uint32): 0xFFFFFFFF}
+
+
+def wrap_rows(
+    ids: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
+    dtype: DTypeLike,
+    *,
+    prefix: Sequence[int] = (),
+    suffix: Sequence[int] = (),
+    empty_too: bool = False,
+) -> NDArray[Any]:
+    """The ids of all rows, one after the other, with `prefix` before and `suffix` behind each.
+
+    Args:
+        ids: shape (num_ids,).
+        offsets: where each row begins in `ids`, and the end of the last; rising, shape (num_rows + 1,).
+        dtype: of the result: uint16, int32 or uint32.
+        empty_too: whether rows of no ids get prefix and suffix; else nothing comes of them.
+
+    Raises:
+        FormatError: an id that the dtype does not hold, the first of them named.
+    """
+    kind = np.dtype(dtype)
+    rows = np.count_nonzero(np.diff(offsets)) if not empty_too else len(offsets) - 1
+    room = int(offsets[-1] - offsets[0]) + int(rows) * (len(prefix) + len(suffix))
+    out = np.empty(room, kind)
+    before, behind = np.array(prefix, np.uint32), np.array(suffix, np.uint32)
+    wrapping = ffi.new("binidx_wrapping *", {
+        "ids": items(ids, np.uint32), "offsets": items(offsets, np.int64), "out": ffi.from_buffer(out),
+        "prefix": items(before, np.uint32), "suffix": items(behind, np.uint32), "num_ids": len(ids),
+        "num_rows": len(offsets) - 1, "num_prefix": len(before), "num_suffix": len(behind), "room": room,
+        "largest": LARGEST[kind], "item_bytes": kind.itemsize, "empty_too": empty_too,
+    })  # fmt: skip
+    count = lib.binidx_wrap_rows(wrapping)
+    if count == lib.BINIDX_BAD_ID:
+        wide = next(value for value in (*before, *behind, *ids[ids > LARGEST[kind]]) if value > LARGEST[kind])
+        raise FormatError(f"token id {wide}: {kind.name} holds up to {LARGEST[kind]}, needs a tokenizer whose ids fit")
+    if count < 0:
+        raise ValueError(f"offsets of rows: {offsets[0]} to {offsets[-1]} in {len(ids)} ids, needs rising ones within")
+    return out
+
+
+def copy_pieces(
+    source: NDArray[np.uint8], bounds: NDArray[np.int64], order: NDArray[np.int64], target: NDArray[np.uint8]
+) -> int:
+    """Put pieces `order[0]`, `order[1]`, ... of the source one after another into the target; their bytes.
+
+    Args:
+        bounds: piece p is source[bounds[p] : bounds[p + 1]], shape (num_pieces + 1,).
+
+    Raises:
+        ValueError: there is no such piece, it leads outside the source, or there is no room for it.
+    """
+    given = items(source, np.uint8), len(source), items(bounds, np.int64), max(len(bounds) - 1, 0)
+    done = lib.binidx_copy_pieces(
+        *given, items(order, np.int64), len(order), items(target, np.uint8, write=True), len(target)
+    )
+    if done < 0:
+        raise ValueError(f"{len(order)} pieces of {len(source)} bytes: one leads outside, or past {len(target)} bytes")
+    return int(done)

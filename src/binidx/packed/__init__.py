@@ -1,0 +1,1 @@
+"""Packed token files (LITPKDS): files, order, datasets, runs, conversion."""

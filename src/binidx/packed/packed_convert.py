@@ -1,0 +1,152 @@
+"""Packed files <-> `.bin`/`.idx`, in bounded memory.
+
+    packed     |a b c 0 d e 0 f|g 0 h i 0 0 0 0|      0 separates documents and fills what is left
+    sequences   a b c 0 · d e 0 · f g 0 · h i 0        one a document, each with its separator
+
+Packed files do not say where documents end; the separator does, so a text that holds it comes apart there. What fills
+the end of the last file is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
+from binidx.storage.ranges import cut
+
+READ_BYTES = 32 << 20
+
+
+"""Of tokens in memory at a time."""
+
+
+Watch = Callable[[int], object]
+
+
+"""Told the tokens of each stretch that is done."""
+
+
+def packed_to_indexed(
+    files: PackedFiles,
+    path_prefix: str,
+    sep_token: int,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    watch: Watch = lambda num_tokens: None,
+) -> int:
+    """Write the documents of packed files, in the order of the files, as a dataset; the number of documents.
+
+    Args:
+        sep_token: ends each document and is kept as its last token.
+
+    Tokens after the last separator are the last document.
+    """
+    count = 0
+    with IndexedDatasetBuilder(f"{path_prefix}.bin", files.header.dtype, storage_options=storage_options) as builder:
+        for documents, lengths in _documents(_without_filler(_stretches(files), sep_token), sep_token):
+            _add(builder, documents, lengths)
+            count += len(lengths)
+            watch(len(documents))
+        builder.finalize(f"{path_prefix}.idx")
+    return count
+
+
+def _add(builder: IndexedDatasetBuilder, tokens: NDArray[Any], lengths: Sequence[int]) -> None:
+    """Documents of one sequence each."""
+    start = 0
+    for length in lengths:
+        builder.add_document(tokens[start : start + length], [length])
+        start += length
+
+
+def indexed_to_packed(
+    dataset: IndexedDataset,
+    outdir: str,
+    prefix: str,
+    chunk_size: int,
+    sep_token: int,
+    *,
+    add_separator: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    watch: Watch = lambda num_tokens: None,
+) -> list[str]:
+    """Write the documents of a dataset as packed files; their URIs.
+
+    Args:
+        chunk_size: tokens of a file.
+        sep_token: fills what is left of the last file.
+        add_separator: put it after each document as well; data tokenised with --append-eod has it there.
+    """
+    builder = PackedDatasetBuilder(
+        outdir, prefix, chunk_size, sep_token, dataset.index.dtype, storage_options=storage_options
+    )
+    bounds = dataset.document_indices
+    for first, stop in _runs_of_documents(dataset):
+        tokens = [
+            np.concatenate([np.empty(0, dataset.index.dtype), *dataset[bounds[d] : bounds[d + 1]]])
+            for d in range(first, stop)
+        ]
+        for document in tokens:
+            builder.add_array(document)
+            if add_separator:
+                builder.add_array(np.array([sep_token]))
+        watch(sum(map(len, tokens)))
+    builder.write_reminder()
+    return builder.filenames
+
+
+def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:
+    """Documents of about READ_BYTES, at least one."""
+    bounds, pointers = dataset.document_indices, dataset.index.sequence_pointers
+    starts = np.append(pointers, dataset.index.num_bytes)[bounds]
+    first = 0
+    while first < len(bounds) - 1:
+        stop = max(first + 1, int(np.searchsorted(starts, starts[first] + READ_BYTES, side="right")) - 1)
+        yield first, stop
+        first = stop
+
+
+def _stretches(files: PackedFiles) -> Iterator[NDArray[Any]]:
+    """All tokens of all files, also those behind the last whole block."""
+    for reader in files.readers:
+        for stretch in cut((HEADER.size, files.header.file_bytes), READ_BYTES):
+            yield np.frombuffer(reader.read([stretch])[0], files.header.dtype)
+
+
+def _without_filler(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
+    """The same without the separators at the very end, but for the one of the last document."""
+    held = 0
+    for stretch in stretches:
+        kept = int(np.flatnonzero(stretch != sep_token)[-1]) + 1 if (stretch != sep_token).any() else 0
+        if kept:
+            yield from _separators(held, sep_token, stretch.dtype)
+            yield stretch[:kept]
+            held = 0
+        held += len(stretch) - kept
+    yield from _separators(min(held, 1), sep_token, np.dtype(np.int64))
+
+
+def _separators(count: int, sep_token: int, dtype: Any) -> Iterator[NDArray[Any]]:
+    if count:
+        yield np.full(count, sep_token, dtype)
+
+
+def _documents(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[tuple[NDArray[Any], list[int]]]:
+    """Whole documents: their tokens, one after the other, and their lengths."""
+    left: list[NDArray[Any]] = []
+    for stretch in stretches:
+        ends = np.flatnonzero(stretch == sep_token) + 1
+        if not len(ends):
+            left.append(stretch)
+            continue
+        before, used = sum(map(len, left)), int(ends[-1])
+        yield np.concatenate([*left, stretch[:used]]), np.diff(ends + before, prepend=0).tolist()
+        left = [stretch[used:]]
+    if remaining := sum(map(len, left)):
+        yield np.concatenate(left), [remaining]

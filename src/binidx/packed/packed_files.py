@@ -1,0 +1,242 @@
+"""LITPKDS files: blocks of tokens without an index, as lit-gpt, TinyLlama and the Gemstones wrote them.
+
+    offset  bytes                     meaning, little-endian
+    0       7                         LITPKDS
+    7       8                         uint64, version = 1
+    15      1                         uint8, dtype: 1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f32, 7 f64, 8 u16
+    16      8                         uint64, tokens in this file: the chunk size
+    24      chunk size * item size    tokens
+
+Codes 6 and 7 are those of an `.idx`, swapped. Documents are separated by the tokens themselves; where one ends, the
+file does not say. A block is `block_size` tokens; what is left of a file behind its last whole block is never served.
+
+Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only; here every file must be like it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from binidx.errors import ConfigError, FormatError
+from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.open import open_object
+from binidx.storage.vectored_reads import read_many
+from binidx.storage.writing.publish import create_object, join_uri
+
+MAGIC = b"LITPKDS"
+
+
+VERSION = 1
+
+
+HEADER = struct.Struct("<7sQBQ")
+
+
+DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8: "<u2"}
+
+
+"""code -> dtype as stored"""
+
+
+OPENED_AT_ONCE = 32
+
+
+UINT16_VOCAB = 65_500
+
+
+"""dtype="auto" is uint16 below this many tokens, int32 from there on. (Others switch at 65,536.)"""
+
+
+@dataclass(frozen=True)
+class PackedHeader:
+    """What all files of one set share."""
+
+    dtype: np.dtype[Any]
+    chunk_size: int
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER.size + self.chunk_size * self.dtype.itemsize
+
+
+def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
+    """The header in the first 24 bytes. Raises FormatError where they are none."""
+    if len(data) < HEADER.size:
+        raise FormatError(f"{uri}: {len(data)} bytes, a LITPKDS header needs {HEADER.size}")
+    magic, version, code, chunk_size = HEADER.unpack(data[: HEADER.size])
+    if magic != MAGIC:
+        raise FormatError(f"{uri}: begins with {magic!r}, a packed file begins with {MAGIC!r}")
+    if version != VERSION or code not in DTYPES:
+        raise FormatError(f"{uri}: version {version}, dtype code {code}; needs version {VERSION} and {list(DTYPES)}")
+    return PackedHeader(np.dtype(DTYPES[code]), chunk_size)
+
+
+def format_packed_header(header: PackedHeader) -> bytes:
+    """The first 24 bytes of a file."""
+    return HEADER.pack(MAGIC, VERSION, code_of(header.dtype), header.chunk_size)
+
+
+def code_of(dtype: DTypeLike) -> int:
+    """The code of a dtype. Raises ConfigError where the format has none for it."""
+    wanted = np.dtype(dtype).newbyteorder("<")
+    for code, stored in DTYPES.items():
+        if np.dtype(stored) == wanted:
+            return code
+    raise ConfigError(
+        f"packed file: dtype {np.dtype(dtype)}, needs one of {[np.dtype(d).name for d in DTYPES.values()]}"
+    )
+
+
+class PackedFiles:
+    """Blocks of a set of packed files, at any URI.
+
+    Args:
+        uris: the files, in the order by which blocks name them. Each is opened and its header checked when the set is.
+        block_size: tokens of a block; for training on S tokens S + 1, the labels are the tokens shifted by one.
+        storage_options: passed to fsspec.
+
+    Raises:
+        FormatError: a header that is none, files that differ in dtype or chunk size, or a file of another length.
+    """
+
+    def __init__(
+        self, uris: Sequence[str], block_size: int, *, storage_options: Mapping[str, Any] | None = None
+    ) -> None:
+        if not uris or block_size < 1:
+            raise ConfigError(f"packed set: {len(uris)} files in blocks of {block_size}, needs 1 and 1 at least")
+        self.uris, self.block_size, self.storage_options = list(uris), block_size, storage_options
+        with ThreadPoolExecutor(OPENED_AT_ONCE, "binidx-open") as threads:
+            opened = list(threads.map(self._open, self.uris))
+        self.readers: list[RangeReader] = [reader for reader, _ in opened]
+        self.header = opened[0][1]
+        for uri, (_, header) in zip(self.uris, opened, strict=True):
+            if header != self.header:
+                raise FormatError(f"{uri}: {header}, the first file of the set has {self.header}")
+        self.num_blocks = self.header.chunk_size // block_size
+        if not self.num_blocks:
+            raise ConfigError(f"{uris[0]}: has {self.header.chunk_size} tokens, blocks of {block_size} need more")
+
+    def _open(self, uri: str) -> tuple[RangeReader, PackedHeader]:
+        reader = open_object(uri, storage_options=self.storage_options, cache="disk")
+        header = parse_packed_header(reader.read([(0, min(HEADER.size, reader.size))])[0], uri=uri)
+        if reader.size != header.file_bytes:
+            raise FormatError(f"{uri}: {reader.size} bytes, its header needs {header.file_bytes}")
+        return reader, header
+
+    def locate(self, block: int) -> Range:
+        """Bytes of a block within its file."""
+        if not 0 <= block < self.num_blocks:
+            raise IndexError(f"{self.uris[0]}: block {block}, each file has {self.num_blocks}")
+        start = HEADER.size + block * self.block_size * self.header.dtype.itemsize
+        return start, start + self.block_size * self.header.dtype.itemsize
+
+    def read(self, files: Sequence[int], blocks: Sequence[int]) -> NDArray[Any]:
+        """Block `blocks[i]` of file `files[i]` for each i, read at once; shape (n, block_size), dtype as stored."""
+        places: dict[int, list[int]] = {}
+        for place, file in enumerate(files):
+            places.setdefault(file, []).append(place)
+        wanted = [(self.readers[file], [self.locate(blocks[i]) for i in here]) for file, here in places.items()]
+        out = np.empty((len(files), self.block_size), self.header.dtype)
+        for here, views in zip(places.values(), read_many(wanted), strict=True):
+            for place, view in zip(here, views, strict=True):
+                out[place] = np.frombuffer(view, self.header.dtype)
+        return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.uris, self.block_size, self.storage_options)
+
+
+def _reopened(uris: list[str], block_size: int, storage_options: Mapping[str, Any] | None) -> PackedFiles:
+    return PackedFiles(uris, block_size, storage_options=storage_options)
+
+
+class PackedDatasetBuilder:
+    """Writes packed files `{prefix}_{0000000000}.bin`, each whole or not at all.
+
+    Args:
+        outdir: URI of a directory.
+        prefix: first part of the file names.
+        chunk_size: tokens of a file.
+        sep_token: fills what is left of the last file; separating documents is the caller's business.
+        dtype: of the tokens; "auto" takes uint16 or int32 by `vocab_size`.
+        storage_options: passed to fsspec.
+
+    A document may go on in the next file; a file that is exactly full is written by the next `add_array`.
+
+    Raises:
+        ConfigError: dtype="auto" without vocab_size, a dtype the format lacks, or tokens that do not fit it.
+
+    Source: lit-gpt, `PackedDatasetBuilder`, byte for byte; `write_reminder` is its name, too.
+    """
+
+    def __init__(
+        self,
+        outdir: str,
+        prefix: str,
+        chunk_size: int,
+        sep_token: int,
+        dtype: DTypeLike = "auto",
+        vocab_size: int | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if chunk_size < 1:
+            raise ConfigError(f"{outdir}: chunk_size {chunk_size}, needs at least 1")
+        self.outdir, self.prefix, self.sep_token = outdir, prefix, sep_token
+        self.storage_options = storage_options
+        self.dtype = np.dtype(_auto_dtype(vocab_size) if isinstance(dtype, str) and dtype == "auto" else dtype)
+        self.header = PackedHeader(np.dtype(DTYPES[code_of(self.dtype)]), chunk_size)
+        self.filenames: list[str] = []
+        self._tokens = np.empty(chunk_size, self.header.dtype)
+        self._check_fit(np.asarray([sep_token]))
+        self._begin()
+
+    def add_array(self, tokens: NDArray[Any]) -> None:
+        """Tokens to the end of the stream, shape (n,)."""
+        self._check_fit(tokens)
+        while self._filled + len(tokens) > len(self._tokens):
+            room = len(self._tokens) - self._filled
+            self._tokens[self._filled :] = tokens[:room]
+            self._write()
+            tokens = tokens[room:]
+        self._tokens[self._filled : self._filled + len(tokens)] = tokens
+        self._filled += len(tokens)
+
+    def write_reminder(self) -> None:
+        """Write what is left, filled up with `sep_token`. (As in lit-gpt, also when nothing is left.)"""
+        self._write()
+
+    def _begin(self) -> None:
+        self._tokens.fill(self.sep_token)
+        self._filled = 0
+
+    def _write(self) -> None:
+        uri = join_uri(self.outdir, f"{self.prefix}_{len(self.filenames):010d}.bin")
+        with create_object(uri, self.storage_options) as out:
+            out.write(format_packed_header(self.header))
+            out.write(self._tokens.view(np.uint8).data)
+        self.filenames.append(uri)
+        self._begin()
+
+    def _check_fit(self, tokens: NDArray[Any]) -> None:
+        if self.dtype.kind == "f" or not len(tokens):
+            return
+        limits = np.iinfo(self.dtype)
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < limits.min or most > limits.max:
+            raise ConfigError(
+                f"{self.outdir}: tokens from {least} to {most}, {self.dtype} holds {limits.min} to {limits.max}"
+            )
+
+
+def _auto_dtype(vocab_size: int | None) -> DTypeLike:
+    if vocab_size is None:
+        raise ConfigError('dtype="auto": found no vocab_size, needs one')
+    return np.uint16 if vocab_size < UINT16_VOCAB else np.int32

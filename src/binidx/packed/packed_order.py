@@ -1,0 +1,315 @@
+"""The order in which packed blocks are served, as arithmetic: any position of any worker without what came before.
+
+    files  F0 F1 F2 ...  ── every S-th from s, S = ranks * workers ──►  the files of one worker
+           in groups of n_chunks ── one permutation of the group's blocks each ──►  (file, block) by position
+
+Cost: a permutation of n_chunks * num_blocks numbers for each group before the position: 81 of 8,192 for all of a
+Gemstones worker, 7 ms; the generators are remembered, so the next position costs at most one.
+
+Source: lit-gpt `PackedDataset`, TinyLlama, and the UMD fork of the Gemstones; verified against them.
+
+What one rank of a packed run reads: sets mixed by draws, DataLoader workers in turn; any position at once.
+
+    worker 0   set of block i: draw i of random.choices      a a b a ...
+    rank       micro-batches of its workers in turn          w0 w1 w2 w0 w1 ...
+
+Source: lit-gpt, `CombinedDataset` under torch's DataLoader.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError
+
+Rows = NDArray[np.int64]
+
+
+class AtEnd(Enum):
+    """What a fork does where fewer than n_chunks files are left."""
+
+    stop = "lit-gpt"
+    wrap = "TinyLlama, and lit-gpt with wrap=True: from the first file again, with new permutations"
+    repeat = "UMD, Gemstones: from the first file again, with the same permutations"
+
+
+def list_files(names: Iterable[str], seed: int) -> list[str]:
+    """The files as TinyLlama (since its #67) and the Gemstones list them: sorted, then shuffled with a seed.
+
+    lit-gpt takes a directory's order as it comes, which only who ran it knows.
+    """
+    files = sorted(names)
+    random.Random(seed).shuffle(files)
+    return files
+
+
+@dataclass(frozen=True)
+class PackedSet:
+    """One set of packed files, as every worker of a run sees it.
+
+    Args:
+        num_files: in the order of `list_files`, or as the run listed them.
+        num_blocks: of each file, chunk_size // block_size.
+        n_chunks: files whose blocks are shuffled together.
+        seed: of the permutations; the run's seed plus the rank, as all forks have it, is for the caller to add.
+        shuffle: without it blocks come as they lie.
+        at_end: what follows the last whole group.
+    """
+
+    num_files: int
+    num_blocks: int
+    n_chunks: int
+    seed: int
+    shuffle: bool = True
+    at_end: AtEnd = AtEnd.stop
+
+    def of_worker(self, shard: int, num_shards: int) -> WorkerOrder:
+        """The blocks of one worker: files shard, shard + num_shards, ... of as many as all workers get alike."""
+        if not 0 <= shard < num_shards:
+            raise ConfigError(f"packed order: shard {shard}, needs 0 to {num_shards - 1}")
+        return WorkerOrder(self, shard, num_shards)
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """Blocks by position for one worker of one rank.
+
+    Raises:
+        ConfigError: not one whole group of files for a worker.
+    """
+
+    of: PackedSet
+    shard: int
+    num_shards: int
+    # What was computed is kept: threads may both compute it, and put the same under the same key.
+    _states: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _last: list[tuple[int, Rows]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.num_groups:
+            raise ConfigError(
+                f"packed order: {self.of.num_files} files give each of {self.num_shards} workers {self.num_mine}, "
+                f"needs {self.of.n_chunks} at least (n_chunks)"
+            )
+
+    @property
+    def num_mine(self) -> int:
+        """Files of each worker; what the division leaves over no worker reads."""
+        return self.of.num_files // self.num_shards
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of files in one pass."""
+        return self.num_mine // self.of.n_chunks
+
+    @property
+    def group_blocks(self) -> int:
+        return self.of.n_chunks * self.of.num_blocks
+
+    @property
+    def pass_blocks(self) -> int:
+        """Blocks in one pass over the worker's files."""
+        return self.num_groups * self.group_blocks
+
+    def __len__(self) -> int:
+        """Blocks until the stream ends; ConfigError where it does not."""
+        if self.of.at_end is not AtEnd.stop:
+            raise ConfigError(f"packed order: {self.of.at_end.name} has no end, only passes of {self.pass_blocks}")
+        return self.pass_blocks
+
+    def blocks(self, first: int, stop: int) -> Rows:
+        """Rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
+
+        Raises:
+            IndexError: positions below 0, or after the end of a stream that has one.
+        """
+        if not 0 <= first <= stop or (self.of.at_end is AtEnd.stop and stop > self.pass_blocks):
+            raise IndexError(
+                f"packed order: positions {first}-{stop} of worker {self.shard}, it has {self.pass_blocks}"
+            )
+        size = self.group_blocks
+        parts = [self._group(group) for group in range(first // size, -(-stop // size))]
+        rows = np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
+        start = first - first // size * size
+        return rows[start : start + stop - first]
+
+    def _group(self, group: int) -> Rows:
+        """The rows of one group; those of the last are kept, since micro-batches take it piece by piece."""
+        number, rows = self._last[0] if self._last else (-1, np.empty((0, 3), np.int64))
+        if number != group:
+            rows = self._make_group(group)
+            self._last[:] = [(group, rows)]
+        return rows
+
+    def _make_group(self, group: int) -> Rows:
+        turn, place = divmod(group, self.num_groups)
+        order = self._permutation(place if self.of.at_end is AtEnd.repeat else group)
+        chunk, block = np.divmod(order, self.of.num_blocks)
+        files = self.shard + (place * self.of.n_chunks + chunk) * self.num_shards
+        return np.stack([files, block, np.full_like(block, turn)], axis=1)
+
+    def _permutation(self, number: int) -> Rows:
+        if not self.of.shuffle:
+            return np.arange(self.group_blocks)
+        rng = self._generator(number)
+        order = rng.permutation(self.group_blocks)
+        self._states[number + 1] = rng.bit_generator.state
+        return order
+
+    def _generator(self, number: int) -> np.random.Generator:
+        """As it is before permutation `number`, from the nearest one that is remembered."""
+        rng, known = np.random.default_rng(self.of.seed), number
+        while known and known not in self._states:
+            known -= 1
+        if known:
+            rng.bit_generator.state = self._states[known]
+        for passed in range(known, number):
+            rng.permutation(self.group_blocks)
+            self._states[passed + 1] = rng.bit_generator.state
+        return rng
+
+
+@dataclass(frozen=True)
+class PackedRun:
+    """What one rank reads: one set or several mixed, by DataLoader workers in turn.
+
+    Args:
+        sets: in the order of the run's configuration.
+        weights: of the sets; None for equal ones.
+        seed: of the draws that mix them; each worker draws the same.
+        rank, num_ranks: this rank, and how many there are.
+        num_workers: of each rank's DataLoader; 0 and 1 read the same.
+        micro_batch_size: blocks that a worker gives at a time.
+
+    Source: lit-gpt, `CombinedDataset` under torch's DataLoader: one draw of Python's `random.choices` a block.
+    """
+
+    sets: Sequence[PackedSet]
+    weights: Sequence[float] | None
+    seed: int
+    rank: int
+    num_ranks: int
+    num_workers: int
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        if not self.sets or (self.weights is not None and len(self.weights) != len(self.sets)):
+            raise ConfigError(f"packed run: {len(self.sets)} sets with weights {self.weights}, needs one each")
+        if len({each.at_end is AtEnd.stop for each in self.sets}) > 1:
+            raise ConfigError("packed run: some sets end and some do not, needs one rule for all")
+        if self.micro_batch_size < 1:
+            raise ConfigError(f"packed run: micro-batches of {self.micro_batch_size}, needs at least 1")
+
+    @cached_property
+    def orders(self) -> list[list[WorkerOrder]]:
+        """[worker][set]."""
+        count = self._count
+        return [
+            [each.of_worker(self.rank * count + worker, self.num_ranks * count) for each in self.sets]
+            for worker in range(count)
+        ]
+
+    @property
+    def _count(self) -> int:
+        return max(1, self.num_workers)
+
+    def blocks(self, first: int, stop: int) -> Rows:
+        """Rows (set, file, block, pass) of the rank's blocks first to stop in the order they are served.
+
+        Raises:
+            IndexError: the stream ends before, or first is below 0.
+        """
+        if not 0 <= first <= stop:
+            raise IndexError(f"packed run: blocks {first}-{stop}, needs 0 or more, in order")
+        worker, position = self._place(np.arange(first, stop))
+        rows = np.empty((stop - first, 4), np.int64)
+        for each in range(self._count):
+            here = worker == each
+            if here.any():
+                rows[here] = self._of_worker(each, position[here])
+        return rows
+
+    def _place(self, samples: Rows) -> tuple[Rows, Rows]:
+        """The worker of each block, and its position there. Micro-batches go round; the last of each may be short."""
+        batch, slot = np.divmod(samples, self.micro_batch_size)
+        turn, worker = np.divmod(batch, self._count)
+        position = turn * self.micro_batch_size + slot
+        if self.length is None:
+            return worker, position
+        whole = self._worker_length // self.micro_batch_size * self.micro_batch_size
+        short = self._worker_length - whole
+        behind = samples - whole * self._count
+        if len(samples) and samples[-1] >= self.length:
+            raise IndexError(f"packed run: block {samples[-1]} of rank {self.rank}, it has {self.length}")
+        tail = behind >= 0
+        if tail.any():
+            worker[tail], slot[tail] = np.divmod(behind[tail], short)
+            position[tail] = whole + slot[tail]
+        return worker, position
+
+    @cached_property
+    def length(self) -> int | None:
+        """Blocks until the first set that is drawn once more has none left, over all workers; None: no end."""
+        return None if self.sets[0].at_end is not AtEnd.stop else self._worker_length * self._count
+
+    @cached_property
+    def _worker_length(self) -> int:
+        """Blocks of each worker; all have as many files and draw alike."""
+        left = np.array([len(order) for order in self.orders[0]])
+        if len(left) == 1:
+            return int(left[0])
+        total = int(left.sum()) + 1
+        drawn = self._draws(total)
+        ends = [np.flatnonzero(drawn == each) for each in range(len(left))]
+        return int(min(where[count] for where, count in zip(ends, left, strict=True) if len(where) > count))
+
+    def _of_worker(self, worker: int, positions: Rows) -> Rows:
+        """Rows for rising positions of one worker."""
+        rows = np.empty((len(positions), 4), np.int64)
+        drawn = self._draws(int(positions[-1]) + 1)
+        rows[:, 0] = drawn[positions]
+        for each, order in enumerate(self.orders[worker]):
+            where = np.flatnonzero(drawn == each)
+            here = rows[:, 0] == each
+            if here.any():
+                numbers = np.searchsorted(where, positions[here])
+                first = int(numbers[0])
+                rows[here, 1:] = order.blocks(first, int(numbers[-1]) + 1)[numbers - first]
+        return rows
+
+    def _draws(self, count: int) -> Rows:
+        """Which set each of the first `count` blocks of a worker is from."""
+        drawn = self._drawn[0]
+        if len(drawn) < count:
+            drawn = self._drawn[0] = self._draw(max(count, 2 * len(drawn)))
+        return drawn[:count]
+
+    @cached_property
+    def _drawn(self) -> list[Rows]:
+        """What was drawn so far, as many as were ever asked for."""
+        return [np.empty(0, np.int64)]
+
+    def _draw(self, count: int) -> Rows:
+        if len(self.sets) == 1:
+            return np.zeros(count, np.int64)
+        weights = self.weights or [1 / len(self.sets)] * len(self.sets)
+        cumulative = np.cumsum(np.asarray(weights, np.float64))
+        found = np.searchsorted(cumulative, _python_random(self.seed, count) * cumulative[-1], side="right")
+        drawn: Rows = np.minimum(found, len(weights) - 1)
+        return drawn
+
+
+def _python_random(seed: int, count: int) -> NDArray[np.float64]:
+    """`random.Random(seed).random()`, `count` times: the same generator as NumPy's legacy one, seeded by an array."""
+    *key, position = random.Random(seed).getstate()[1]
+    rng = np.random.RandomState()
+    rng.set_state(("MT19937", np.array(key, np.uint32), position, 0, 0.0))
+    return rng.random_sample(count)

@@ -1,0 +1,353 @@
+"""The order of a run over packed files, for all of its ranks: tables as of `RunOrder`, with blocks for documents.
+
+step int32, rank int16, slot int16      who read it, and when
+sample int64                            file * blocks a file + block, in its set
+source dictionary<int16, string>        the set, and
+epoch int16                             how often its files were gone through before
+file int32, block int32                 where it lies
+input_ids list<uint16 or uint32>        on request: the block
+
+A run over packed files in one JSON file.
+
+    {"fork": "umd", "block_size": 2049, "n_chunks": 4, "seed": 1337,
+     "sets": [{"name": "web", "files": ["s3://corpus/web_0000000000.bin", ...], "weight": 0.7}, ...],
+     "num_ranks": 256, "num_workers": 1, "micro_batch_size": 8, "accumulation": 1}
+
+`fork` names whose rules hold, as the table FORKS has them. `files` is a list, or the URI of a text file with one name a
+line. lit-gpt takes the files as a directory lists them, so their order is part of the description; the others sort and
+shuffle them.
+
+Where packed runs of different sizes have seen the same data: sync points, and their proof.
+
+    files        F0 F1 F2 F3 F4 F5 F6 F7 | F8 ...        n_chunks = 1, L = 4
+    2 shards     F0+F1  F2+F3  F4+F5  F6+F7              a shard's groups come in the order of the list, so after
+    4 shards     F0+F1+F2+F3   F4+F5+F6+F7               k * n_chunks * L files both have read the same: the first ones
+
+L is the least common multiple of the shard counts (ranks * workers each). Between two sync points the sets differ. The
+tail breaks the promise: what the division by shards and by n_chunks leaves over depends on the number of shards.
+
+Source: the Gemstones' README states it for their counts; made exact here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError
+from binidx.json_models import Count, JsonFile, Positive
+from binidx.packed.packed_files import PackedFiles
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, list_files
+from binidx.run.global_order import SampleReads
+from binidx.storage.open import open_object, read_document, read_whole
+
+if TYPE_CHECKING:
+    from binidx.run.provenance.export import pa
+
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PackedRunOrder:
+    """What a run over packed files reads.
+
+    Args:
+        sets: with the run's own seed; each rank adds its number to it, as in all forks.
+        names: of the sets.
+        weights: of the sets; None for equal ones.
+        seed: of the draws that mix the sets.
+        num_ranks: processes that read.
+        num_workers: of each rank's DataLoader.
+        micro_batch_size: blocks a worker gives at a time.
+        accumulation: micro-batches of a rank in one step.
+        mixed_by_rank: each rank adds its number to the seed of the draws too: lit-gpt does, TinyLlama does not.
+        files: of each set, where tokens are wanted.
+
+    Raises:
+        ConfigError: sets, names and weights that do not fit each other, or too few files.
+    """
+
+    sets: Sequence[PackedSet]
+    names: Sequence[str]
+    weights: Sequence[float] | None = None
+    seed: int = 0
+    num_ranks: int = 1
+    num_workers: int = 0
+    micro_batch_size: int = 1
+    accumulation: int = 1
+    mixed_by_rank: bool = False
+    files: Sequence[PackedFiles] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sets) or (self.files is not None and len(self.files) != len(self.sets)):
+            raise ConfigError(f"packed run: {len(self.sets)} sets, {len(self.names)} names; needs one each, and files")
+        self.run_of(0).orders  # noqa: B018 - checks that there are files for every worker
+
+    @property
+    def blocks_per_step(self) -> int:
+        """Of one rank."""
+        return self.micro_batch_size * self.accumulation
+
+    def run_of(self, rank: int) -> PackedRun:
+        """What one rank reads."""
+        if rank not in self._runs:
+            self._runs[rank] = self._make_run(rank)
+        return self._runs[rank]
+
+    @functools.cached_property
+    def _runs(self) -> dict[int, PackedRun]:
+        """Each remembers its generators, 81 of 300 bytes a worker for a whole run of the Gemstones."""
+        return {}
+
+    def _make_run(self, rank: int) -> PackedRun:
+        sets = [replace(each, seed=each.seed + rank) for each in self.sets]
+        seed = self.seed + rank if self.mixed_by_rank else self.seed
+        return PackedRun(sets, self.weights, seed, rank, self.num_ranks, self.num_workers, self.micro_batch_size)
+
+    def num_steps(self) -> int | None:
+        """Whole steps until the first rank ends; None: none does."""
+        lengths = [self.run_of(rank).length for rank in range(self.num_ranks if self.mixed_by_rank else 1)]
+        return (
+            None if None in lengths else min(length for length in lengths if length is not None) // self.blocks_per_step
+        )
+
+    def num_rows(self, steps: range) -> int:
+        """Blocks of these steps, over all ranks."""
+        return len(steps) * self.blocks_per_step * self.num_ranks
+
+    def rows(self, steps: range, rank: int | None = None) -> tuple[SampleReads, Numbers]:
+        """Who reads what: readings, and rows (set, file, block, pass) of shape (n, 4); by step, rank, slot.
+
+        Raises:
+            IndexError: a step after the end.
+        """
+        ranks = range(self.num_ranks) if rank is None else [rank]
+        size = self.blocks_per_step
+        found = [self.run_of(each).blocks(steps.start * size, steps.stop * size) for each in ranks]
+        blocks = np.stack([each.reshape(len(steps), size, 4) for each in found], axis=1).reshape(-1, 4)
+        step, rank_of, slot = (
+            grid.reshape(-1)
+            for grid in np.meshgrid(np.asarray(steps), np.asarray(ranks), np.arange(size), indexing="ij")
+        )
+        num_blocks = np.array([each.num_blocks for each in self.sets])
+        sample = blocks[:, 1] * num_blocks[blocks[:, 0]] + blocks[:, 2]
+        position = (step * self.num_ranks + rank_of) * size + slot
+        return SampleReads(step, rank_of, slot, position, sample), blocks
+
+    def table(self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False) -> pa.Table:
+        """`rows` as an Arrow table, without file and block unless `docs`; with `tokens`, the tokens of each block."""
+        from binidx.run.provenance.export import packed_table
+
+        readings, blocks = self.rows(steps, rank)
+        table = packed_table(readings, blocks, self.names, list(self.read(blocks)) if tokens else None)
+        return table if docs else table.drop(["file", "block"])
+
+    def read(self, blocks: Numbers) -> NDArray[Any]:
+        """The tokens of rows (set, file, block, pass), shape (n, block_size).
+
+        Raises:
+            ConfigError: the run was described without its files.
+        """
+        if self.files is None:
+            raise ConfigError("packed run: tokens asked, but it was described without its files")
+        out = np.empty((len(blocks), self.files[0].block_size), self.files[0].header.dtype)
+        for number, files in enumerate(self.files):
+            here = blocks[:, 0] == number
+            out[here] = files.read(blocks[here, 1].tolist(), blocks[here, 2].tolist())
+        return out
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of everything the order depends on."""
+        depends = {each: getattr(self, each) for each in ("names", "weights", "seed", "num_ranks", "num_workers")}
+        depends |= {each: getattr(self, each) for each in ("micro_batch_size", "accumulation", "mixed_by_rank")}
+        depends["sets"] = [{**asdict(each), "at_end": each.at_end.name} for each in self.sets]
+        return hashlib.blake2b(json.dumps(depends).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Whose loader: what it does at the end, which seeds have the rank in them, and whether it shuffles the files."""
+
+    at_end: AtEnd
+    mixed_by_rank: bool
+    shuffles_files: bool
+
+
+FORKS = {
+    "lit-gpt": Fork(AtEnd.stop, mixed_by_rank=True, shuffles_files=False),
+    "lit-gpt-wrap": Fork(AtEnd.wrap, mixed_by_rank=True, shuffles_files=False),
+    "tinyllama": Fork(AtEnd.wrap, mixed_by_rank=False, shuffles_files=True),
+    "umd": Fork(AtEnd.repeat, mixed_by_rank=True, shuffles_files=True),
+}
+
+
+"""name -> rules. TinyLlama is that after its #67; umd is that of the Gemstones, goldfish and fictional-QA."""
+
+
+@dataclass(frozen=True)
+class DescribedSet:
+    """One set of packed files; `files` lists them, or is the URI of a text file that does."""
+
+    name: str
+    files: str | list[str]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class PackedDescription:
+    """The fields of the file; `PackedSet` and `PackedRunOrder` explain them."""
+
+    fork: str
+    block_size: Positive
+    n_chunks: Positive
+    seed: int
+    sets: list[DescribedSet]
+    num_ranks: Positive = 1
+    num_workers: Count = 0
+    micro_batch_size: Positive = 1
+    accumulation: Positive = 1
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fork not in FORKS:
+            raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
+        if not self.sets:
+            raise ConfigError("sets: found none, needs at least one")
+        if min(each.weight for each in self.sets) < 0 or not any(each.weight for each in self.sets):
+            raise ConfigError("sets: found weights below 0, or none above it")
+
+
+PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
+
+
+def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
+    """The run that a file describes, its packed files opened and checked.
+
+    Raises:
+        ConfigError: no JSON object, fields unknown or missing, or values that do not fit.
+        ObjectNotFoundError, FormatError: a packed file is missing or none.
+    """
+    described = PACKED_FILE.decode(read_document(PACKED_FILE, uri, storage_options), uri)
+    try:
+        return open_packed_run(described, storage_options)
+    except ConfigError as error:
+        raise ConfigError(f"{uri}: {error}") from error
+
+
+def open_packed_run(described: PackedDescription, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
+    """The same for what the file holds."""
+    fork, seed = FORKS[described.fork], described.seed
+    files = []
+    for each in described.sets:
+        listed = _listed(each.files, storage_options)
+        uris = list_files(listed, seed) if fork.shuffles_files else listed
+        files.append(PackedFiles(uris, described.block_size, storage_options=storage_options))
+    total = sum(each.weight for each in described.sets)
+    return PackedRunOrder(
+        [
+            PackedSet(len(each.uris), each.num_blocks, described.n_chunks, seed, described.shuffle, fork.at_end)
+            for each in files
+        ],
+        [each.name for each in described.sets],
+        [each.weight / total for each in described.sets],
+        seed,
+        described.num_ranks,
+        described.num_workers,
+        described.micro_batch_size,
+        described.accumulation,
+        mixed_by_rank=fork.mixed_by_rank,
+        files=files,
+    )
+
+
+def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> list[str]:
+    if isinstance(files, str):
+        text = bytes(read_whole(open_object(files, storage_options=storage_options, cache=False)))
+        return text.decode().split("\n")[:-1] if text.endswith(b"\n") else text.decode().split("\n")
+    return list(files)
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """What topologies over one set of files share.
+
+    Args:
+        of: the set; its seed is that of rank 0, others add their rank, which changes no set of blocks at a sync point.
+        block_size: tokens of a block.
+        shards: ranks * workers of each topology.
+    """
+
+    of: PackedSet
+    block_size: int
+    shards: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not self.shards or min(self.shards) < 1:
+            raise ConfigError(f"nesting: found shard counts {list(self.shards)}, needs one at least, each 1 or more")
+
+    @property
+    def sync_files(self) -> int:
+        """Files from one sync point to the next."""
+        return math.lcm(*self.shards) * self.of.n_chunks
+
+    @property
+    def sync_tokens(self) -> int:
+        """Tokens from one sync point to the next, over all ranks."""
+        return self.sync_files * self.of.num_blocks * self.block_size
+
+    @property
+    def num_syncs(self) -> int:
+        """Sync points in the first pass; the last of them is the last where all topologies agree."""
+        return min(self.files_read(count) for count in self.shards) // self.sync_files
+
+    def files_read(self, count: int) -> int:
+        """Files of the list that a topology reads in one pass, from the first on; the rest it drops."""
+        return self.of.num_files // count // self.of.n_chunks * self.of.n_chunks * count
+
+    def digests(self, count: int) -> NDArray[np.uint64]:
+        """For each stretch between sync points a digest of the set of blocks that a topology reads in it.
+
+        Computed from the order itself, position by position; equal sets have equal digests, others not but by a chance
+        of 2^-64. Takes 30 ns a block and the memory of one stretch of one worker.
+        """
+        found = np.zeros(self.num_syncs, np.uint64)
+        for shard in range(count):
+            order = self._order_of(shard, count)
+            size = self.sync_files // count * self.of.num_blocks
+            for number in range(self.num_syncs):
+                rows = order.blocks(number * size, (number + 1) * size)
+                found[number : number + 1] += _set_digest(rows[:, 0] * self.of.num_blocks + rows[:, 1])
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError unless all topologies read the same set of blocks between any two sync points."""
+        first, *others = (self.digests(count) for count in self.shards)
+        for count, other in zip(self.shards[1:], others, strict=True):
+            if (first != other).any():
+                number = int(np.flatnonzero(first != other)[0])
+                raise AssertionError(f"{self.shards[0]} and {count} shards differ before sync point {number + 1}")
+
+    def _order_of(self, shard: int, count: int) -> WorkerOrder:
+        # Which rank a shard belongs to depends on its workers; the seed moves blocks within a group only.
+        return replace(self.of, seed=self.of.seed + shard, at_end=AtEnd.stop).of_worker(shard, count)
+
+
+def _set_digest(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """A sum of mixed numbers (splitmix64): the same for any order, another if one is missing or there twice.
+
+    Shape (1,): an array wraps round without a warning.
+    """
+    mixed = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return np.sum(mixed ^ (mixed >> np.uint64(31)), keepdims=True)

@@ -1,0 +1,1 @@
+"""Tokenizer engines, and the proof that they agree."""

@@ -1,0 +1,176 @@
+"""Who reads which sample when: steps, ranks and slots of a run, as arrays.
+
+    position  0 1 2 3 4 5 6 7 8 9 ..    samples consumed before it, over all ranks
+    rank      0 0 1 1 2 2 0 0 1 1 ..    micro-batches of 2 on 3 ranks
+    step      0 0 0 0 0 0 0 0 0 0 ..    two micro-batches of each rank
+    slot      0 1 0 1 0 1 2 3 2 3 ..    place among the samples of the rank's step
+
+Rows come by step, then rank, then slot: a rank's step is one stretch of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError
+from binidx.loader.samplers import DataloaderType, permutation
+from binidx.run.schedule import BatchSchedule
+
+Numbers = NDArray[np.int64]
+
+
+class SampleReads(NamedTuple):
+    """Columns of equal length, int64."""
+
+    step: Numbers
+    rank: Numbers
+    slot: Numbers
+    position: Numbers
+    sample: Numbers
+
+
+@dataclass(frozen=True)
+class GlobalOrder:
+    """What the loaders of all ranks read.
+
+    Args:
+        schedule: sizes of the steps.
+        num_samples: of the dataset.
+        dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
+
+    Source: the samplers of Megatron-LM, for all ranks at once. Where a "cyclic" dataset without data_sharding does not
+    divide by its step, the surplus batches that its first ranks get at the end of an epoch are not steps and not here.
+    """
+
+    schedule: BatchSchedule
+    num_samples: int
+    dataloader_type: DataloaderType = "single"
+    data_sharding: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_samples < self.schedule.block:
+            raise ConfigError(f"order: {self.num_samples} samples, one micro-batch a rank needs {self.schedule.block}")
+        if self.dataloader_type == "cyclic" and self._consumed % self._active % self.schedule.block:
+            raise ConfigError(
+                f"consumed_samples: {self._consumed} is {self._consumed % self._active} into its epoch, "
+                f"needs a multiple of {self.schedule.block}"
+            )
+
+    @property
+    def _consumed(self) -> int:
+        return self.schedule.consumed_samples
+
+    @property
+    def end(self) -> int | None:
+        """The position where the loaders end; None: they begin anew."""
+        if self.dataloader_type == "cyclic":
+            return None
+        left = max(self.num_samples - self._consumed, 0)
+        return self._consumed + left // self.schedule.block * self.schedule.block
+
+    def num_steps(self) -> int | None:
+        """Whole steps until the loaders end; None: they do not."""
+        return None if self.end is None else self.schedule.step_of(self.end)
+
+    def readings(self, steps: range, rank: int | None = None) -> SampleReads:
+        """The rows of whole steps that follow each other, of one rank or all.
+
+        Raises:
+            IndexError: a step that is not served whole.
+        """
+        self._check_steps(steps)
+        parts = [self._rows(part, size, rank) for part, size in self._runs(steps)]
+        return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _no_rows()
+
+    def served_at(self, samples: Numbers, stop: int) -> SampleReads:
+        """Where samples are read at positions below `stop`; a sample read twice has two rows, in order.
+
+        Cost: one pass over an epoch's order for each epoch when cyclic, else none.
+        """
+        positions = self._positions_of(np.unique(samples), stop if self.end is None else min(stop, self.end))
+        return self._described(np.sort(positions[positions >= self._consumed]))
+
+    def _runs(self, steps: range) -> Iterator[tuple[range, int]]:
+        """Stretches of steps of one size, and the size."""
+        stages = self.schedule.stages
+        for stage, after in zip_longest(stages, stages[1:]):
+            stop = steps.stop if after is None else min(after.first_step, steps.stop)
+            if part := range(max(stage.first_step, steps.start), stop):
+                yield part, stage.batch_size
+
+    def _rows(self, steps: range, size: int, rank: int | None) -> SampleReads:
+        ranks = np.arange(self.schedule.data_parallel_size) if rank is None else np.array([rank])
+        slots = np.arange(size // self.schedule.data_parallel_size)
+        batch, place = np.divmod(slots, self.schedule.micro_batch_size)
+        in_step = ranks[:, None] * self.schedule.micro_batch_size + batch * self.schedule.block + place
+        first = self.schedule.samples_before(steps.start) + np.arange(len(steps)) * size
+        position = (first[:, None, None] + in_step).reshape(-1)
+        step = np.repeat(np.arange(steps.start, steps.stop), in_step.size)
+        rank_of = np.tile(np.repeat(ranks, len(slots)), len(steps))
+        slot = np.tile(slots, len(ranks) * len(steps))
+        return SampleReads(step, rank_of, slot, position, self.samples_at(position))
+
+    def samples_at(self, position: Numbers) -> Numbers:
+        """The sample at each position, shape as given."""
+        if self.dataloader_type == "single":
+            return position
+        epoch, into = np.divmod(position, self._active)
+        found = np.empty_like(position)
+        for each in np.unique(epoch).tolist():
+            here = epoch == each
+            found[here] = self._of_epoch(each, into[here])
+        return found
+
+    @property
+    def _active(self) -> int:
+        """Samples of a cyclic epoch: what micro-batches of all ranks divide."""
+        return self.num_samples // self.schedule.block * self.schedule.block
+
+    def _of_epoch(self, epoch: int, into: Numbers) -> Numbers:
+        """The samples so far into an epoch of the cyclic sampler."""
+        micro, ranks = self.schedule.micro_batch_size, self.schedule.data_parallel_size
+        batch, place = np.divmod(into, self.schedule.block)
+        rank, slot = np.divmod(place, micro)
+        mine = batch * micro + slot
+        found: Numbers
+        if self.data_sharding:
+            share = self._active // ranks
+            found = permutation(share, epoch)[mine] + rank * share
+        else:
+            found = permutation(self.num_samples // micro * micro, epoch)[rank + ranks * mine]
+        return found
+
+    def _positions_of(self, samples: Numbers, stop: int) -> Numbers:
+        if self.dataloader_type == "single":
+            return samples[samples < stop]
+        found = []
+        for epoch in range(-(-stop // self._active)):
+            into = np.flatnonzero(np.isin(self._of_epoch(epoch, np.arange(self._active)), samples))
+            found.append(into + epoch * self._active)
+        positions = np.concatenate(found) if found else np.empty(0, np.int64)
+        return positions[positions < stop]
+
+    def _described(self, position: Numbers) -> SampleReads:
+        """Step, rank and slot of positions."""
+        step = np.array([self.schedule.step_of(each) for each in position.tolist()], np.int64)
+        start = np.array([self.schedule.samples_before(each) for each in step.tolist()], np.int64)
+        batch, place = np.divmod(position - start, self.schedule.block)
+        rank, slot = np.divmod(place, self.schedule.micro_batch_size)
+        slot += batch * self.schedule.micro_batch_size
+        return SampleReads(step, rank, slot, position, self.samples_at(position))
+
+    def _check_steps(self, steps: range) -> None:
+        count = self.num_steps()
+        if steps.step != 1 or steps.start < 0 or (count is not None and len(steps) and steps.stop > count):
+            has = "as many as you like" if count is None else f"{count}"
+            raise IndexError(f"steps {steps.start} to {steps.stop}: the run has {has}, counted from 0")
+
+
+def _no_rows() -> SampleReads:
+    return SampleReads(*(np.empty(0, np.int64) for _ in SampleReads._fields))

@@ -1,0 +1,1 @@
+"""What a run will read, request and cost, before it starts."""

@@ -1,0 +1,245 @@
+"""Requests, bytes, time and money of a run, from its `outlook`: which formula of `forecast` holds for which source.
+
+local                             nothing
+a cache_dir                       each chunk once a node
+up to 32 MiB, remote              each chunk once a process, in memory
+else                              what each vectored read asks for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from binidx.dataset.builder import WAITING_THREADS
+from binidx.format.idx import get_bin_path
+from binidx.format.summary import DatasetSummary
+from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
+from binidx.run.plan.forecast import (
+    NOTHING,
+    SECONDS_PER_BLENDED_SAMPLE,
+    Link,
+    Medium,
+    ReadCost,
+    Wait,
+    build_seconds,
+    kept_once,
+    pieces_per_sample,
+    rounds_of_many,
+    samples_read,
+)
+from binidx.run.plan.inventory import MISSING, STALE, THERE, UNPROVEN, IndexInventory, RunInventory, SourceInventory
+from binidx.storage.cache.layout import CHUNK_BYTES
+from binidx.storage.cache.memory import STORE
+from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
+from binidx.storage.open import SEGMENTS, open_stored
+from binidx.storage.requests.remote_reader import MAX_REQUEST, max_gap_of
+from binidx.storage.settings import ReadSettings
+from binidx.storage.stats import DOLLARS_PER_REQUEST, STORES
+from binidx.storage.stores import filesystem
+
+SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
+
+
+"""Bytes of a `.bin` whose checksums are one chunk."""
+
+
+PROBES = 5
+
+
+PROBE_BYTES, STREAM_BYTES, STREAMS = 4096, 1 << 20, 8
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a source takes of its store in a whole run, all nodes together.
+
+    pieces: ranges of a sample.
+    """
+
+    source: SourceInventory
+    store: str
+    pieces: float
+    reading: ReadCost
+
+
+def is_remote_prefix(prefix: str) -> bool:
+    return filesystem.local_path(prefix) is None
+
+
+def samples_at_once(micro_batch_size: int) -> int:
+    """Samples of one vectored read of a process: a quarter of the first window ahead."""
+    return min(SAMPLES_IN_GROUP, micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
+
+
+def medium_of(headline: DatasetSummary, settings: ReadSettings) -> Medium:
+    """How its tokens are read."""
+    gap = max_gap_of(get_bin_path(headline.prefix), settings)
+    return Medium(max(headline.plain_bytes, 1), max(headline.stored_bytes, 1), gap, headline.block_bytes, MAX_REQUEST)
+
+
+def costs_of(outlook: RunInventory, num_samples: int, *, nodes: int, at_once: float | None = None) -> list[Costs]:
+    """Of each source, for training on so many samples.
+
+    Args:
+        nodes: that share the ranks.
+        at_once: samples of a vectored read; by default as the loader reads ahead at first.
+    """
+    run = outlook.run
+    settings = ReadSettings.of(run.config.storage_options)
+    each_read = at_once or samples_at_once(run.micro_batch_size)
+    compressed_bytes = sum(each.plain_bytes for each in outlook.headlines.values() if _in_segments(each))
+    found = []
+    for source in outlook.sources(num_samples):
+        headline, config = source.headline, run.config
+        pieces = pieces_per_sample(
+            config.sequence_length,
+            source.tokens / max(source.documents, 1),
+            add_extra_token=config.add_extra_token_to_sequence,
+        )
+        sample_bytes = (config.sequence_length + config.add_extra_token_to_sequence) * headline.item_bytes
+        reading = NOTHING
+        if is_remote_prefix(headline.prefix):
+            medium = medium_of(headline, settings)
+            share = source.samples / max(num_samples, 1)
+            kept = _kept(headline, settings, compressed_bytes)
+            if kept is None:
+                reading = samples_read(medium, source.samples, sample_bytes, pieces, each_read * share)
+                reading = reading.times(1 - (SEGMENTS.budget / compressed_bytes if headline.compressed else 0))
+            else:
+                caches = run.data_parallel_size if kept.by_process else nodes
+                part = source.samples * pieces / caches
+                reading = kept_once(medium, part, sample_bytes / pieces, kept.chunk_bytes).times(caches)
+            if headline.checked and source.samples:
+                reading += ReadCost(run.data_parallel_size * ceil(headline.plain_bytes / SUMS_COVER), 0.0)
+        found.append(Costs(source, store_of(headline.prefix), pieces, reading))
+    return found
+
+
+@dataclass(frozen=True)
+class _Kept:
+    chunk_bytes: int
+    by_process: bool
+
+
+def _kept(headline: DatasetSummary, settings: ReadSettings, compressed_bytes: int) -> _Kept | None:
+    """The cache that has room for all of a source; None: there is none."""
+    if settings.cache_dir is not None:
+        return _Kept(settings.cache_chunk_bytes or CHUNK_BYTES, by_process=False)
+    if headline.plain_bytes <= STORE.largest:
+        return _Kept(CHUNK_BYTES, by_process=True)
+    if headline.compressed and compressed_bytes <= SEGMENTS.budget:
+        return _Kept(headline.block_bytes, by_process=True)
+    return None
+
+
+def _in_segments(headline: DatasetSummary) -> bool:
+    return headline.compressed and headline.plain_bytes > STORE.largest
+
+
+def store_of(uri: str) -> str:
+    """As requests are counted and billed: "s3", "gs", ..."""
+    return "file" if not is_remote_prefix(uri) else STORES.get(filesystem.protocols(uri)[-1], "other")
+
+
+def total_costs(costs: Sequence[Costs]) -> ReadCost:
+    return sum((each.reading for each in costs), NOTHING)
+
+
+def dollars(costs: Sequence[Costs]) -> Mapping[str, float]:
+    """List price of the requests, by store."""
+    found: dict[str, float] = {}
+    for each in costs:
+        price = DOLLARS_PER_REQUEST.get(each.store)
+        if price is not None:
+            found[each.store] = found.get(each.store, 0.0) + each.reading.requests * price
+    return found
+
+
+def epoch_on_a_node_bytes(outlook: RunInventory, *, nodes: int) -> float:
+    """What a disk cache of a node takes for its part of one epoch of all remote sources."""
+    found = 0.0
+    settings, length = ReadSettings.of(outlook.run.config.storage_options), outlook.run.config.sequence_length
+    for source in outlook.sources(max(outlook.num_samples, 1)):
+        if is_remote_prefix(source.headline.prefix) and source.documents:
+            pieces = pieces_per_sample(length, source.tokens / source.documents)
+            num_pieces = source.tokens / length * pieces / nodes
+            piece_bytes = length * source.headline.item_bytes / pieces
+            chunk = settings.cache_chunk_bytes or CHUNK_BYTES
+            found += kept_once(medium_of(source.headline, settings), num_pieces, piece_bytes, chunk).num_bytes
+    return found
+
+
+def waits_of(outlook: RunInventory, costs: Sequence[Costs]) -> list[Wait]:
+    """A start of one process, from the builder to its first batch; imports come on top."""
+    remote = [each for each in outlook.headlines.values() if is_remote_prefix(each.prefix)]
+    waits = []
+    if remote:
+        waits.append(Wait("connections", 2))
+        rounds = rounds_of_many(len(remote), 3, WAITING_THREADS)
+        waits.append(Wait("opening", rounds, sum(each.idx_bytes for each in remote)))
+    waits += _index_waits(outlook, bool(remote))
+    if remote:
+        run = outlook.run
+        share = run.micro_batch_size / max(outlook.num_samples, 1)
+        whole = total_costs(costs)
+        batch_bytes = run.micro_batch_size * (run.config.sequence_length + 1) * 2
+        waits.append(Wait("first batch", 1, max(whole.num_bytes * share, batch_bytes)))
+    return waits
+
+
+def _index_waits(outlook: RunInventory, remote: bool) -> list[Wait]:
+    """Caches: splits of a prefix one after the other, prefixes at the same time; then blends."""
+    cached = [each for each in outlook.indices if each.cache.state in (THERE, UNPROVEN)]
+    built = [each for each in outlook.indices if each.plan and each.cache.state in (MISSING, STALE)]
+    blends = [each for each in outlook.blends if each.cache.state in (THERE, UNPROVEN)]
+    new_blends = [each for each in outlook.blends if each not in blends]
+    directory = outlook.run.config.path_to_cache
+    far = remote if directory is None else is_remote_prefix(directory)
+
+    def deepest(indices: Sequence[IndexInventory]) -> int:
+        return len({each.wanted.split for each in indices})
+
+    waits = []
+    if cached or blends:
+        manifests = [each.cache.manifest for each in cached] + [each.cache.manifest for each in blends]
+        num_bytes = sum(array.bytes for each in manifests if each for array in each.arrays.values())
+        rounds = 2 * (deepest(cached) + len(blends)) if far else 0
+        waits.append(Wait("indices from their caches", rounds, num_bytes if far else 0))
+    if built:
+        seconds = sum(build_seconds(each.documents, each.plan) for each in built if each.plan)
+        waits.append(Wait("indices to be built, by one process of all", 9 * deepest(built) if far else 0, 0, seconds))
+    if new_blends:
+        seconds = sum(each.size for each in new_blends) * SECONDS_PER_BLENDED_SAMPLE
+        rounds = 9 * len(new_blends) if far and directory is not None else 0
+        waits.append(Wait("blends to be drawn", rounds, 0, seconds))
+    return waits
+
+
+def measure(headline: DatasetSummary, storage_options: Mapping[str, Any] | None) -> Link:
+    """The way to a store, by a few real requests for the tokens of a dataset: PROBES small ones, then 8 MiB at once.
+
+    Raises:
+        StorageError: it does not answer.
+    """
+    uri = get_bin_path(headline.prefix) + (".zst" if headline.compressed else "")
+    reader = open_stored(uri, storage_options=storage_options)
+    times = []
+    for number in range(PROBES + 1):
+        at = reader.size * number // (PROBES + 1)
+        began = perf_counter()
+        reader.read([(at, min(at + PROBE_BYTES, reader.size))])
+        times.append(perf_counter() - began)
+    latency = median(times[1:])  # the first one connects
+    streams = min(STREAMS, max(1, reader.size // STREAM_BYTES))
+    step = reader.size // streams
+    wanted = [(each * step, each * step + min(STREAM_BYTES, step)) for each in range(streams)]
+    began = perf_counter()
+    moved = sum(map(len, reader.read(wanted)))
+    seconds = max(perf_counter() - began - latency, 1e-4)
+    in_flight = filesystem.max_in_flight(uri, storage_options or {}, ReadSettings.of(storage_options))
+    return Link(latency, moved / seconds, in_flight)

@@ -1,0 +1,147 @@
+"""Tokens and epochs of each source: what there is, what the run has built, what was read up to a step.
+
+    source          documents   tokens   samples built   samples read   tokens read   epochs   seen 0, 1, .. times
+    s3://corpus/en      9,000  9.2e6           2,300          1,800         7.4e6      0.80    1,731 7,269
+
+A sample counts S tokens, those that are fed; the one after, which is only a label, is fed by another sample.
+
+Cost: of indices left where they lie, some kilobytes a source, and of a blend two bytes a sample, in memory too. How
+often each document was begun takes a look at each sample, 2 to 5 us, and a byte a document, two where it may be begun
+more than 255 times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.gpt import GPTDataset
+from binidx.run.provenance.contents import contents_of, documents_of, of_each
+from binidx.run.provenance.run_order import RunOrder
+
+Numbers = NDArray[np.int64]
+
+
+STRETCH = 1 << 18
+
+
+"""Samples or sequences looked at together: 50 MiB of samples with their documents."""
+
+
+@dataclass(frozen=True)
+class SourceAccount:
+    """What one source gives and gave.
+
+    Attributes:
+        source: its prefix.
+        documents: sequences of the split, as Megatron counts documents of GPT data.
+        tokens: of these.
+        samples_built: that the source's own index has.
+        samples_in_run: of those, in the run's dataset.
+        samples_read, tokens_read: up to the step.
+        epochs_read: how often the source was gone through, tokens_read / tokens.
+        seen: of how many documents the first token was fed 0, 1, 2, ... times; empty unless asked for.
+    """
+
+    source: str
+    documents: int
+    tokens: int
+    samples_built: int
+    samples_in_run: int
+    samples_read: int
+    tokens_read: int
+    epochs_read: float
+    seen: tuple[int, ...] = ()
+
+
+def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
+    """What each source gave in the steps before `stop_step`.
+
+    Args:
+        repeats: count for each document how often it was begun.
+    """
+    stop = order.reading.schedule.samples_before(stop_step)
+    in_run, read = _samples_of_each(order, stop)
+    seen = _times_seen(order, stop) if repeats else [()] * len(order.sources)
+    length = order.dataset.config.sequence_length
+
+    def of(number: int) -> SourceAccount:
+        source, tokens_read = order.sources[number], int(read[number]) * length
+        tokens = _tokens_of(source)
+        return SourceAccount(
+            order.prefixes[number],
+            len(source.own_sequences),
+            tokens,
+            len(source),
+            int(in_run[number]),
+            int(read[number]),
+            tokens_read,
+            tokens_read / max(tokens, 1),
+            seen[number],
+        )
+
+    return of_each(order.sources, range(len(order.sources)), of)
+
+
+def _tokens_of(source: GPTDataset) -> int:
+    """Of its split, once."""
+    own, index = source.own_sequences, source.dataset.index
+    if not isinstance(own, range):
+        return int(index.sequence_lengths[own].sum(dtype=np.int64))
+    return index.tokens_before(own.stop) - index.tokens_before(own.start)
+
+
+def _samples_of_each(order: RunOrder, stop: int) -> tuple[Numbers, Numbers]:
+    """Samples of each source in the run, and of those read before a position."""
+    if not isinstance(order.dataset, BlendedDataset):
+        return np.array([len(order.dataset)]), np.array([stop])
+    sources = order.dataset.dataset_index[:]
+    in_run, read = (np.zeros(len(order.sources), np.int64) for _ in range(2))
+    for samples in _stretches(len(sources)):
+        in_run += np.bincount(sources[samples], minlength=len(in_run))
+    for positions in _stretches(stop):
+        read += np.bincount(sources[order.reading.samples_at(positions)], minlength=len(read))
+    return in_run, read
+
+
+def _stretches(stop: int) -> Iterator[Numbers]:
+    for first in range(0, stop, STRETCH):
+        yield np.arange(first, min(first + STRETCH, stop))
+
+
+def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
+    """For each source of how many of the split's documents the first token was fed 0, 1, 2, ... times."""
+    rounds = stop // len(order.dataset) + 1
+    times = [
+        np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * source.num_epochs))
+        for source in order.sources
+    ]
+    length, count = order.dataset.config.sequence_length, 0
+    for positions in _stretches(stop):
+        contents = contents_of(order.dataset, order.reading.samples_at(positions))
+        spans = contents.spans
+        # What begins at S is the last label; the next sample of the stream feeds it.
+        begun = (spans.start == 0) & (spans.length > 0) & (spans.target < length)
+        source = np.repeat(contents.source, np.diff(spans.bounds))[begun]
+        document = spans.document[begun]
+        count += len(document)
+        for number in np.unique(source).tolist():
+            np.add.at(times[number], document[source == number], 1)
+    assert sum(int(each.sum(dtype=np.int64)) for each in times) == count, "once an epoch and round: none ran over"
+    return [_histogram(source, counts) for source, counts in zip(order.sources, times, strict=True)]
+
+
+def _histogram(source: GPTDataset, counts: NDArray[Any]) -> tuple[int, ...]:
+    own, found, last = source.own_sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
+    parts = (own[part[0] : part[-1] + 1] for part in _stretches(len(own))) if isinstance(own, range) else [own]
+    for part in parts:
+        documents = np.unique(documents_of(source.dataset.index, np.asarray(part, np.int64))[0])
+        # A document whose sequences lie in two stretches counts in the first.
+        found += np.bincount(counts[documents[documents > last]], minlength=len(found))
+        last = int(documents[-1]) if len(documents) else last
+    return tuple(np.trim_zeros(found, "b").tolist())

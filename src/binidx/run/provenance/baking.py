@@ -1,0 +1,131 @@
+"""Lay the tokens of a run out again in the order in which they are consumed: `dataset/baked.py` reads them.
+
+For runs whose thousands of nodes read one bucket: a micro-batch is one range, where documents shuffled over the corpus
+are five to nine a sample. Costs one more copy of the tokens that are read, and (S + 1) / S of their size.
+
+The work is cut into parts that are written whole and in any order; a part that is there is not written again, so a bake
+that broke off goes on, and several machines may share it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from binidx.dataset.baked import Baked, part_prefix, read_baked
+from binidx.dataset.blended import BlendedDataset
+from binidx.errors import ConfigError, ObjectExistsError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.run.provenance.contents import sources_at
+from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.writing.publish import create_object, join_uri, put_if_absent
+
+PART_BYTES = 1 << 30
+
+
+"""Of tokens, about."""
+
+
+READ_SAMPLES = 256
+
+
+"""Read at once by each thread."""
+
+
+def plan_bake(order: RunOrder, steps: range) -> Baked:
+    """What baking these steps makes.
+
+    Raises:
+        IndexError: a step that the run does not have.
+    """
+    count = order.num_steps()
+    if steps.start < 0 or not len(steps) or (count is not None and steps.stop > count):
+        raise IndexError(f"steps {steps.start} to {steps.stop}: the run has {count}, counted from 0")
+    config, schedule = order.dataset.config, order.reading.schedule
+    stored = (config.sequence_length + config.add_extra_token_to_sequence) * np.dtype(order.token_dtype).itemsize
+    return Baked(
+        fingerprint=order.fingerprint,
+        first=schedule.samples_before(steps.start),
+        stop=schedule.samples_before(steps.stop),
+        samples_per_part=max(1, PART_BYTES // stored),
+        sequence_length=config.sequence_length,
+        add_extra_token=config.add_extra_token_to_sequence,
+        blended=isinstance(order.dataset, BlendedDataset),
+    )
+
+
+def bake(
+    order: RunOrder,
+    directory: str,
+    baked: Baked,
+    *,
+    threads: int = 2,
+    shard: int = 0,
+    num_shards: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    watch: Callable[[int], object] = lambda num_samples: None,
+) -> int:
+    """Write the parts that are not there; the number written.
+
+    Args:
+        baked: of `plan_bake`, the same for all who share the work.
+        shard, num_shards: this machine's share: every num_shards-th part.
+        storage_options: for the directory.
+        watch: told samples that are done.
+
+    Raises:
+        ObjectExistsError: another run was baked into this directory.
+        ConfigError: a sample is cut short, which only a partial last validation sample is.
+    """
+    _claim(directory, baked, storage_options)
+
+    def write(part: range) -> bool:
+        prefix = part_prefix(directory, part)
+        if IndexedDataset.exists(prefix, storage_options=storage_options):
+            watch(len(part))
+            return False
+        _write_part(order, baked, part, prefix, storage_options, watch)
+        return True
+
+    with ThreadPoolExecutor(threads, "binidx-bake") as pool:
+        return sum(pool.map(write, baked.parts()[shard::num_shards]))
+
+
+def _claim(directory: str, baked: Baked, storage_options: Mapping[str, Any] | None) -> None:
+    """The description stands before any part, so no directory holds parts of two runs."""
+    uri = join_uri(directory, "baked.json")
+    if put_if_absent(uri, baked.format(), storage_options):
+        return
+    found = read_baked(uri, storage_options)
+    if found != baked:
+        raise ObjectExistsError(f"{uri}: another run was baked here, or other steps of it; bake into another directory")
+
+
+def _write_part(
+    order: RunOrder,
+    baked: Baked,
+    part: range,
+    prefix: str,
+    storage_options: Mapping[str, Any] | None,
+    watch: Callable[[int], object],
+) -> None:
+    samples = order.reading.samples_at(np.asarray(part, np.int64))
+    if baked.blended:
+        ids = io.BytesIO()
+        np.save(ids, sources_at(order.dataset, samples)[0].astype(np.int16))
+        with create_object(f"{prefix}-dataset_id.npy", storage_options) as out:
+            out.write(ids.getvalue())
+    with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:
+        for first in range(0, len(samples), READ_SAMPLES):
+            texts = order.read(samples[first : first + READ_SAMPLES])
+            for text in texts:
+                if len(text) != baked.stored_length:
+                    raise ConfigError(f"{prefix}: a sample of {len(text)} tokens, needs {baked.stored_length} of each")
+                builder.add_document(text, [len(text)])
+            watch(len(texts))
+        builder.finalize(f"{prefix}.idx")

@@ -1,0 +1,294 @@
+"""Readings and their contents as an Arrow table: the notebook-friendly form, and what parquet files are made of.
+
+step int32, rank int16, slot int16      who read it, and when
+sample int64                            its number in the run's dataset
+source dictionary<int16, string>        the prefix, and
+epoch int16                             how often it was gone through before
+docs list<int32>                        its documents, in the order of their tokens; numbers in the source
+start int32, stop int32                 first token in the first of them, one after the last in the last of them;
+                                        those between are whole (whole sequences, where documents have several)
+spans list<struct<doc int64, start int32, len int32, dst int32>>
+                                        on request, in their place: each piece by itself, and where it goes to
+input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> where a token is below 0
+
+An order as parquet files: one for each rank, or one for each stretch of steps; to any URI, and resumed.
+
+    worker_{rank}-of-{ranks}_ordered_dataset.parquet     rows of one rank, step by step
+    steps-{first:09d}-{stop:09d}.parquet                 rows of all ranks, step by step, then rank, then slot
+
+Row groups are whole steps, so that one step is found by the groups' statistics. A file appears whole, under a
+fingerprint of the order; one that is there with the same fingerprint is kept, so an export that broke off goes on.
+
+Memory: one row group for each thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.errors import ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError
+from binidx.run.global_order import SampleReads
+from binidx.run.provenance.contents import DocumentContents, SampleContents, SampleOrigins, Spans
+from binidx.run.provenance.run_order import Docs
+from binidx.storage.adapters import ReadableFile, WritableFile
+from binidx.storage.interfaces import Writer
+from binidx.storage.open import open_object
+from binidx.storage.writing.publish import create_object, join_uri
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+except ImportError as error:  # pragma: no cover - the message is the point
+    raise MissingDriverError("order tables: need pyarrow; pip install 'binidx[parquet]'") from error
+
+
+SOURCE = pa.dictionary(pa.int16(), pa.string())
+
+
+SPAN = [("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]
+
+
+WHO_AND_WHAT = [
+    ("step", pa.int32()),
+    ("rank", pa.int16()),
+    ("slot", pa.int16()),
+    ("sample", pa.int64()),
+    ("source", SOURCE),
+    ("epoch", pa.int16()),
+]
+
+
+def to_table(
+    readings: SampleReads, contents: SampleOrigins, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
+) -> pa.Table:
+    """The rows as a table.
+
+    Args:
+        sources: the prefix of each source.
+        tokens: of each row, all of one integer dtype.
+    """
+    columns = _who_and_what(readings, contents.source, sources, contents.epoch)
+    if isinstance(contents, SampleContents):
+        columns["spans"] = _spans(contents.spans)
+    if isinstance(contents, DocumentContents):
+        columns["docs"] = _lists(contents.bounds, pa.array(contents.document, pa.int32()))
+        columns |= {name: pa.array(getattr(contents, name), pa.int32()) for name in ("start", "stop")}
+    return _table(columns | _input_ids(tokens))
+
+
+def packed_table(
+    readings: SampleReads, blocks: NDArray[np.int64], names: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
+) -> pa.Table:
+    """The same for rows (set, file, block, pass) of packed files."""
+    columns = _who_and_what(readings, blocks[:, 0], names, blocks[:, 3])
+    columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
+    return _table(columns | _input_ids(tokens))
+
+
+def _table(columns: Mapping[str, Any]) -> pa.Table:
+    """Nothing is ever missing, and parquet need not say so for each value."""
+    fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
+    return pa.table(list(columns.values()), schema=pa.schema(fields))
+
+
+def _lists(bounds: NDArray[np.int64], values: Any) -> Any:
+    kind = pa.list_(pa.field("element", values.type, nullable=False))
+    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values, type=kind)
+
+
+def _who_and_what(
+    readings: SampleReads, source: NDArray[np.int64], sources: Sequence[str], epoch: NDArray[np.int64]
+) -> dict[str, Any]:
+    names = pa.array(list(sources), pa.string())
+    values = [readings.step, readings.rank, readings.slot, readings.sample, source, epoch]
+    columns = {
+        name: pa.array(value, kind.index_type if kind == SOURCE else kind)
+        for (name, kind), value in zip(WHO_AND_WHAT, values, strict=True)
+    }
+    columns["source"] = pa.DictionaryArray.from_arrays(columns["source"], names)
+    return columns
+
+
+def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
+    if tokens is None:
+        return {}
+    bounds = np.concatenate([[0], np.cumsum([len(each) for each in tokens], dtype=np.int64)])
+    text = np.concatenate(tokens) if len(tokens) else np.empty(0, np.uint16)
+    return {"input_ids": _lists(bounds, pa.array(text, _token_type(text)))}
+
+
+def _spans(spans: Spans) -> Any:
+    values = (spans.document, spans.start, spans.length, spans.target)
+    arrays = [pa.array(value, kind) for value, (_, kind) in zip(values, SPAN, strict=True)]
+    fields = [pa.field(name, kind, nullable=False) for name, kind in SPAN]
+    return _lists(spans.bounds, pa.StructArray.from_arrays(arrays, fields=fields))
+
+
+def _token_type(text: NDArray[Any]) -> Any:
+    if text.dtype.kind not in "iu":
+        raise ConfigError(f"input_ids: tokens of {text.dtype}, needs integers")
+    if text.dtype == np.uint16:
+        return pa.uint16()
+    return pa.int64() if text.itemsize > 4 or text.min(initial=0) < 0 else pa.uint32()
+
+
+__all__ = ["pa", "packed_table", "parquet", "to_table"]
+
+
+GROUP_ROWS = 1 << 16
+
+
+GROUP_BYTES = 32 << 20
+
+
+"""Of a row group, about, without and with tokens; at least one step."""
+
+
+METADATA = b"binidx"
+
+
+SPAN_PARTS = ("doc", "start", "len", "dst")
+
+
+LAYOUT: Mapping[str, Any] = {
+    "use_dictionary": ["source"],
+    "write_statistics": ["step"],
+    "column_encoding": {"sample": "DELTA_BINARY_PACKED"},
+    "compression": {
+        **dict.fromkeys(["step", "rank", "slot", "sample", "epoch"], "lz4"),
+        **{f"spans.list.element.{part}": "lz4" for part in SPAN_PARTS},
+        "input_ids.list.element": "zstd",
+    },
+}
+
+
+"""Numbers of documents and places in them hardly repeat, so a dictionary or a codec costs more than it saves; those of
+samples mostly rise evenly. What is not named here is not compressed. Row groups are found by their steps."""
+
+
+class Order(Protocol):
+    """What can be exported: `RunOrder`, `PackedRunOrder`."""
+
+    num_ranks: int
+    fingerprint: str
+
+    def num_steps(self) -> int | None: ...
+
+    def table(self, steps: range, rank: int | None = None, *, docs: Any = "ends", tokens: bool = False) -> pa.Table: ...
+
+
+@dataclass(frozen=True)
+class ExportPart:
+    """One file: these steps of one rank, or of all."""
+
+    name: str
+    steps: range
+    rank: int | None
+
+
+def plan_by_rank(num_ranks: int, steps: range) -> list[ExportPart]:
+    """A file for each rank, named as those of the Gemstones are."""
+    return [
+        ExportPart(f"worker_{rank}-of-{num_ranks}_ordered_dataset.parquet", steps, rank) for rank in range(num_ranks)
+    ]
+
+
+def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
+    """A file for each `steps_per_file` steps, counted from step 0."""
+    if steps_per_file < 1:
+        raise ConfigError(f"steps_per_file: found {steps_per_file}, needs at least 1")
+    bounds = sorted(
+        {steps.start, *range(-(-steps.start // steps_per_file) * steps_per_file, steps.stop, steps_per_file)}
+    )
+    stretches = zip(bounds, [*bounds[1:], steps.stop], strict=True)
+    return [ExportPart(f"steps-{a:09d}-{b:09d}.parquet", range(a, b), None) for a, b in stretches if a < b]
+
+
+def export(
+    order: Order,
+    directory: str,
+    parts: list[ExportPart],
+    *,
+    docs: Docs = "ends",
+    tokens: bool = False,
+    threads: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    watch: Callable[[int], object] = lambda num_rows: None,
+) -> int:
+    """Write the parts that are not there; the number written.
+
+    Args:
+        docs: as of `RunOrder.table`. Of packed files there are none.
+        tokens: with the tokens of each sample, which are read.
+        watch: told the rows of each group that was written, or of a part that was there.
+
+    Raises:
+        ObjectExistsError: a file is there that is of another order.
+        StorageError: the store refuses.
+    """
+
+    columns = {"docs": docs, "tokens": tokens}
+
+    def write(part: ExportPart) -> bool:
+        uri = join_uri(directory, part.name)
+        mark = {"fingerprint": order.fingerprint, "steps": [part.steps.start, part.steps.stop], **columns}
+        if (rows := _rows_there(uri, mark, storage_options)) is not None:
+            watch(rows)
+            return False
+        with create_object(uri, storage_options) as out:
+            _write_part(order, part, columns, mark, out, watch)
+        return True
+
+    with ThreadPoolExecutor(threads, "binidx-export") as pool:
+        return sum(pool.map(write, parts))
+
+
+def _write_part(
+    order: Order,
+    part: ExportPart,
+    columns: Mapping[str, Any],
+    mark: Mapping[str, Any],
+    out: Writer,
+    watch: Callable[[int], object],
+) -> None:
+    writer: Any = None
+    for table in _groups(order, part, columns):
+        if writer is None:
+            marked = table.schema.with_metadata({METADATA: json.dumps(mark)})
+            writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
+        writer.write_table(table.cast(writer.schema), row_group_size=max(len(table), 1))
+        watch(len(table))
+    writer.close()
+
+
+def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
+    """Tables of whole steps, each about as large as a row group should be; at least one."""
+    first, count = part.steps.start, 1
+    while True:
+        stop = min(first + count, part.steps.stop)
+        table = order.table(range(first, stop), part.rank, **columns)
+        yield table
+        rows = max(len(table) // max(stop - first, 1), 1)
+        room = GROUP_BYTES // max(table.nbytes // max(len(table), 1), 1) if columns["tokens"] else GROUP_ROWS
+        first, count = stop, max(room // rows, 1)
+        if first >= part.steps.stop:
+            return
+
+
+def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str, Any] | None) -> int | None:
+    """The rows of a file of this order; None where there is no file."""
+    try:
+        reader = open_object(uri, storage_options=storage_options, cache=False)
+    except ObjectNotFoundError:
+        return None
+    found = parquet.ParquetFile(ReadableFile(reader))
+    if json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null")) != mark:
+        raise ObjectExistsError(f"{uri}: is of another order, or has other columns; remove it or export elsewhere")
+    return int(found.metadata.num_rows)

@@ -1,0 +1,263 @@
+"""The samples that hold tokens of given documents: the way back from a document to all who saw it.
+
+    documents ─► sequences ─► places in document_index ─► rows of sample_index ─► shuffle_index ─► the blend
+
+Cost: one pass over each of document_index, shuffle_index and the blend's two indices, STRETCH elements at a time: a
+second for 300 million documents where they are mapped, and what reading them costs where they are not.
+
+The order of a GPT run, asked from either end: what was in a step, and who saw a document.
+
+    order = RunOrder.of(Run.load("run.json"))
+    order.table(range(41_200, 41_201), rank=17)      the samples of a step, their documents and spans
+    order.where(0, [12_345_678], stop_step=41_200)   every step, rank and slot that saw a document
+
+All of it is arithmetic on the indices; tokens are read only on request.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder
+from binidx.dataset.config import Split
+from binidx.dataset.gpt import GPTDataset
+from binidx.errors import ConfigError
+from binidx.run.global_order import GlobalOrder, SampleReads
+from binidx.run.provenance.contents import (
+    SampleContents,
+    SampleOrigins,
+    contents_of,
+    documents_in,
+    origins_of,
+    read_text,
+    sources_of,
+)
+from binidx.run.run_file import Run
+
+if TYPE_CHECKING:
+    from binidx.run.provenance.export import pa
+
+
+Numbers = NDArray[np.int64]
+
+
+STRETCH = 1 << 22
+
+
+"""Elements looked at together, so that what is found on the way stays small."""
+
+
+def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers:
+    """The numbers of the samples with a token of one of these documents of a source, rising.
+
+    Raises:
+        IndexError: there is no such source or document.
+    """
+    sources = sources_of(dataset)
+    if not 0 <= source < len(sources):
+        raise IndexError(f"source {source}: the run has {len(sources)}, counted from 0")
+    served = _served(sources[source], np.unique(np.asarray(documents, np.int64)))
+    numbers = _numbers_of(dataset, source, served)
+    return numbers[_holding(dataset, numbers, documents)]
+
+
+def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
+    """The samples, as the source serves them, that may hold a token of the documents; rising."""
+    places = places_of(dataset.document_index, _sequences_of(dataset, documents))
+    # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
+    first = np.maximum(_starting_until(dataset.sample_index, places - 1) - 1, 0)
+    last = np.minimum(_starting_until(dataset.sample_index, places), len(dataset.sample_index) - 1)
+    rows = [np.arange(low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
+    return places_of(dataset.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
+
+
+def _starting_until(sample_index: Any, places: Numbers) -> Numbers:
+    """How many rows start at each place of document_index or before it."""
+    # Of its own type, or all of it would be made into another.
+    found: Numbers = sample_index[:, 0].searchsorted(places.astype(sample_index.dtype), side="right")
+    return found
+
+
+def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
+    bounds = dataset.dataset.document_indices
+    count = len(bounds) - 1
+    if len(documents) and not (documents[0] >= 0 and documents[-1] < count):
+        raise IndexError(f"{dataset.dataset_path}: documents {documents[0]} to {documents[-1]}, it has {count}")
+    ranges = [np.arange(bounds[each], bounds[each + 1]) for each in documents.tolist()]
+    return np.concatenate([np.empty(0, np.int64), *ranges])
+
+
+def places_of(index: NDArray[Any], values: Numbers) -> Numbers:
+    """Where an index holds one of the values, which rise; rising."""
+    if not len(values):
+        return np.empty(0, np.int64)
+    found = [first + np.flatnonzero(_among(part, values)) for first, part in _stretches(index)]
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _among(part: NDArray[Any], values: Numbers) -> NDArray[np.bool_]:
+    """Whether each element is one of the values; one run of values, the usual case, costs two comparisons."""
+    if len(values) == int(values[-1] - values[0]) + 1:
+        inside: NDArray[np.bool_] = (part >= values[0]) & (part <= values[-1])
+        return inside
+    return np.isin(part, values)
+
+
+def _stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    for first in range(0, len(index), STRETCH):
+        yield first, index[first : first + STRETCH]
+
+
+def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
+    """The numbers under which the run has these samples of a source."""
+    if not isinstance(dataset, BlendedDataset):
+        return served
+    found = []
+    stretches = zip(_stretches(dataset.dataset_index), _stretches(dataset.dataset_sample_index), strict=True)
+    for (first, ids), (_, samples) in stretches:
+        here = np.flatnonzero(ids == source)
+        found.append(first + here[np.isin(samples[here], served)])
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def _holding(dataset: Any, numbers: Numbers, documents: Sequence[int]) -> NDArray[np.bool_]:
+    """Which of the samples really hold a token: one may end right before a document, or pass an empty one."""
+    spans = contents_of(dataset, numbers).spans
+    hits = np.isin(spans.document, documents) & (spans.length > 0)
+    total = np.concatenate([[0], np.cumsum(hits)])
+    return total[spans.bounds[1:]] > total[spans.bounds[:-1]]
+
+
+Docs = Literal["ends", "spans"] | None
+
+
+CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
+    "ends": documents_in,
+    "spans": contents_of,
+    None: origins_of,
+}
+
+
+"""How much a table tells of the documents in its samples -> what finds it."""
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """What a run reads.
+
+    Args:
+        dataset: of its train split, as the builder gave it.
+        reading: who reads which of its samples when.
+    """
+
+    dataset: Any
+    reading: GlobalOrder
+
+    @classmethod
+    def of(cls, run: Run) -> RunOrder:
+        """The order of a run as it was described, its indices loaded whole, or built."""
+        return cls(run.build()[0], run.reading_order)
+
+    @classmethod
+    def open(cls, run: Run) -> RunOrder:
+        """The same, at the price of what is asked: of indices that are cached, only the ranges that an answer needs.
+
+        A step of a run over 300 million documents in a bucket is traced in some thousand small requests, and again
+        without any. `where` reads its way through the arrays of whole indices, some megabytes at a time.
+        What is not cached is built as it would be for training, and a run in stages is opened as a whole.
+
+        Raises:
+            ConfigError: the run has no train split.
+        """
+        if run.stages is not None:
+            return cls.of(run)
+        builder = BlendedMegatronDatasetBuilder(
+            GPTDataset, run.sizes, lambda: True, run.config, access="ranges", splits=[Split.train]
+        )
+        train = builder.build()[0]
+        if train is None or isinstance(train, list):
+            raise ConfigError("run: has no train split to take samples from")
+        return cls(train, GlobalOrder(run.schedule, len(train), run.dataloader_type, run.data_sharding))
+
+    @functools.cached_property
+    def sources(self) -> list[GPTDataset]:
+        return sources_of(self.dataset)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Of the sources, in their order."""
+        return [str(source.dataset_path) for source in self.sources]
+
+    @property
+    def num_ranks(self) -> int:
+        return self.reading.schedule.data_parallel_size
+
+    def num_steps(self) -> int | None:
+        """Whole steps until the loaders end; None: they do not."""
+        return self.reading.num_steps()
+
+    def num_rows(self, steps: range) -> int:
+        """Samples of these steps, over all ranks."""
+        return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
+
+    def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, SampleContents]:
+        """The samples of some steps, of one rank or all, and what is in them.
+
+        Raises:
+            IndexError: a step that the run does not have.
+        """
+        readings = self.reading.readings(steps, rank)
+        return readings, contents_of(self.dataset, readings.sample)
+
+    def where(self, source: int, documents: Sequence[int], stop_step: int) -> tuple[SampleReads, SampleContents]:
+        """Every reading, in the steps before `stop_step`, of a sample with a token of one of these documents.
+
+        Raises:
+            IndexError: there is no such source or document.
+        """
+        samples = samples_with(self.dataset, source, documents)
+        stop = self.reading.schedule.samples_before(stop_step)
+        readings = self.reading.served_at(samples, stop)
+        return readings, contents_of(self.dataset, readings.sample)
+
+    def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
+        """`trace` as an Arrow table; see `order.arrow` for its columns.
+
+        Args:
+            docs: "ends", the documents of each sample and where it begins and ends in them; "spans", each piece with
+                its length, at five times the price; None, without.
+            tokens: with those stored, pads too.
+        """
+        from binidx.run.provenance.export import to_table
+
+        readings = self.reading.readings(steps, rank)
+        contents = CONTENTS[docs](self.dataset, readings.sample)
+        return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
+
+    def read(self, samples: Numbers) -> list[NDArray[Any]]:
+        """The stored tokens of samples: S of them and the one after, fewer where one is cut short."""
+        return [text.astype(self.token_dtype) for text in read_text(self.dataset, samples)]
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        """What holds the tokens of all sources."""
+        return np.result_type(*(source.dataset.index.dtype for source in self.sources))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of everything the order depends on, and of the data it is an order of."""
+        depends = {
+            "dataset": self.dataset.unique_description_hash,
+            "data": [source.dataset.identity for source in self.sources],
+            "reading": asdict(self.reading),
+        }
+        return hashlib.blake2b(json.dumps(cast(Any, depends)).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,268 @@
+"""A run in one JSON file: what it trains on, in which order, and in how large steps.
+
+    {"config": {"random_seed": 1234, "sequence_length": 4096, "split": "969,30,1",
+                "blend": [["s3://corpus/en", "gs://corpus/code"], [0.7, 0.3]],
+                "tokenizer": {"unique_identifiers": {"class": "...", ...}, "eod": 0, "pad": 1},
+                "reset_position_ids": false, "reset_attention_mask": false, "eod_mask_loss": false},
+     "sizes": [1000000, 1000, 1000], "micro_batch_size": 8, "data_parallel_size": 64}
+
+Which sample is read when is a function of this, so tools can warm a cache for the steps to come, or say who saw what.
+Options of stores are not part of it: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from functools import cached_property
+from typing import Any, get_type_hints
+
+from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.staged.staged_blend import StagedBlendedDataset
+from binidx.dataset.staged.stages import Stage
+from binidx.errors import ConfigError
+from binidx.index.cache.build_context import BuildContext, OnOutcome
+from binidx.json_models import JsonFile
+from binidx.loader.samplers import DataloaderType
+from binidx.run.global_order import GlobalOrder
+from binidx.run.schedule import BatchSchedule, Rampup
+from binidx.storage.open import read_document
+from binidx.storage.writing.publish import create_object
+
+
+@dataclass(frozen=True)
+class SavedTokenizer:
+    """As much of a tokenizer as samples and the names of their caches depend on."""
+
+    unique_identifiers: Mapping[str, Any]
+    eod: int | None = None
+    pad: int | None = None
+    eos: int | None = None
+    special_tokens_dict: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Megatron hashes the text of an OrderedDict, so the order in the file is part of the identity.
+        object.__setattr__(self, "unique_identifiers", OrderedDict(self.unique_identifiers))
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> SavedTokenizer:
+        """What a tokenizer says of itself; tokens it does not have are left out."""
+        if not hasattr(tokenizer, "unique_identifiers"):
+            raise ConfigError(f"{type(tokenizer).__name__}: has no unique_identifiers, a saved run needs them")
+        found = {each.name: _attribute(tokenizer, each.name) for each in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run reads, and how far it is.
+
+    Args:
+        config: of its datasets.
+        sizes: the least number of samples of train, valid and test, or None, as for the builder.
+        micro_batch_size: samples a rank reads at a time.
+        data_parallel_size: ranks that read different samples.
+        dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
+        consumed_samples: samples served before, over all ranks.
+        global_batch_size: samples of a step; by default one micro-batch of each rank.
+        rampup_batch_size, decrease_batch_size_if_needed: how the step grows, as in `BatchSchedule`.
+        stages: train on these instead of the config's blend: a `StagedBlendedDataset`. The size of train is then 0.
+
+    Raises:
+        ConfigError: a value that cannot be, or a config that is not GPT's own.
+    """
+
+    config: GPTDatasetConfig
+    sizes: Sequence[int | None]
+    micro_batch_size: int
+    data_parallel_size: int = 1
+    dataloader_type: DataloaderType = "single"
+    data_sharding: bool = True
+    consumed_samples: int = 0
+    global_batch_size: int | None = None
+    rampup_batch_size: Rampup | None = None
+    decrease_batch_size_if_needed: bool = False
+    stages: Sequence[Stage] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.config) is not GPTDatasetConfig:
+            raise ConfigError(f"config: found {type(self.config).__name__}, a run needs a GPTDatasetConfig")
+        if self.config.mock:
+            raise ConfigError("blend: found none, a run needs blend or blend_per_split")
+        if self.dataloader_type not in ("single", "cyclic"):
+            raise ConfigError(f"dataloader_type: found {self.dataloader_type!r}, needs 'single' or 'cyclic'")
+        for name in ("micro_batch_size", "data_parallel_size", "consumed_samples"):
+            value, least = getattr(self, name), 0 if name == "consumed_samples" else 1
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: found {value!r}, needs a whole number from {least}")
+        if self.stages is not None and self.sizes[0] != 0:
+            raise ConfigError(f"sizes: found {self.sizes[0]} for train, stages have sizes of their own; needs 0")
+        self._builder()  # checks the sizes
+        self.schedule  # noqa: B018 - checks the steps
+
+    @classmethod
+    def load(cls, uri: str, storage_options: Mapping[str, Any] | None = None) -> Run:
+        """The run in a file at any URI.
+
+        Args:
+            storage_options: for the file, and for the data of the run.
+
+        Raises:
+            ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
+            ObjectNotFoundError: there is no such file.
+        """
+        text = read_document(RUN_FILE, uri, storage_options)
+        try:
+            return parse_run(text, storage_options)
+        except ConfigError as error:
+            raise ConfigError(f"{uri}: {error}") from error
+
+    def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Write the file, whole or not at all."""
+        with create_object(uri, storage_options) as out:
+            out.write(format_run(self))
+
+    def build(self, *, on_outcome: OnOutcome = None) -> Built:
+        """Its datasets of train, valid and test, as the builder gives them; built once.
+
+        Args:
+            on_outcome: called with the outcome of each index while they are built, by any thread.
+        """
+        if "_built" not in vars(self):
+            vars(self)["_built"] = self._build(on_outcome)
+        built: Built = vars(self)["_built"]
+        return built
+
+    @property
+    def schedule(self) -> BatchSchedule:
+        """The sizes of its steps."""
+        return BatchSchedule(
+            self.global_batch_size or self.micro_batch_size * self.data_parallel_size,
+            self.micro_batch_size,
+            self.data_parallel_size,
+            self.rampup_batch_size and (*self.rampup_batch_size,),
+            self.decrease_batch_size_if_needed,
+            self.consumed_samples,
+        )
+
+    @cached_property
+    def reading_order(self) -> GlobalOrder:
+        """Who reads which sample of train when; step 0 is the first after `consumed_samples`."""
+        return GlobalOrder(self.schedule, self._num_samples, self.dataloader_type, self.data_sharding)
+
+    def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
+        """The numbers of the samples of train that a rank, or None: all of them in turn, reads at a step.
+
+        Step 0 is the first after `consumed_samples`. Empty after the end.
+        """
+        return next(self.samples_of_steps(range(step, step + 1), rank), [])
+
+    def samples_of_steps(self, steps: range, rank: int | None = None) -> Iterator[list[int]]:
+        """The same for steps that follow each other, as many as there are; a cyclic run has no end."""
+        count = self.reading_order.num_steps()
+        for step in steps if count is None else range(steps.start, min(steps.stop, count)):
+            yield self.reading_order.readings(range(step, step + 1), rank).sample.tolist()
+
+    @cached_property
+    def _num_samples(self) -> int:
+        train = self.build()[0]
+        if train is None:
+            raise ConfigError("run: has no train split to take samples from")
+        return len(train)
+
+    def _build(self, on_outcome: OnOutcome) -> Built:
+        built = self._builder().build(on_outcome=on_outcome)
+        if self.stages is None:
+            return built
+        context = BuildContext(on_outcome=on_outcome)
+        return [StagedBlendedDataset.built_with(context, GPTDataset, self.stages, self.config), *built[1:]]
+
+    def _builder(self) -> BlendedMegatronDatasetBuilder:
+        return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # and not what was built
+
+
+def format_run(run: Run) -> bytes:
+    """The file of a run; `parse_run` reads it back."""
+    config = {each.name: getattr(run.config, each.name) for each in fields(run.config) if each.init}
+    del config["storage_options"]
+    config["tokenizer"] = {
+        name: value for name, value in vars(SavedTokenizer.of(run.config.tokenizer)).items() if value not in (None, {})
+    }
+    described = {each.name: getattr(run, each.name) for each in fields(run)} | {"config": config}
+    if run.stages is not None:
+        described["stages"] = [asdict(stage) for stage in run.stages]
+    return (json.dumps(described, indent=1, default=_in_json) + "\n").encode()
+
+
+def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> Run:
+    """The run of a file's text.
+
+    Raises:
+        ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
+    """
+    found = RUN_FILE.parse(text, "")
+    if is_packed_run(found):
+        raise ConfigError("a run over packed files; binidx order takes it, and binidx.order.load_packed_run")
+    RUN_FILE.convert(found, "")
+    config = found["config"]
+    blends = {"blend": _pair(config.get("blend"))}
+    if config.get("blend_per_split") is not None:
+        blends["blend_per_split"] = [_pair(each) for each in config["blend_per_split"]]
+    tokenizer = SavedTokenizer(**config["tokenizer"])
+    built = GPTDatasetConfig(**{**config, "tokenizer": tokenizer, "storage_options": storage_options, **blends})
+    stages = [Stage(**{**each, "blend": _pair(each["blend"])}) for each in found.get("stages") or []]
+    return Run(**{**found, "config": built, "stages": stages if found.get("stages") is not None else None})
+
+
+def is_packed_run(found: Any) -> bool:
+    """Whether a JSON value is a run over packed files: `order.packed_description`."""
+    return isinstance(found, dict) and "fork" in found
+
+
+def _pair(blend: Any) -> Any:
+    """A blend as it was before JSON made a list of it."""
+    return None if blend is None else tuple(blend)
+
+
+def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
+    """The dataclass of what a file has of another one: the fields that it is made of, some of other types."""
+    hints = {**get_type_hints(kind), **types}
+    kept = [each for each in fields(kind) if each.init and each.name not in left_out]
+    return make_dataclass(
+        kind.__name__,
+        [
+            (each.name, hints[each.name], field(default=each.default, default_factory=each.default_factory))
+            for each in kept
+        ],
+        kw_only=True,
+    )
+
+
+# Its values are checked as the file has them: a model's floats would write another file than the one that was read.
+RUN_FILE = JsonFile[Any](
+    _model_of_file(
+        Run,
+        config=_model_of_file(GPTDatasetConfig, ["storage_options"], tokenizer=SavedTokenizer, trust_cache=str | None),
+        dataloader_type=str,
+    ),
+    error=ConfigError,
+)
+
+
+def _attribute(tokenizer: Any, name: str) -> Any:
+    try:
+        return getattr(tokenizer, name)
+    except Exception:  # tokenizers without this token raise what they like
+        return None
+
+
+def _in_json(thing: Any) -> Any:
+    """NumPy's numbers as Python's, and nested tokenizers by their identity, as in the names of caches."""
+    return thing.item() if hasattr(thing, "item") else SavedTokenizer.of(thing).unique_identifiers

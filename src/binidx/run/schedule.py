@@ -1,0 +1,189 @@
+"""How many samples each step takes, with a batch size that grows at first: steps and samples, either way round.
+
+    rampup (start, increment, samples)   from `start` in equal stretches of `samples` by `increment` to the global size
+
+    stages   step 0 .. of 16 | step 400 .. of 32 | step 700 .. of 48        few, so any step is one search away
+
+Source: Megatron Core, `num_microbatches_calculator`, asked before each step with the samples consumed until then.
+
+How many samples Megatron's trainer asks of each split, which the names of its index caches depend on.
+
+    train   train_samples, or train_iters * global_batch_size
+    valid   (train_iters // eval_interval + 1) * eval_iters * global_batch_size; None, one epoch, with full_validation
+    test    eval_iters * global_batch_size
+
+Source: Megatron-LM, `get_train_valid_test_num_samples` and `update_train_iters`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from binidx.errors import ConfigError
+
+Rampup = tuple[int, int, int]
+
+
+"""(start batch size, increment, samples)."""
+
+
+@dataclass(frozen=True)
+class BatchSizeStage:
+    """Steps of one size, up to the next stage."""
+
+    first_step: int
+    first_sample: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """Sizes of the steps of a run.
+
+    Args:
+        global_batch_size: samples of a step over all ranks, once it has grown.
+        micro_batch_size: samples a rank reads at a time.
+        data_parallel_size: ranks that read different samples.
+        rampup: how it grows; None: it does not.
+        decrease_batch_size_if_needed: a size that micro-batches of all ranks do not divide is rounded down.
+        consumed_samples: before step 0, by whatever topology.
+
+    Raises:
+        ConfigError: sizes that do not divide, or a ramp that does not lead to the global size.
+    """
+
+    global_batch_size: int
+    micro_batch_size: int
+    data_parallel_size: int = 1
+    rampup: Rampup | None = None
+    decrease_batch_size_if_needed: bool = False
+    consumed_samples: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.global_batch_size, self.micro_batch_size, self.data_parallel_size) < 1:
+            raise ConfigError(f"batch schedule: found {self}, needs sizes of at least 1")
+        if self.consumed_samples < 0:
+            raise ConfigError(f"consumed_samples: found {self.consumed_samples}, needs 0 or more")
+        if self.rampup is not None:
+            _check_rampup(self.rampup, self.global_batch_size)
+        self.stages  # noqa: B018 - checks every size it meets
+
+    @property
+    def block(self) -> int:
+        """Samples of one micro-batch of every rank."""
+        return self.micro_batch_size * self.data_parallel_size
+
+    def batch_size(self, consumed_samples: int) -> int:
+        """Samples of the step that begins after so many."""
+        size = self._asked_size(consumed_samples)
+        if self.decrease_batch_size_if_needed:
+            size -= size % self.block
+        if size < self.block or size % self.block:
+            raise ConfigError(
+                f"batch size: {size} after {consumed_samples} samples, needs a multiple of {self.block}, "
+                f"{self.micro_batch_size} on each of {self.data_parallel_size} ranks"
+            )
+        return size
+
+    @cached_property
+    def stages(self) -> list[BatchSizeStage]:
+        """Where the size changes."""
+        stages = [BatchSizeStage(0, self.consumed_samples, self.batch_size(self.consumed_samples))]
+        while stages[-1].batch_size != self.batch_size(self._grown):
+            stages.append(self._after(stages[-1]))
+        return stages
+
+    def samples_before(self, step: int) -> int:
+        """Samples consumed when a step begins."""
+        stage = self.stages[bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1]
+        return stage.first_sample + (step - stage.first_step) * stage.batch_size
+
+    def step_of(self, sample: int) -> int:
+        """The step that consumes a sample, counted in the order they are consumed."""
+        stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
+        return stage.first_step + (sample - stage.first_sample) // stage.batch_size
+
+    @property
+    def _grown(self) -> int:
+        """Samples after which it grows no more."""
+        return max(self.rampup[2] + 1 if self.rampup else 0, self.consumed_samples)
+
+    def _asked_size(self, consumed_samples: int) -> int:
+        if self.rampup is None or consumed_samples > self.rampup[2]:
+            return self.global_batch_size
+        start, increment, _ = self.rampup
+        return start + int(consumed_samples / self._samples_an_increment) * increment
+
+    @property
+    def _samples_an_increment(self) -> float:
+        start, increment, samples = self.rampup or (0, 1, 0)
+        return samples / ((self.global_batch_size - start) // increment)
+
+    def _after(self, stage: BatchSizeStage) -> BatchSizeStage:
+        """The next stage: about where the samples of this increment end, and there to the step."""
+        grown = (stage.batch_size - (self.rampup or (0, 1, 0))[0]) // (self.rampup or (0, 1, 0))[1] + 1
+        about = min(grown * self._samples_an_increment, self._grown)
+        steps = max(1, int((about - stage.first_sample) // stage.batch_size) - 1)
+        while self.batch_size(stage.first_sample + steps * stage.batch_size) == stage.batch_size:
+            steps += 1
+        consumed = stage.first_sample + steps * stage.batch_size
+        return BatchSizeStage(stage.first_step + steps, consumed, self.batch_size(consumed))
+
+
+def _check_rampup(rampup: Rampup, global_batch_size: int) -> None:
+    if len(rampup) != 3:
+        raise ConfigError(f"rampup_batch_size: found {rampup}, needs (start, increment, samples)")
+    start, increment, samples = rampup
+    grows = global_batch_size - start
+    if start < 1 or increment < 1 or samples < 1 or grows < increment or grows % increment:
+        raise ConfigError(
+            f"rampup_batch_size: found {rampup} to {global_batch_size}, needs a start of at least 1 that whole "
+            f"increments lead on from, over at least 1 sample"
+        )
+
+
+def split_sizes(
+    schedule: BatchSchedule,
+    *,
+    train_iters: int | None = None,
+    train_samples: int | None = None,
+    eval_interval: int = 1000,
+    eval_iters: int = 100,
+    full_validation: bool = False,
+) -> list[int | None]:
+    """Samples of train, valid and test.
+
+    Args:
+        schedule: how large the steps are; where the run stands in it does not matter.
+        train_iters, train_samples: how long the run is; one of the two.
+        eval_interval: steps from one evaluation to the next.
+        eval_iters: batches of each evaluation.
+
+    Raises:
+        ConfigError: both or none of the two, or a number that cannot be.
+    """
+    if (train_iters is None) == (train_samples is None):
+        raise ConfigError(f"length: found train_iters {train_iters}, train_samples {train_samples}, needs one of them")
+    if min(train_iters or 0, train_samples or 0, eval_iters) < 0 or eval_interval < 1:
+        raise ConfigError(f"eval_interval: found {eval_interval}, needs at least 1, and the other numbers 0 or more")
+    batch = schedule.global_batch_size
+    if train_iters is None:
+        samples = train_samples or 0
+        iters = steps_of_samples(schedule, samples)
+    else:
+        samples, iters = train_iters * batch, train_iters
+    valid = (iters // eval_interval + 1) * eval_iters * batch
+    return [samples, None if full_validation else valid, eval_iters * batch]
+
+
+def steps_of_samples(schedule: BatchSchedule, num_samples: int) -> int:
+    """Steps of a run of so many samples, from its start: those while the batch grows, then whole ones."""
+    steps, consumed = 0, 0
+    if schedule.rampup is not None:
+        start = replace(schedule, consumed_samples=0)
+        last = min(schedule.rampup[2], num_samples)
+        steps = bisect_right(range(last // start.block + 2), last, key=start.samples_before)
+        consumed = start.samples_before(steps)
+    return steps + max(0, num_samples - consumed) // schedule.global_batch_size

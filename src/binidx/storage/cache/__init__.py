@@ -1,0 +1,1 @@
+"""Caches of remote bytes: chunks in memory, blocks on the node's disk."""

@@ -1,0 +1,226 @@
+"""What lies in a cache directory, for people: list it, check it, remove of it. Also while others read from it.
+
+DIR/objects/KEY/meta.json             says what it is; without it nobody reads what lies there: litter
+                00000007.block        in use: somebody has it mapped, and it stays
+                *.tmp                 of a process that was killed: litter after an hour
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from binidx.errors import ObjectNotFoundError, StorageError
+from binidx.storage.cache.block_files import erase_entries, evict_block, map_block
+from binidx.storage.cache.eviction import (
+    BlockFile,
+    CacheQuota,
+    block_files,
+    blocks_of,
+    least_recent_first,
+    object_directories,
+)
+from binidx.storage.cache.layout import ENTRY_BYTES, CachedContent, Layout, read_meta
+
+LITTER_SECONDS = 3600.0
+
+
+Advance = Callable[[int], object]
+
+
+"""Told of the bytes that were looked at."""
+
+
+@dataclass(frozen=True)
+class CachedObjectInfo:
+    """What is kept of one object.
+
+    Args:
+        path: its directory.
+        content: None where nobody knows what it was.
+        blocks: its files.
+        num_bytes: of the object, that are here.
+        used_at: seconds since 1970; a run says it once a minute.
+    """
+
+    path: str
+    content: CachedContent | None
+    blocks: list[BlockFile]
+    num_bytes: int
+    used_at: float
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(block.num_bytes for block in self.blocks)
+
+
+def check_cache(directory: str) -> None:
+    """ObjectNotFoundError unless a cache was made in the directory."""
+    if not os.path.isfile(os.path.join(directory, "usage")):
+        raise ObjectNotFoundError(f"{directory}: no cache of binidx, needed one that a run or binidx cache warm made")
+
+
+def cached_contents(directory: str) -> list[CachedObjectInfo]:
+    """All that is kept, the last used first.
+
+    Raises:
+        ObjectNotFoundError: there is no cache.
+    """
+    check_cache(directory)
+    return sorted(
+        map(inspect_cached_object, object_directories(directory)), key=lambda each: (-each.used_at, each.path)
+    )
+
+
+def inspect_cached_object(path: str) -> CachedObjectInfo:
+    """One object of a cache directory, by the tables of its blocks: 16 KiB are read for 64 MiB."""
+    content, blocks = read_meta(path), blocks_of(path)
+    used_at = max((block.used_at for block in blocks), default=0.0)
+    return CachedObjectInfo(path, content, blocks, _bytes_here(content, blocks) if content else 0, used_at)
+
+
+def _bytes_here(content: CachedContent, blocks: Sequence[BlockFile]) -> int:
+    layout, count = Layout.of(content), 0
+    for number, block in _numbered(layout, blocks):
+        with contextlib.suppress(OSError):
+            chunks = layout.chunks_in(number)
+            entries = np.fromfile(block.path, np.uint8, count=ENTRY_BYTES * len(chunks))
+            here = np.flatnonzero(entries[: len(entries) // ENTRY_BYTES * ENTRY_BYTES].reshape(-1, ENTRY_BYTES).any(1))
+            count += len(here) * layout.chunk_bytes
+            if len(here) and chunks[int(here[-1])] == layout.num_chunks - 1:
+                count -= layout.num_chunks * layout.chunk_bytes - layout.size
+    return count
+
+
+def _numbered(layout: Layout, blocks: Sequence[BlockFile]) -> Iterator[tuple[int, BlockFile]]:
+    """The blocks that this layout has, by their numbers."""
+    for block in blocks:
+        name = os.path.basename(block.path).removesuffix(".block")
+        if name.isdigit() and int(name) < layout.num_blocks:
+            yield int(name), block
+
+
+@dataclass
+class CacheVerification:
+    """Chunks that were compared, and those that were damaged and are now forgotten."""
+
+    num_chunks: int = 0
+    num_bad: int = 0
+
+
+def verify(kept: CachedObjectInfo, advance: Advance = lambda num_bytes: None) -> CacheVerification:
+    """Compare all chunks of an object with their sums; forget what differs, so that it is fetched again.
+
+    A file that is too short loses all it has: what is gone of it shows, what is left cannot be mapped.
+    """
+    found = CacheVerification()
+    if kept.content is None:
+        return found
+    layout = Layout.of(kept.content)
+    for number, file in _numbered(layout, kept.blocks):
+        _verify_block(layout, number, file.path, found)
+        advance(file.num_bytes)
+    return found
+
+
+def _verify_block(layout: Layout, number: int, path: str, found: CacheVerification) -> None:
+    block = map_block(path, layout, number)
+    if block is None:
+        # Gone meanwhile, or shorter than its length: then nobody has it mapped.
+        if os.path.exists(path) and evict_block(path):
+            found.num_chunks, found.num_bad = found.num_chunks + 1, found.num_bad + 1
+        return
+    here = [chunk for chunk in layout.chunks_in(number) if block.holds(chunk)]
+    bad = [chunk for chunk in here if not block.is_good(chunk)]
+    # Once more: its fetcher may have been writing it.
+    bad = [chunk for chunk in bad if block.holds(chunk) and not block.is_good(chunk)]
+    if bad:
+        try:
+            erase_entries(path, layout, bad)
+        except OSError as error:
+            raise StorageError(f"{path}: {len(bad)} chunks are damaged, and cannot be marked so: {error}") from error
+    found.num_chunks, found.num_bad = found.num_chunks + len(here), found.num_bad + len(bad)
+
+
+@dataclass
+class CachePruning:
+    """Bytes on the disk that were freed, and that stay because somebody uses them."""
+
+    num_bytes: int = 0
+    in_use_bytes: int = 0
+    num_litter: int = 0
+
+
+def prune(
+    directory: str,
+    *,
+    limit: int | None = None,
+    older_than: float | None = None,
+    chosen: Callable[[str], bool] | None = None,
+) -> CachePruning:
+    """Remove what is litter, and blocks that fit any of the conditions, but never one in use.
+
+    Args:
+        limit: the least recently used blocks, until no more than so many bytes lie there.
+        older_than: blocks not used since so many seconds.
+        chosen: all blocks of the URIs for which it is true.
+
+    Raises:
+        ObjectNotFoundError: there is no cache.
+    """
+    done, now = CachePruning(), time.time()
+    for kept in cached_contents(directory):
+        uri = kept.content.uri if kept.content else None
+        unwanted = uri is None or (chosen is not None and chosen(uri))
+        for block in kept.blocks:
+            if unwanted or (older_than is not None and now - block.used_at > older_than):
+                _remove(block, done)
+        done.num_litter += _sweep_litter(kept.path, now)
+    if limit is not None:
+        _shrink(directory, limit, done)
+    with contextlib.suppress(OSError):
+        CacheQuota(directory, limit).recount()
+    return done
+
+
+def _remove(block: BlockFile, done: CachePruning) -> None:
+    if evict_block(block.path):
+        done.num_bytes += block.num_bytes
+    else:
+        done.in_use_bytes += block.num_bytes
+
+
+def _shrink(directory: str, limit: int, done: CachePruning) -> None:
+    left = block_files(directory)
+    excess = sum(block.num_bytes for block in left) - limit
+    for block in least_recent_first(left):
+        if excess <= 0:
+            break
+        before = done.num_bytes
+        _remove(block, done)
+        excess -= done.num_bytes - before
+
+
+def _sweep_litter(path: str, now: float) -> int:
+    """Remove what killed processes left, and the directory of an object of which nothing is kept."""
+    removed = 0
+    for file in Path(path).iterdir():
+        with contextlib.suppress(OSError):
+            if file.suffix == ".tmp" and now - file.stat().st_mtime > LITTER_SECONDS:
+                file.unlink()
+                removed += 1
+    empty = {file.name for file in Path(path).iterdir()} <= {"meta.json", "locks"}
+    with contextlib.suppress(OSError):
+        # Whoever opened it and has not read yet makes it anew.
+        if empty and now - os.stat(path).st_mtime > LITTER_SECONDS:
+            for name in ("meta.json", "locks"):
+                Path(path, name).unlink(missing_ok=True)
+            os.rmdir(path)
+            removed += 1
+    return removed

@@ -1,0 +1,1 @@
+"""Encoded objects: zstd segments with a seek table, and block checksums."""

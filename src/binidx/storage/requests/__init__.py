@@ -1,0 +1,1 @@
+"""From byte ranges to requests: scheduling, retries, hedging and cancellation."""

@@ -1,0 +1,314 @@
+"""Requests of all reads of a process, so many in flight at once, on the event loop of their filesystems.
+
+    read ─► its requests ─► queue ─► in flight (at most `limit`) ─► answer ─► all there: the read returns
+                              ▲           │ late: asked again beside it, the first answer wins
+                              └── pause ──┘ failed, or stalled: asked again, while there is hope
+
+A thread hands over a whole read and waits once; tasks take one request after the other. Around the 50 us of a bare one
+this costs 5 to 10 us of CPU. Nothing here knows a store: how it is asked is `fetch`, what fails for good `retries`.
+
+A read ends by its last answer, by the first request that is given up, by its deadline or by its scope, and takes what
+it has in flight with it.
+
+When a request is late: much later than its like. What is late may be asked a second time, within a budget.
+
+A request is late after max(0.5 s, 4 x the median of the last 64 answers of its store and size). 5 % more requests, at
+most, are the price, so a store that is slow as a whole is not asked twice as much because of it.
+
+Source: Dean and Barroso, The Tail at Scale, 2013.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from binidx.errors import StorageError
+from binidx.storage.requests.cancellation import Scope, current_scope
+from binidx.storage.requests.retries import SLOWEST, History, PendingRead, Trouble, given_up, out_of_time, pause
+
+WATCH_SECONDS = 0.1
+
+
+"""Between two looks at what is late."""
+
+
+class StalledError(TimeoutError):
+    """A request that was given up because nothing came."""
+
+
+class Scheduler:
+    """Sends requests; all but `run` and `sending` happens on its loop.
+
+    What is kept for a request is one tuple: each object more is 1 us, and one more for the collector to look at.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
+        self.loop = loop
+        self.limit = limit
+        self.lateness = HedgeTimer()
+        self._queue: deque[PendingRead] = deque()
+        self._again: deque[tuple[PendingRead, int]] = deque()
+        # task -> read, place, time sent; in the order in which they were sent.
+        self._running: dict[asyncio.Task[None], tuple[PendingRead, int, float]] = {}
+        self._watching = False
+
+    def run(self, read: PendingRead) -> list[Any]:
+        """The answers to a read's requests; the calling thread, any but the loop's, waits for them.
+
+        Raises:
+            StorageError: a request failed for good, or the deadline passed.
+            CancelledReadError: the scope of the caller was cancelled.
+        """
+        with self.sending(read):
+            return read.outcome.result()
+
+    @contextmanager
+    def sending(self, read: PendingRead) -> Iterator[None]:
+        """The read is on its way in the block, where its outcome can be waited for; it is dropped if that is left.
+
+        Raises:
+            StorageError: this is the thread of the loop.
+            CancelledReadError: the scope of the caller is cancelled already.
+        """
+        if asyncio._get_running_loop() is self.loop:
+            raise StorageError(f"{read.uri}: read on the event loop that would have to answer; read in another thread")
+        scope = current_scope()
+        try:
+            with scope.watched_by(lambda: self._stop(read, scope)) if scope else nullcontext():
+                self.loop.call_soon_threadsafe(self._submit, read)
+                yield
+        finally:
+            if not read.over:  # interrupted, or one begun beside it could not be
+                self.loop.call_soon_threadsafe(self._drop, read, InterruptedError())
+
+    def _stop(self, read: PendingRead, scope: Scope) -> None:
+        try:
+            scope.check()
+        except Exception as error:
+            self.loop.call_soon_threadsafe(self._drop, read, error)
+
+    def _submit(self, read: PendingRead) -> None:
+        self._queue.append(read)
+        self._pump()
+
+    def _pump(self) -> None:
+        while (found := self._next()) is not None:
+            self._start(*found)
+
+    def _next(self) -> tuple[PendingRead, int] | None:
+        """The next request there is room for: of those to be asked again, else of the read that came first."""
+        while len(self._running) < self.limit and (self._again or self._queue):
+            if self._again:
+                read, place = self._again.popleft()
+                read.retries += not read.over
+            else:
+                read = self._queue[0]
+                place = read.unsent
+                read.unsent += 1
+                if read.over or read.unsent >= len(read.ranges):
+                    self._queue.popleft()
+            if not read.over:
+                return read, place
+        return None
+
+    def _start(self, read: PendingRead, place: int) -> None:
+        task = self.loop.create_task(self._work(read, place))
+        self._sends(task, read, place)
+
+    def _sends(self, task: asyncio.Task[None], read: PendingRead, place: int) -> None:
+        self._running[task] = read, place, self.loop.time()
+        read.sent += 1
+        if read.timer is None:
+            read.began = read.answered_at = self.loop.time()
+            read.timer = self.loop.call_later(read.seconds, self._expire, read)
+        if not self._watching:
+            self._watch_again()
+
+    async def _work(self, read: PendingRead, place: int) -> None:
+        """Ask for one request after the other: a task for each would take two more rounds of the loop."""
+        task = asyncio.current_task()
+        assert task is not None
+        while True:
+            answer: Any = None
+            error: Exception | None = None
+            try:
+                answer = await read.fetch(*read.ranges[place])
+            except asyncio.CancelledError:
+                error = ConnectionAbortedError("the driver cancelled the request")
+            except Exception as raised:
+                error = raised
+            if task not in self._running:
+                return  # cancelled by us
+            self._ended(*self._running.pop(task), answer, error)
+            if (found := self._next()) is None:
+                return
+            read, place = found
+            self._sends(task, read, place)
+
+    def _ended(self, read: PendingRead, place: int, sent: float, answer: Any, error: Exception | None) -> None:
+        if error is not None:
+            self._failed(read, place, sent, error)
+        else:
+            read.answered_at = self.loop.time()
+            self.lateness.note(read.store, read.size(place), read.answered_at - sent)
+            self._answered(read, place, answer)
+
+    def _answered(self, read: PendingRead, place: int, answer: Any) -> None:
+        read.answers[place] = answer
+        read.unanswered -= 1
+        if place in read.troubles and read.troubles.pop(place).beside:
+            self._cancel(lambda each, where: each is read and where == place)
+        if read.unanswered == 0:
+            read.end()
+
+    def _failed(self, read: PendingRead, place: int, sent: float, error: Exception) -> None:
+        trouble = read.troubles.setdefault(place, Trouble(read, sent))
+        trouble.history.note(error)
+        if trouble.history.hopeless():
+            self._drop(read, given_up(read.uri, trouble.history, read.where(place)))
+        elif trouble.beside:
+            trouble.beside -= 1  # the other one may still bring it
+        else:
+            self.loop.call_later(pause(len(trouble.history.failures)), self._ask_again, read, place)
+
+    def _ask_again(self, read: PendingRead, place: int) -> None:
+        read.troubles[place].hedged = False
+        self._again.append((read, place))
+        self._pump()
+
+    def _expire(self, read: PendingRead) -> None:
+        now, due = self.loop.time(), read.due(self._bytes_in_flight())
+        if now < due:
+            read.timer = self.loop.call_later(due - now, self._expire, read)
+            return
+        place = next(iter(read.troubles), None) or read.answers.index(None)
+        history = read.troubles[place].history if place in read.troubles else History(time.monotonic())
+        self._drop(read, out_of_time(read.uri, read.where(place), history, now - read.began))
+
+    def _drop(self, read: PendingRead, error: BaseException) -> None:
+        read.end(error)
+        self._cancel(lambda each, _: each is read)
+        self._pump()
+
+    def _cancel(self, wanted: Callable[[PendingRead, int], bool]) -> None:
+        for task in [task for task, (read, place, _) in self._running.items() if wanted(read, place)]:
+            del self._running[task]
+            task.cancel()
+
+    def _watch_again(self) -> None:
+        self._watching = bool(self._running)
+        if self._watching:
+            self.loop.call_later(WATCH_SECONDS, self._watch, self.loop.time() + WATCH_SECONDS)
+
+    def _watch(self, due: float) -> None:
+        """Ask again for what is late, give up what stands still."""
+        # Where this thread got no core for a while, the answers may have come and were not looked at yet.
+        if self.loop.time() < due + WATCH_SECONDS:
+            self._judge(self.loop.time())
+        self._watch_again()
+
+    def _bytes_in_flight(self) -> int:
+        return sum(read.size(place) for read, place, _ in self._running.values())
+
+    def _judge(self, now: float) -> None:
+        oldest = list(self._running.items())
+        in_flight = self._bytes_in_flight()
+        for task, (read, place, sent) in oldest:
+            age = now - sent
+            if age < self.lateness.FLOOR:
+                break  # and all that follow are younger
+            if task not in self._running:
+                continue  # dropped just now, with its read
+            if age > self.lateness.patience(in_flight / SLOWEST):
+                self._give_up(task, age)
+            elif read.hedge and self._may_hedge(read, place, age, in_flight):
+                self._hedge(read, place, sent)
+
+    def _may_hedge(self, read: PendingRead, place: int, age: float, in_flight: int) -> bool:
+        if place in read.troubles and read.troubles[place].hedged:
+            return False
+        return self.lateness.is_late(read.store, read.size(place), age, in_flight / SLOWEST) and self.lateness.take()
+
+    def _hedge(self, read: PendingRead, place: int, sent: float) -> None:
+        trouble = read.troubles.setdefault(place, Trouble(read, sent))
+        trouble.hedged = True
+        trouble.beside += 1
+        read.hedges += 1
+        self._start(read, place)
+
+    def _give_up(self, task: asyncio.Task[None], age: float) -> None:
+        read, place, sent = self._running.pop(task)
+        task.cancel()
+        self._failed(read, place, sent, StalledError(f"nothing came for {age:.1f} s"))
+        self._pump()
+
+
+def scheduler(loop: asyncio.AbstractEventLoop, limit: int) -> Scheduler:
+    """The process's own for a loop and a bound; never one of a process it was forked from."""
+    key = os.getpid(), loop, limit
+    found = _schedulers.get(key)
+    # setdefault is one step, so two threads get the same one.
+    return found or _schedulers.setdefault(key, Scheduler(loop, limit))
+
+
+# Those of the parents stay, unused: to collect their tasks would close the connections they are on.
+_schedulers: dict[tuple[int, asyncio.AbstractEventLoop, int], Scheduler] = {}
+
+
+class HedgeTimer:
+    """How long answers took, and the budget of second requests. For one thread."""
+
+    FLOOR = 0.5
+    """Seconds: nothing is late before."""
+
+    TIMES = 4
+    """Late is so many times the median."""
+
+    SAMPLES = 64
+    ENOUGH = 8
+    """Answers that a median is taken of, at most and at least."""
+
+    UNKNOWN = 5.0
+    """Seconds: late, while there are too few answers to tell."""
+
+    STANDING = 10.0
+    """Seconds, beside what the bytes in flight need on the slowest link: what stands still for so long is sent anew."""
+
+    SHARE, AT_ONCE, AT_FIRST = 0.05, 16.0, 2.0
+    """Second requests for each answer; the most saved up, and what there is to begin with."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=self.SAMPLES))
+        self._budget = self.AT_FIRST
+
+    def note(self, store: str, size: int, seconds: float) -> None:
+        self._seconds[store, _like(size)].append(seconds)
+        self._budget = min(self.AT_ONCE, self._budget + self.SHARE)
+
+    def patience(self, needed: float) -> float:
+        """Seconds after which a request stands still, where all bytes in flight need so many on the slowest link."""
+        return self.STANDING + needed
+
+    def is_late(self, store: str, size: int, age: float, needed: float) -> bool:
+        known = self._seconds[store, _like(size)]
+        if len(known) < self.ENOUGH:
+            return age > self.UNKNOWN + needed
+        return age > max(self.FLOOR, self.TIMES * sorted(known)[len(known) // 2])
+
+    def take(self) -> bool:
+        """Whether there is one more second request to be had."""
+        if self._budget < 1:
+            return False
+        self._budget -= 1
+        return True
+
+
+def _like(size: int) -> int:
+    """Sizes that take the same time: up to 256 KiB the first byte is what takes it, then every doubling is another."""
+    return max(18, (size - 1).bit_length())

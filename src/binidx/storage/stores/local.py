@@ -1,0 +1,209 @@
+"""Files of this machine: large ones mapped, small ones read at once.
+
+Whether to ask the disk ahead: it gives ten times the bytes while pages are cold, and doubles the work when warm.
+
+reads      cold cold cold warm warm .. warm | warm warm warm warm cold | cold ..
+ask ahead   yes  yes  yes  yes  yes ..  yes |  no   no   no   no   no  |  yes ..
+                           `patience` reads    the one that had to wait
+
+File descriptors: a blend of thousands of mapped files needs more than the 1024 that most shells allow.
+
+A process may raise its own (soft) limit up to the hard one, which is 524,288 or more on today's Linux. It is raised
+once, when half of the descriptors are taken: sockets and the pipes of a DataLoader's workers need some, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap as mapping
+import os
+import resource
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.native.pieces import Mapped
+from binidx.storage.interfaces import Range
+from binidx.storage.ranges import check_ranges
+from binidx.storage.stats import ObjectStats
+
+# A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
+READ_AT_ONCE = 256 << 10
+
+
+class LocalFile:
+    """A file of this machine, mapped once; reads are views of the map and copy nothing.
+
+    A file of up to 256 KiB is read when it is opened, and no longer held.
+
+    Args:
+        path: of an existing file; an empty one is fine.
+
+    Raises:
+        ObjectNotFoundError: there is no such file.
+        StorageError: it cannot be read or mapped, or it changed while it was opened.
+        ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. A view taken
+            before that is beyond help: touching lost pages kills the process with SIGBUS, as with every mmap.
+
+    Pickles as its path. A replaced file (a new inode under the name) goes on being read as it was.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.uri = os.fspath(path)
+        self.stats = ObjectStats("file")
+        self._map: mapping.mmap | None = None
+        try:
+            self._view = with_room(self._open)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectNotFoundError(f"{self.uri}: no such file") from error
+        except OSError as error:
+            way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
+            raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
+        if len(self._view) != self.size:
+            raise ObjectChangedError(f"{self.uri}: {len(self._view)} bytes read, had {self.size} before")
+        self.identity: dict[str, Any] = {"size": self.size, "mtime": self._found.st_mtime}
+        self._path = os.path.abspath(self.uri)
+        self._content = Mapped(self._view, disk=self._map is not None)
+        self._ask_ahead = AskAhead()
+
+    def _open(self) -> memoryview:
+        """The content; sets `size`."""
+        with open(self.uri, "rb") as file:
+            self._found = os.fstat(file.fileno())
+            self.size = self._found.st_size
+            if self.size <= READ_AT_ONCE:
+                return memoryview(file.read(self.size))
+            self._map = mapping.mmap(file.fileno(), self.size, access=mapping.ACCESS_READ)
+            keep_room(file.fileno())
+        # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
+        self._map.madvise(mapping.MADV_RANDOM)
+        return memoryview(self._map)
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        check_ranges(self.uri, self.size, ranges)
+        if self._map is not None:
+            self._check_unchanged(self._map)
+            self._content.read_ahead(np.array(ranges, np.int64).reshape(-1, 2))
+        views = [self._view[start:stop] for start, stop in ranges]
+        count = sum(map(len, views))
+        self.stats.add(requests=len(views), bytes_asked=count, bytes_moved=count)
+        return views
+
+    def read_into(self, gather: Callable[[Any], int]) -> bool:
+        """`read` without views: `gather` takes what it wants of the whole content, and says in how many ranges.
+
+        Args:
+            gather: called once with what `Mapped.taking` gives.
+
+        Returns:
+            True: all of it was in memory.
+        """
+        if self._map is not None:
+            self._check_unchanged(self._map)
+        about = self._content.taking(ask_ahead=self._ask_ahead.wanted)
+        requests = gather(about)
+        self._ask_ahead.saw(bool(about.disk_moved))
+        self.stats.add(requests=requests, bytes_asked=about.num_bytes, bytes_moved=about.num_bytes)
+        return True
+
+    def _check_unchanged(self, mapped: mapping.mmap) -> None:
+        """1.5 us against bytes of two contents, or a SIGBUS. By name: an fstat would need one more descriptor."""
+        try:
+            now = os.stat(self._path)
+        except OSError:
+            now = None  # removed, or the way to it: the map stays
+        was = self._found
+        if now is None or (now.st_dev, now.st_ino) != (was.st_dev, was.st_ino):
+            if (found := mapped.size()) < self.size:
+                raise ObjectChangedError(f"{self.uri}: has {found} bytes, had {self.size} when it was opened")
+        elif (now.st_size, now.st_mtime_ns) != (self.size, was.st_mtime_ns):
+            raise ObjectChangedError(
+                f"{self.uri}: changed since it was opened (size {self.size}, mtime {was.st_mtime}, "
+                f"now size {now.st_size}, mtime {now.st_mtime}); open it again"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalFile, (self.uri,)
+
+    def __repr__(self) -> str:
+        return f"LocalFile({self.uri!r})"
+
+
+PATIENCE = 8
+
+
+MOST_PATIENCE = 4096
+
+
+class AskAhead:
+    """Asks until some reads in a row did not move the disk, and again as soon as one does.
+
+    Where the system does not count what was asked ahead (some filesystems in user space) each read looks warm while
+    asking helps. So patience doubles each time it ended too early: 1 read in 8, 16, 32, ... goes without.
+    """
+
+    def __init__(self) -> None:
+        self.warm_reads = 0
+        self.patience = PATIENCE
+
+    @property
+    def wanted(self) -> bool:
+        return self.warm_reads < self.patience
+
+    def saw(self, disk_moved: bool) -> None:
+        """One more read, and whether the disk was read for it."""
+        if not disk_moved:
+            self.warm_reads += 1
+            return
+        if not self.wanted:
+            too_early = self.warm_reads < 2 * self.patience
+            self.patience = min(2 * self.patience, MOST_PATIENCE) if too_early else PATIENCE
+        self.warm_reads = 0
+
+
+Opened = TypeVar("Opened")
+
+
+WAYS_OUT = {
+    errno.EMFILE: "raise the limit of open files, ulimit -n (the hard one, ulimit -Hn, is where we stopped)",
+    errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
+    errno.ENOMEM: "raise the number of maps a process may have, sysctl vm.max_map_count",
+}
+
+
+"""errno -> what to do, where opening fails for want of room"""
+
+
+# Where a limit is "unlimited", macOS takes no more than this.
+MANY = 10_240
+
+
+def with_room(open_it: Callable[[], Opened]) -> Opened:
+    """`open_it()`, once more under a higher limit if it finds no descriptor left."""
+    try:
+        return open_it()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    raise_limit()
+    return open_it()
+
+
+def keep_room(descriptor: int) -> None:
+    """Raise the limit if more than half of the descriptors are taken. Costs 2 us."""
+    lowest_free = os.dup(descriptor)
+    os.close(lowest_free)
+    if lowest_free > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+        raise_limit()
+
+
+def raise_limit() -> None:
+    """Raise the soft limit of open files to the hard one, as far as the system lets us."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

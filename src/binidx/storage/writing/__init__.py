@@ -1,0 +1,1 @@
+"""New objects: published atomically, uploaded in parts, concatenated, copied."""

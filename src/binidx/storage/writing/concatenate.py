@@ -1,0 +1,431 @@
+"""Which parts an object made of pieces has on S3. No I/O happens here.
+
+    pieces     |--- a ---|b|c|------- d -------|        b and c are under 5 MiB
+    parts      | copy    |upload | copy | copy |        the upload takes the first bytes of d, to reach 5 MiB
+
+S3's limits: a part has 5 MiB to 5 GiB, only the last may be shorter; 10,000 parts.
+
+Pieces of files -> one file beside its target, copied by the kernel; file systems with reflinks copy nothing.
+
+Pieces of objects -> one object, moved by the store itself where it can; unseen until it is published.
+
+    from and to       how                                      through this process
+    s3 -> s3          parts copied by the store                pieces under 5 MiB, and what fills them up to that
+    gs -> gs          compose, 32 whole objects a call         nothing; of pieces that are not whole: all
+    disk -> disk      copy_file_range, reflinks where it can   nothing
+    else              streamed                                 all
+
+The two ends are one store if they have the same protocol and the same storage options. What is copied is pinned: the
+object that was opened, by its ETag or generation, or an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from binidx.errors import ObjectChangedError
+from binidx.storage.interfaces import Bytes, RangeReader
+from binidx.storage.open import ROUND_BYTES
+from binidx.storage.ranges import cut
+from binidx.storage.stores import filesystem
+from binidx.storage.stores.s3_multipart import S3Parts
+from binidx.storage.writing.publish import create_object, delete_object
+from binidx.storage.writing.staging import StagingFile
+
+LEAST_PART = 5 << 20
+
+
+MOST_PARTS = 10_000
+
+
+COPIED_PART = 128 << 20
+
+
+"""What the store copies in one request where 10,000 of them suffice: seconds, well inside the time-outs of clients, and
+with many in flight faster than one huge part."""
+
+
+@dataclass(frozen=True, eq=False)
+class SourcePiece:
+    """Bytes [start, stop) of what `reader` reads as it is stored; or `data` itself, where there is none."""
+
+    reader: RangeReader | None
+    start: int = 0
+    stop: int = 0
+    data: bytes = b""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of an object."""
+        return self.reader is not None and (self.start, self.stop) == (0, self.reader.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Copied:
+    """A part that the store copies."""
+
+    reader: RangeReader
+    start: int
+    stop: int
+
+    @property
+    def whole(self) -> bool:
+        return (self.start, self.stop) == (0, self.reader.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Uploaded:
+    """A part that passes through this process."""
+
+    pieces: list[SourcePiece]
+
+
+Part = Copied | Uploaded
+
+
+def piece_bytes(part: SourcePiece | Part) -> int:
+    """Bytes of a piece or a part."""
+    if isinstance(part, Uploaded):
+        return sum(map(piece_bytes, part.pieces))
+    return len(part.data) if isinstance(part, SourcePiece) and part.reader is None else part.stop - part.start
+
+
+def plan_concatenation(
+    pieces: Sequence[SourcePiece], *, least: int = LEAST_PART, most: int = COPIED_PART
+) -> list[Part]:
+    """Parts that are the pieces, one after the other.
+
+    Args:
+        least: bytes of a part, but for the last; raised as far as 10,000 parts ask for it.
+        most: bytes copied in one part, at least twice `least`; raised likewise.
+    """
+    total = sum(map(piece_bytes, pieces))
+    # Every part but the last has `least` bytes, so there are no more than total // least + 1.
+    least = max(least, -(-total // (MOST_PARTS - 1)))
+    most = max(most, 2 * least)
+    parts: list[Part] = []
+    small: list[SourcePiece] = []
+    for piece in pieces:
+        head = min(piece_bytes(piece), max(least - sum(map(piece_bytes, small)), 0)) if small else 0
+        taken, rest = split_piece(piece, head)
+        small += [taken] if head else []
+        if sum(map(piece_bytes, small)) >= least:
+            parts.append(Uploaded(small))
+            small = []
+        if rest.reader is not None and piece_bytes(rest) >= least:
+            parts += cut_evenly(rest, most)
+        elif piece_bytes(rest):
+            small.append(rest)
+    return [*parts, *([Uploaded(small)] if small else [])]
+
+
+def split_piece(piece: SourcePiece, head: int) -> tuple[SourcePiece, SourcePiece]:
+    """Its first bytes, and the rest."""
+    if piece.reader is None:
+        return SourcePiece(None, data=piece.data[:head]), SourcePiece(None, data=piece.data[head:])
+    middle = piece.start + head
+    return SourcePiece(piece.reader, piece.start, middle), SourcePiece(piece.reader, middle, piece.stop)
+
+
+def cut_evenly(piece: SourcePiece, most: int) -> list[Copied]:
+    """Parts of up to `most` bytes, none much smaller than the others: the last must not fall below the least."""
+    assert piece.reader is not None
+    size = piece_bytes(piece)
+    count = -(-size // most)
+    bounds = [piece.start + size * number // count for number in range(count + 1)]
+    return [Copied(piece.reader, first, stop) for first, stop in itertools.pairwise(bounds)]
+
+
+class FileJoin:
+    """A file beside the target, filled by the kernel: a `join.Join`."""
+
+    how = "copy_file_range"
+
+    def __init__(self, uri: str, pieces: Sequence[SourcePiece]) -> None:
+        self._pieces, self.moved_bytes = pieces, 0
+        path = filesystem.local_path(uri)
+        assert path is not None
+        self._file: StagingFile | None = StagingFile(path)
+
+    def fill(self, advance: Callable[[int], object]) -> None:
+        assert self._file is not None
+        with filesystem.storage_errors(self._file.path):
+            for piece in self._pieces:
+                if piece.reader is None:
+                    self._file.file.write(piece.data)
+                    self.moved_bytes += len(piece.data)
+                    advance(len(piece.data))
+                else:
+                    self._copy(piece, advance)
+            self._file.complete()
+
+    def publish(self, make_way: Callable[[], object]) -> None:
+        make_way()
+        assert self._file is not None
+        self._file.publish()
+        self._file = None
+
+    def abandon(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.abandon()
+        self._file = None
+
+    def _copy(self, piece: SourcePiece, advance: Callable[[int], object]) -> None:
+        assert piece.reader is not None
+        assert self._file is not None
+        path = filesystem.local_path(piece.reader.uri)
+        with open(str(path), "rb", buffering=0) as source:
+            at, copy = piece.start, copy_in_kernel
+            while at < piece.stop:
+                want = min(piece.stop - at, 1 << 30)
+                copied = copy(source.fileno(), self._file.file.fileno(), want, at)
+                if copied < 0:
+                    copy, self.how = copy_through, "stream"
+                    continue
+                if not copied:
+                    raise ObjectChangedError(f"{path}: ends at byte {at}, needed {piece.stop}; it changed meanwhile")
+                self.moved_bytes += copied if copy is copy_through else 0
+                at += copied
+                advance(copied)
+
+
+def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
+    """Bytes copied from `offset` to the target's position; 0 at the end, -1 where the kernel cannot."""
+    if not hasattr(os, "copy_file_range"):
+        return -1
+    try:
+        return os.copy_file_range(source, target, count, offset_src=offset)
+    except OSError as error:
+        if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            return -1
+        raise
+
+
+def copy_through(source: int, target: int, count: int, offset: int) -> int:
+    """The same, through this process."""
+    view = memoryview(os.pread(source, min(count, 8 << 20), offset))
+    total = len(view)
+    while view:
+        view = view[os.write(target, view) :]
+    return total
+
+
+Options = Mapping[str, Any] | None
+
+
+IN_FLIGHT = 16
+
+
+"""Parts that the store copies at once; those that pass through this process have `join_plan.LEAST_PART` bytes."""
+
+
+COMPOSED = 32
+
+
+"""Objects in one compose, of Google's."""
+
+
+class Join(Protocol):
+    """An object made of pieces, on its way.
+
+    Attributes:
+        moved_bytes: what passed through this process.
+        how: "server", "copy_file_range" or "stream".
+    """
+
+    moved_bytes: int
+    how: str
+
+    def fill(self, advance: Callable[[int], object]) -> None:
+        """Bring all pieces together, unseen; `advance` is told of bytes done."""
+
+    def publish(self, make_way: Callable[[], object]) -> None:
+        """When all that can fail before has been done: call `make_way`, and make the object visible."""
+
+    def abandon(self) -> None:
+        """Leave nothing. Never raises; after `publish` it does nothing."""
+
+
+def open_join(
+    uri: str, pieces: Sequence[SourcePiece], source_options: Options = None, target_options: Options = None
+) -> Join:
+    """A new object under `uri` that will be the pieces, one after the other.
+
+    Args:
+        pieces: their readers were opened with `source_options`.
+
+    Raises:
+        StorageError: the store refuses.
+    """
+    here = _store_of(uri)
+    same = all(_store_of(piece.reader.uri) == here for piece in pieces if piece.reader is not None)
+    with filesystem.storage_errors(uri):
+        if here == "file" and same:
+            return FileJoin(uri, pieces)
+        if same and dict(source_options or {}) == dict(target_options or {}):
+            if here == "s3" and any(isinstance(part, Copied) for part in plan_concatenation(pieces)):
+                return _S3Join(uri, pieces, target_options)
+            if here == "gs" and _composable(uri, pieces):
+                return _GcsJoin(uri, pieces, target_options)
+        return _Streamed(uri, pieces, target_options)
+
+
+class _S3Join:
+    """A multipart upload whose parts the store copies."""
+
+    how = "server"
+
+    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
+        self._plan, self.moved_bytes = plan_concatenation(pieces), 0
+        self._parts: S3Parts | None = S3Parts(uri, "", options or {})
+        self._tags: dict[int, str] = {}
+
+    def fill(self, advance: Callable[[int], object]) -> None:
+        with ThreadPoolExecutor(IN_FLIGHT) as threads:
+            jobs = iter(enumerate(self._plan, 1))
+            pending: dict[Future[str], tuple[int, Part]] = {}
+            try:
+                while True:
+                    while len(pending) < IN_FLIGHT and (job := next(jobs, None)):
+                        pending[threads.submit(self._bring, *job)] = job
+                    if not pending:
+                        return
+                    for done in wait(pending, return_when=FIRST_COMPLETED).done:
+                        number, part = pending.pop(done)
+                        self._tags[number] = done.result()
+                        advance(piece_bytes(part))
+            finally:
+                for each in pending:
+                    each.cancel()
+
+    def publish(self, make_way: Callable[[], object]) -> None:
+        assert self._parts is not None
+        make_way()
+        self._parts.publish(self._tags)
+        self._parts = None
+
+    def abandon(self) -> None:
+        if self._parts is not None:
+            self._parts.abandon()
+        self._parts = None
+
+    def _bring(self, number: int, part: Part) -> str:
+        assert self._parts is not None
+        if isinstance(part, Copied):
+            reader, where = part.reader, (part.start, part.stop)
+            etag = str(getattr(reader, "identity", {}).get("etag", ""))
+            return self._parts.copy(number, reader.uri, None if part.whole else where, etag)
+        data = b"".join(bytes(view) for piece in part.pieces for view in read_piece(piece))
+        self.moved_bytes += len(data)
+        return self._parts.write(number, (0, len(data)), data)
+
+
+class _GcsJoin:
+    """Compose, in rounds while there are more than 32; what lies under temporary names goes."""
+
+    how = "server"
+
+    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
+        self._uri, self._pieces, self._options = uri, pieces, options
+        self._fs, path = filesystem.open_filesystem(uri, options or {})
+        self._bucket, self._key, _ = self._fs.split_path(path)
+        self._temporary: list[str] = []
+        self._composed: list[dict[str, Any]] = []
+        self.moved_bytes = 0
+
+    def fill(self, advance: Callable[[int], object]) -> None:
+        objects = [self._object(piece) for piece in self._pieces]
+        while len(objects) > COMPOSED:
+            groups = [objects[start : start + COMPOSED] for start in range(0, len(objects), COMPOSED)]
+            objects = [self._compose(f"{self._key}.{uuid.uuid4().hex}.tmp", group) for group in groups]
+        self._composed = objects
+        advance(sum(map(piece_bytes, self._pieces)))
+
+    def publish(self, make_way: Callable[[], object]) -> None:
+        make_way()
+        self._compose(self._key, self._composed)
+        self.abandon()
+
+    def abandon(self) -> None:
+        for key in self._temporary:
+            with contextlib.suppress(Exception):
+                delete_object(f"gs://{self._bucket}/{key}", self._options)
+        self._temporary = []
+
+    def _object(self, piece: SourcePiece) -> dict[str, Any]:
+        assert piece.reader is not None
+        _, path = filesystem.open_filesystem(piece.reader.uri, self._options or {})
+        generation = getattr(piece.reader, "identity", {}).get("generation")
+        return {"name": self._fs.split_path(path)[1], **({"generation": str(generation)} if generation else {})}
+
+    def _compose(self, key: str, objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if key != self._key:
+            self._temporary.append(key)
+        body = {"sourceObjects": list(objects), "destination": {"contentType": "application/octet-stream"}}
+        with filesystem.storage_errors(self._uri):
+            made = self._fs.call("POST", "b/{}/o/{}/compose", self._bucket, key, json=body, json_out=True)
+        self._fs.invalidate_cache()
+        return {"name": key, "generation": str(made["generation"])}
+
+
+class _Streamed:
+    """All of it through this process."""
+
+    how = "stream"
+
+    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
+        self._pieces, self.moved_bytes = pieces, 0
+        self._make_way: Callable[[], object] = lambda: None
+        self._open = contextlib.ExitStack()
+        self._writer = self._open.enter_context(create_object(uri, options, before_publish=lambda: self._make_way()))
+
+    def fill(self, advance: Callable[[int], object]) -> None:
+        for piece in self._pieces:
+            for view in read_piece(piece):
+                self._writer.write(view)
+                self.moved_bytes += len(view)
+                advance(len(view))
+
+    def publish(self, make_way: Callable[[], object]) -> None:
+        self._make_way = make_way
+        self._open.close()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(Exception), self._open:
+            raise _Abandoned
+
+
+class _Abandoned(Exception):
+    """Thrown into an unfinished write so that it leaves nothing."""
+
+
+def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
+    """Its bytes, in views of up to 8 MiB."""
+    if piece.reader is None:
+        yield piece.data
+        return
+    for around in cut((piece.start, piece.stop), ROUND_BYTES):
+        yield from piece.reader.read(cut(around, 8 << 20))
+
+
+def _store_of(uri: str) -> str:
+    """What two places must have in common; "" for what is no store of which we know more."""
+    if filesystem.local_path(uri) is not None:
+        return "file"
+    protocol, *chained = filesystem.protocols(uri)
+    return "" if chained else {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}.get(protocol, "")
+
+
+def _composable(uri: str, pieces: Sequence[SourcePiece]) -> bool:
+    """Whether these are whole objects of one bucket: ranges cannot be composed, nor what lies elsewhere."""
+    buckets = {each.reader.uri.split("/")[2] for each in pieces if each.reader is not None} | {uri.split("/")[2]}
+    return len(buckets) == 1 and bool(pieces) and all(piece.whole for piece in pieces)

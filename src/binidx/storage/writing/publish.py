@@ -1,0 +1,278 @@
+"""Writing objects: beside first, then visible at once. Nobody ever sees half of one under its name.
+
+    local       <name>.<random>.tmp -> fsync -> rename (or link, where the first writer must win)
+    S3, GCS     one PUT, or a multipart upload that is completed at the end: the store shows it whole or not at all
+    the rest    <name>.<random>.tmp -> the filesystem's own move
+
+A process that is killed leaves at most a .tmp file or an unfinished upload behind, never an object. A child forked in
+between leaves what its parent is writing alone, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
+from binidx.json_models import MAX_BYTES, JsonFile
+from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.settings import ReadSettings
+from binidx.storage.stores import filesystem
+from binidx.storage.stores.driver_errors import cause_of, http_status
+from binidx.storage.stores.head import fetch_object_info
+from binidx.storage.stores.signed import delete_one, get_small
+from binidx.storage.writing.staging import (
+    ONE_PUT,
+    StagingFile,
+    StagingUpload,
+    in_directory,
+    staging_path,
+    sync_directory,
+)
+
+ATTEMPTS = 5
+
+
+Hook = Callable[[], object] | None
+
+
+Unfinished = TypeVar("Unfinished", bound=StagingFile | StagingUpload)
+
+
+def create_object(
+    uri: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    before_publish: Hook = None,
+    durable: bool = True,
+) -> contextlib.AbstractContextManager[Writer]:
+    """Write an object that appears whole under its name when the block ends, replacing what was there.
+
+    After an exception in the block nothing appears and nothing is left behind. Local directories are made. Object
+    stores take at most 10,000 parts, of 50 MiB: beyond 500 GB pass a default_block_size in storage_options.
+
+    Args:
+        before_publish: called when all is written, and on a disk synced, right before the object appears; what it
+            raises stops that. An object sent in one request is sent after it.
+        durable: a local file is synced before it appears. What can be made again, and is proved by a checksum before it
+            is used, needs no sync: a file cut by a lost power supply is then made again.
+
+    Raises:
+        StorageError: the store refuses; what was there before still is.
+    """
+    uri = os.fspath(uri)
+    path = filesystem.local_path(uri)
+    if path is not None:
+        return _written(path, lambda: StagingFile(path, durable=durable), before_publish)
+    return _written(uri, lambda: StagingUpload(uri, storage_options or {}), before_publish)
+
+
+@contextlib.contextmanager
+def create_file(path: str, size: int, *, durable: bool = True) -> Iterator[StagingFile]:
+    """`create_object` for a local file of `size` bytes: write to it, or fill its `map()` in place, zeros at first.
+
+    The mapping stays after the block, and goes on being that file, also when another takes its name.
+
+    Raises:
+        StorageError: above all, the disk does not have so many bytes; see `File` for how sure that is.
+    """
+    with _whole_or_nothing(path, lambda: StagingFile(path, size, durable), None) as file:
+        yield file
+
+
+def put_if_absent(
+    uri: str | os.PathLike[str],
+    data: Bytes,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    durable: bool = True,
+) -> bool:
+    """Create a small object unless there is one: of many writers the first wins.
+
+    Returns:
+        True: the object holds `data`, written by us or by a twin. False: it holds something else, which stays.
+        The store's own word for "exists" is not enough: when the reply to a PUT is lost, its retry is told that the
+        object exists, and it is ours. So what stands there is read back and compared.
+
+    A store that ignores conditional writes lets the last writer win: give equal content to equal names.
+
+    Args:
+        durable: as in `create_object`.
+
+    Raises:
+        StorageError: the store refuses, or contradicts itself for a second.
+    """
+    uri = os.fspath(uri)
+    if len(data) > ONE_PUT:
+        raise ConfigError(f"{uri}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
+    path = filesystem.local_path(uri)
+    for attempt in range(ATTEMPTS):
+        if _link(path, data, durable) if path is not None else _put(uri, bytes(data), storage_options or {}):
+            return True
+        standing = read_small(uri, storage_options)
+        if standing is not None:
+            return standing == data
+        # Deleted in between, or two writers that S3 told to try again (409).
+        time.sleep(0.05 * 2**attempt)
+    raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
+
+
+SMALL = JsonFile(object)
+
+
+def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
+    """All of a small object as it is now, in one request; None where there is none.
+
+    Raises:
+        FormatError: it is larger than any small object.
+    """
+    uri = os.fspath(uri)
+    path = filesystem.local_path(uri)
+    with filesystem.storage_errors(uri):
+        try:
+            if path is not None:
+                SMALL.check_size(os.path.getsize(path), uri)
+                return Path(path).read_bytes()
+            if (found := get_small(uri, storage_options or {})) is not None:
+                return found[0]
+            fs, path = filesystem.open_filesystem(uri, storage_options or {})
+            # From 0 on, or s3fs asks for the size first.
+            data = bytes(fs.cat_file(path, start=0, end=MAX_BYTES + 1))
+            SMALL.check_size(len(data), uri)
+            return data
+        except FileNotFoundError as error:
+            # fsspec's http says so of whatever went wrong.
+            if filesystem.reason_of(error):
+                raise
+            return None
+        except Exception as error:
+            if http_status(error) == 416:
+                return b""
+            raise
+
+
+def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
+    """Afterwards there is no such object; that there was none is no error."""
+    uri = os.fspath(uri)
+    path = filesystem.local_path(uri)
+    with filesystem.storage_errors(uri), contextlib.suppress(FileNotFoundError):
+        if path is not None:
+            os.unlink(path)
+        elif not delete_one(uri, storage_options or {}):
+            fs, path = filesystem.open_filesystem(uri, storage_options or {})
+            fs.rm_file(path)
+
+
+def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Asked of the store itself each time, never of a listing. A directory is no object."""
+    try:
+        _told(uri, storage_options, folders=False)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What identifies the content without reading it, in JSON values: `size`, and `etag`, `generation` or `mtime`.
+
+    Raises:
+        ObjectNotFoundError: there is no such object.
+    """
+    return filesystem.identity_from_info(_told(uri, storage_options, folders=True))
+
+
+def _told(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> dict[str, Any]:
+    uri, options = os.fspath(uri), storage_options or {}
+    settings = ReadSettings.of(options)
+    in_flight = filesystem.max_in_flight(uri, options, settings)
+    fs, path = filesystem.open_filesystem(uri, options, reading=in_flight)
+    return fetch_object_info(fs, path, uri, settings, in_flight=in_flight, folders=folders)
+
+
+def join_uri(base: str, *parts: str) -> str:
+    """`s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`; the same for paths."""
+    joined = base
+    for part in parts:
+        joined = joined + ("" if joined.endswith("/") else "/") + part.strip("/")
+    return joined
+
+
+@contextlib.contextmanager
+def _written(uri: str, begin: Callable[[], StagingFile | StagingUpload], before_publish: Hook) -> Iterator[Writer]:
+    with _whole_or_nothing(uri, begin, before_publish) as unfinished:
+        yield _ErrorsNamed(uri, unfinished)
+
+
+@contextlib.contextmanager
+def _whole_or_nothing(uri: str, begin: Callable[[], Unfinished], before_publish: Hook) -> Iterator[Unfinished]:
+    pid = os.getpid()
+    with filesystem.storage_errors(uri):
+        unfinished = begin()
+    try:
+        yield unfinished
+        with filesystem.storage_errors(uri):
+            unfinished.complete()
+        if before_publish is not None:
+            before_publish()
+        with filesystem.storage_errors(uri):
+            unfinished.publish()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            # A forked child that ends, or forgets its copy, must not take its parent's object along.
+            unfinished.abandon() if os.getpid() == pid else unfinished.forget()
+        raise
+
+
+class _ErrorsNamed:
+    """A writer whose errors name the object."""
+
+    def __init__(self, uri: str, writer: Any) -> None:
+        self.uri, self.writer = uri, writer
+
+    def write(self, data: Bytes, /) -> int:
+        with filesystem.storage_errors(self.uri):
+            return int(self.writer.write(data))
+
+
+def _link(path: str, data: Bytes, durable: bool) -> bool:
+    """A whole file under the name, unless the name is taken."""
+    temporary = staging_path(path)
+    with _written(path, lambda: StagingFile(temporary, durable=durable), None) as writer:
+        writer.write(data)
+    try:
+        with filesystem.storage_errors(path):
+            return _link_file(temporary, path, durable)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _link_file(source: str, path: str, durable: bool) -> bool:
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # No hard links here: two writers may both win then, with whole files.
+        if os.path.lexists(path):
+            return False
+        os.replace(source, path)
+    if durable:
+        sync_directory(path)
+    return True
+
+
+def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
+    fs, path = filesystem.open_filesystem(uri, storage_options)
+    try:
+        in_directory(fs, path, lambda: fs.pipe_file(path, data, mode="create"))
+    except Exception as error:
+        # Only AWS's wording makes s3fs say FileExistsError; other servers' 412 comes as OSError EINVAL.
+        if isinstance(error, FileExistsError) or http_status(error) in (409, 412):
+            return False
+        raise filesystem.translated(uri, error) from cause_of(error)
+    return True

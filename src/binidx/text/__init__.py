@@ -1,1 +1,0 @@
-"""Documents' text where it lies: jsonl, jsonl.gz, jsonl.zst and parquet, from any store, as buffers and offsets."""

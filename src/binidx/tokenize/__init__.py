@@ -1,1 +1,0 @@
-"""From text to token ids: what a tokenizer is, the engines that run it, and the proof that they agree."""

@@ -1,0 +1,91 @@
+"""Against a multiset of Python tuples: what was added, removed, repeated; and the order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from helpers.conversion import build
+from helpers.random_datasets import Document, build_ours
+from hypothesis import given
+from hypothesis import strategies as st
+
+from binidx.corpus import diff
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.diff import Matching, diff_datasets, hash_documents, order_breaks
+from binidx.corpus.whole_dataset import WholeDataset
+from binidx.errors import ConfigError, FormatError
+from binidx.format import index_stream
+from binidx.storage.writing.copy import SilentWatcher
+
+
+def dataset(prefix: Path, documents: list[list[int]], dtype: type = np.uint16) -> str:
+    return build_ours(prefix, [Document(np.array(each, dtype), [len(each)], [0]) for each in documents], dtype)
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.lists(st.integers(0, 9), max_size=30))
+def test_matching_is_that_of_a_multiset(left: list[int], right: list[int]) -> None:
+    # Equal first halves and equal second halves of different hashes, in several buckets.
+    hashes = [[((n % 3) << 60) + n % 2, n] for n in range(10)]
+    a, b = (np.array([hashes[n] for n in each], np.uint64).reshape(-1, 2) for each in (left, right))
+    found = Matching(a, b, few=100)
+    common = Counter(left) & Counter(right)
+    assert found.num_common == common.total() == (found.places >= 0).sum()
+    assert found.num_distinct == [len(set(left)), len(set(right))]
+    matched = [(n, int(place)) for n, place in enumerate(found.places) if place >= 0]
+    assert all(left[n] == right[place] for n, place in matched)
+    assert len({place for _, place in matched}) == len(matched)
+    assert found.removed == sorted(set(range(len(left))) - {n for n, _ in matched})
+    assert found.added == sorted(set(range(len(right))) - {place for _, place in matched})
+    for token in set(left):  # copies are matched in order
+        places = [place for n, place in matched if left[n] == token]
+        assert places == [n for n, each in enumerate(right) if each == token][: len(places)]
+
+
+def test_order_breaks_are_where_b_goes_back() -> None:
+    assert order_breaks(np.array([0, -1, 1, 2])).tolist() == []
+    assert order_breaks(np.array([3, -1, 1, 2, 0])).tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 1 << 21])
+def test_the_hash_is_xxh3_128_of_the_tokens_as_int64(tmp_path: Path, batch: int, monkeypatch) -> None:
+    monkeypatch.setattr(diff, "BATCH", batch)
+    monkeypatch.setattr(index_stream, "BLOCK", max(batch, 2))
+    documents = [[], [1, 2, 3, 4, 5, 6], [7], [], [], [8, 9], [1, 2]]
+    expected = [xxhash.xxh3_128_digest(np.array(each, "<i8").tobytes()) for each in documents]
+    for dtype in (np.uint16, np.int32, np.int64, np.int8):
+        source = dataset(tmp_path / np.dtype(dtype).name, documents, dtype)
+        found = hash_documents(WholeDataset(source), SilentWatcher())
+        assert found.astype(">u8").tobytes() == b"".join(expected)
+
+
+def test_added_removed_repeated_and_reordered(tmp_path: Path) -> None:
+    a = dataset(tmp_path / "a", [[1], [2, 2], [1], [3], [4], [5]])
+    b = dataset(tmp_path / "b", [[4], [1], [3], [6], [2, 2], [6], [6]], np.int32)
+    found = diff_datasets(a, b, few=2)
+    assert not found.same
+    assert (found.num_common, found.num_removed, found.num_added) == (4, 2, 3)
+    assert (found.removed, found.added) == ([2, 5], [3, 5])
+    assert found.num_duplicates == (1, 2)
+    assert (found.num_order_breaks, found.order_breaks) == (2, [3, 4])
+    assert (found.num_documents, found.num_tokens) == ((6, 7), (7, 8))
+
+
+def test_compression_and_dtype_make_no_difference(tmp_path: Path) -> None:
+    source = build(tmp_path / "en", 50_000)
+    convert_dataset(source, tmp_path / "packed", way=StorageFormat("zstd"))
+    assert diff_datasets(source, tmp_path / "packed").same
+    wide = dataset(tmp_path / "wide", [[65535, 1], []], np.int32)
+    assert diff_datasets(dataset(tmp_path / "thin", [[65535, 1], []]), wide).same
+
+
+def test_what_is_no_dataset_or_no_integers_is_refused(tmp_path: Path) -> None:
+    source = build(tmp_path / "en", 100)
+    with pytest.raises(ConfigError, match="documents are compared as integers"):
+        diff_datasets(source, build_ours(tmp_path / "f", [], np.float32))
+    Path(f"{source}.bin").write_bytes(bytes(199))
+    with pytest.raises(FormatError, match=r"en\.bin: 199 bytes, its \.idx needs 200"):
+        diff_datasets(source, source)

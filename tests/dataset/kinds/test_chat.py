@@ -1,0 +1,68 @@
+"""Rows of chat files as conversations: the schemas of Megatron-LM, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from binidx.dataset.kinds.chat import SCHEMAS, conversation_of, conversations_in, with_system
+from binidx.errors import FormatError
+
+
+def turns(*said: str) -> list[dict[str, str]]:
+    """ "u:hi" is a user who says hi."""
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    return [{"role": roles[each[0]], "content": each[2:]} for each in said]
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "needed"),
+    [
+        ("openai-messages", {"messages": turns("u:hi", "a:hello"), "text": "no"}, turns("u:hi", "a:hello")),
+        (
+            "sharegpt",
+            {"conversations": [{"from": f, "value": f} for f in ("Human", "gpt", "observation", "bard", "someone")]},
+            turns("s:", "u:Human", "a:gpt", "t:observation", "a:bard", "u:someone"),
+        ),
+        ("sharegpt", {"conversations": [{"from": "system", "value": None}]}, turns("s:")),
+        ("alpaca", {"instruction": "add", "input": "1 2", "output": "3"}, turns("s:", "u:add\n\n1 2", "a:3")),
+        ("alpaca", {"instruction": "", "question": "why", "answer": "so", "context": ""}, turns("s:", "u:why", "a:so")),
+        ("pretrain-text", {"text": "all", "instruction": "no output"}, "all"),
+        ("pretrain-text", {"text": None}, ""),
+    ],
+)  # fmt: skip
+def test_a_row_is_of_the_first_schema_that_fits(schema: str, row: Any, needed: Any) -> None:
+    assert next(name for name, (fits, _) in SCHEMAS.items() if fits(row)) == schema
+    assert conversation_of(row) == needed
+
+
+@pytest.mark.parametrize(
+    ("row", "needed"),
+    [
+        ({"a": 1, "b": 2}, "found a, b, needs messages, conversations"),
+        ({}, "found nothing, needs"),
+        ({"messages": "hi"}, "messages: needs a list of objects with role and content"),
+        ({"messages": [{"content": "hi"}]}, "messages: needs a list"),
+        ({"conversations": []}, "conversations: needs a list"),
+        ({"prompt": ["hi"], "response": "x"}, "prompt: list, needs text"),
+        ({"text": 3}, "text: int, needs text"),
+    ],
+)
+def test_rows_that_fit_none_say_what_they_are(row: Any, needed: str) -> None:
+    with pytest.raises(FormatError, match=needed):
+        conversation_of(row)
+
+
+def test_each_system_message_begins_a_conversation() -> None:
+    assert conversations_in(turns("s:1", "u:a", "a:b", "s:2", "s:3", "u:c")) == [
+        turns("s:1", "u:a", "a:b"),
+        turns("s:2"),
+        turns("s:3", "u:c"),
+    ]
+    assert conversations_in(turns("u:a", "s:1")) == [turns("u:a"), turns("s:1")]
+
+
+def test_what_templates_do_not_know_is_left_out() -> None:
+    assert with_system([{"role": "", "content": None, "name": "x"}]) == turns("s:", "u:")
+    assert with_system([*turns("s:be brief")]) == turns("s:be brief")

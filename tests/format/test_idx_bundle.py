@@ -1,0 +1,185 @@
+"""Small `.idx` of many prefixes come out of one object, as long as it holds the very bytes that lie in the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Bucket
+from helpers.random_datasets import Document, build_ours
+from servers.latency_proxy import latency_proxy
+
+from binidx.errors import FormatError
+from binidx.format import idx_bundle as bundling
+from binidx.format.idx_bundle import BundlePlace, choose_bundled, format_bundle, parse_bundle
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.pair import KnownPrefix
+from binidx.format.prefix_listing import MANY, list_with_bundle
+from binidx.storage.writing.publish import create_object, object_identity, read_small
+
+
+def number(n: int) -> list[Document]:
+    """Dataset `n`: 20 + n sequences of one token, n."""
+    return [Document([n] * (20 + n), [1] * (20 + n), [])]
+
+
+@pytest.fixture(params=["s3", "gs"])
+def folder(request: pytest.FixtureRequest) -> str:
+    store = request.getfixturevalue(request.param)
+    return store.fresh() if request.param == "s3" else f"{store}/bundled-{id(request)}"
+
+
+@pytest.fixture
+def prefixes(folder: str) -> list[str]:
+    return [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+
+
+@pytest.fixture
+def place(folder: str) -> BundlePlace:
+    return BundlePlace(f"{folder}/cache")
+
+
+def open_all(prefixes: Sequence[str], place: BundlePlace) -> list[IndexedDataset]:
+    with list_with_bundle(prefixes, None, place) as found:
+        return [IndexedDataset(KnownPrefix(prefix, found.get(prefix))) for prefix in prefixes]
+
+
+def check_all(prefixes: Sequence[str], place: BundlePlace, numbers: Sequence[int] = range(MANY)) -> None:
+    for dataset, n in zip(open_all(prefixes, place), numbers, strict=True):
+        assert np.concatenate(dataset[:]).tolist() == [n] * (20 + n)
+
+
+def bundled(prefixes: Sequence[str], place: BundlePlace) -> list[str]:
+    """The prefixes whose `.idx` would come out of the bundle now."""
+    found = place.read(prefixes)
+    marks = {prefix: object_identity(f"{prefix}.idx") for prefix in prefixes}
+    return [prefix for prefix in prefixes if found and found.find(prefix, marks[prefix]) is not None]
+
+
+def replace_bundle(prefixes: Sequence[str], place: BundlePlace, data: bytes) -> None:
+    with create_object(place.uri(prefixes)) as out:
+        out.write(data)
+
+
+def test_the_second_start_reads_one_object_and_no_idx(s3: Bucket, tmp_path, monkeypatch) -> None:
+    folder = s3.fresh()
+    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+    place = BundlePlace(f"{folder}/cache")
+    with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
+        for start, asked in enumerate([MANY, 0, 0]):
+            monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path / str(start)))
+            proxy.reset()
+            datasets = open_all(prefixes, place)
+            assert sum(each.path.endswith(".idx") for each in proxy.log()) == asked
+            assert [len(each) for each in datasets] == [20 + n for n in range(MANY)]
+
+
+def test_all_bytes_are_right_and_both_objects_identified_as_without(prefixes, place) -> None:
+    plain = [IndexedDataset(prefix).opened["bin"] for prefix in prefixes]
+    check_all(prefixes, place)
+    assert bundled(prefixes, place) == prefixes
+    check_all(prefixes, place)
+    assert [each.opened["bin"]["size"] for each in open_all(prefixes, place)] == [each["size"] for each in plain]
+
+
+def test_an_idx_that_changed_is_read_anew_and_bundled_anew(prefixes, place) -> None:
+    open_all(prefixes, place)
+    build_ours(prefixes[3], number(12), np.uint16)
+    assert bundled(prefixes, place) == [*prefixes[:3], *prefixes[4:]]
+    for _ in range(2):
+        check_all(prefixes, place, [0, 1, 2, 12, *range(4, MANY)])
+        assert bundled(prefixes, place) == prefixes
+
+
+@pytest.mark.parametrize("bit", [3, 100, 8 * 60])  # the magic, the table's size, the table
+def test_a_damaged_bundle_is_not_used_and_is_written_anew(prefixes, place, bit, caplog) -> None:
+    open_all(prefixes, place)
+    whole = bytearray(read_small(place.uri(prefixes)) or b"")
+    whole[bit // 8] ^= 1 << bit % 8
+    replace_bundle(prefixes, place, bytes(whole))
+    check_all(prefixes, place)
+    assert "unusable" in caplog.text
+    assert bundled(prefixes, place) == prefixes
+
+
+def test_of_a_bundle_with_a_damaged_file_the_others_are_used(prefixes, place) -> None:
+    open_all(prefixes, place)
+    whole = bytearray(read_small(place.uri(prefixes)) or b"")
+    whole[-1] ^= 1
+    replace_bundle(prefixes, place, bytes(whole))
+    assert bundled(prefixes, place) == prefixes[:-1]
+    check_all(prefixes, place)
+    replace_bundle(prefixes, place, bytes(whole[:-100]))
+    check_all(prefixes, place)
+
+
+def test_a_bundle_of_other_prefixes_is_another_object_and_of_no_use(prefixes, place) -> None:
+    open_all(prefixes, place)
+    more = [*prefixes, build_ours(f"{prefixes[0]}-more", number(9), np.uint16)]
+    assert place.uri(more) != place.uri(prefixes) == place.uri([*reversed(prefixes), prefixes[2]])
+    check_all(more, place, [*range(MANY), 9])
+    # Even where it lies under the name of theirs.
+    replace_bundle(more, place, read_small(place.uri(prefixes)) or b"")
+    swapped = build_ours(more[-1], number(15), np.uint16)
+    check_all([*prefixes, swapped], place, [*range(MANY), 15])
+
+
+def test_a_store_that_cannot_be_written_to_costs_a_line_in_the_log(s3: Bucket, tmp_path: Path, caplog) -> None:
+    folder = s3.fresh()
+    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+    (tmp_path / "file").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        check_all(prefixes, BundlePlace(f"{tmp_path}/file/cache"))
+    assert "not written" in caplog.text
+
+
+def test_only_who_may_writes_it(prefixes, place) -> None:
+    open_all(prefixes, BundlePlace(place.directory, writes=False))
+    assert place.read(prefixes) is None
+
+
+def test_writers_race_without_harm(prefixes, place) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for datasets in threads.map(lambda _: open_all(prefixes, place), range(4)):
+            assert [len(each) for each in datasets] == [20 + n for n in range(MANY)]
+    assert bundled(prefixes, place) == prefixes
+
+
+# The format
+
+
+def files(sizes: Sequence[int]) -> dict[str, tuple[dict[str, object], memoryview]]:
+    return {
+        f"s3://b/p{n}": ({"size": size, "etag": f'"{n}"'}, memoryview(bytes([n] * size)))
+        for n, size in enumerate(sizes)
+    }
+
+
+def test_a_bundle_gives_what_it_was_made_of() -> None:
+    given = files([0, 5, 3])
+    made = parse_bundle(memoryview(b"".join(format_bundle(given, [*given]))), "s3://b/x")
+    for prefix, (identity, data) in given.items():
+        assert made.find(prefix, identity) == data
+        assert made.find(prefix, {**identity, "etag": '"other"'}) is None
+        assert made.find(prefix, {"size": identity["size"]}) is None
+        assert made.find(prefix, {**identity, "version": "2"}) == data
+    assert made.find("s3://b/else", given["s3://b/p0"][0]) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"BINIDXB1", b"BINIDXB1" + bytes(16), b"BINIDXB1" + b"\xff" * 40])
+def test_what_is_no_bundle_is_an_error(data: bytes) -> None:
+    with pytest.raises(FormatError, match="x: "):
+        parse_bundle(memoryview(data), "x")
+
+
+def test_a_bundle_takes_the_smallest_that_are_proved_and_no_more_than_it_may(monkeypatch) -> None:
+    monkeypatch.setattr(bundling, "LARGEST_BYTES", 50)
+    monkeypatch.setattr(bundling, "BUNDLE_BYTES", 100)
+    marks = {prefix: identity for prefix, (identity, _) in files([40, 51, 30, 20, 45]).items()}
+    assert choose_bundled(marks) == ["s3://b/p0", "s3://b/p2", "s3://b/p3"]
+    weak = {"a": {"size": 1, "etag": 'W/"1"'}, "b": {"size": 1, "mtime": 5.0}, "c": {"size": 1, "generation": "7"}}
+    assert choose_bundled(weak) == ["c"]

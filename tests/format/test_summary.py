@@ -1,0 +1,74 @@
+"""What some dozens of bytes tell of a dataset is what its arrays say."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Bucket
+from helpers.random_datasets import Document, build_ours
+
+from binidx.corpus.convert import StorageFormat, convert_dataset
+from binidx.corpus.merge import merge_virtually
+from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.summary import read_summary
+
+
+def build(prefix: Path, seed: int, count: int = 50) -> str:
+    rng = np.random.default_rng(seed)
+    documents = []
+    for _ in range(count):
+        lengths = rng.integers(0, 30, rng.integers(0, 4)).tolist()
+        documents.append(Document(rng.integers(0, 999, sum(lengths), dtype=np.uint16), lengths, [0] * len(lengths)))
+    return build_ours(prefix, documents, np.uint16, multimodal=False)
+
+
+def check(prefix: str) -> None:
+    found, dataset = read_summary(prefix), IndexedDataset(prefix)
+    assert (found.num_sequences, found.num_tokens) == (len(dataset), dataset.index.num_tokens)
+    assert found.num_documents in (None, len(dataset.document_indices) - 1)
+    bounds = np.concatenate([[0], np.cumsum(dataset.sequence_lengths, dtype=np.int64)])
+    asked = [*range(len(dataset) + 1)]
+    assert found.tokens_before(asked) == bounds.tolist()
+    assert found.tokens_before([]) == []
+
+
+def test_tokens_before_any_sequence_are_the_sum_of_lengths(tmp_path: Path) -> None:
+    for seed in range(5):
+        check(build(tmp_path / f"d{seed}", seed))
+    check(build(tmp_path / "empty", 0, count=0))
+
+
+def test_compressed_checked_and_virtual_ones_too(tmp_path: Path, s3: Bucket) -> None:
+    plain, base = build(tmp_path / "plain", 1), s3.fresh()
+    convert_dataset(plain, f"{base}/zst", way=StorageFormat(codec="zstd"))
+    convert_dataset(plain, f"{base}/checked", way=StorageFormat(checksums=True))
+    merge_virtually([f"{base}/zst", f"{base}/checked", plain], f"{base}/all")
+    for name in ("zst", "checked", "all"):
+        check(f"{base}/{name}")
+    zst, checked, virtual = (read_summary(f"{base}/{name}") for name in ("zst", "checked", "all"))
+    assert (zst.compressed, zst.checked, checked.compressed, checked.checked) == (True, False, False, True)
+    assert zst.stored_bytes < zst.plain_bytes
+    assert (virtual.num_parts, virtual.num_tokens) == (3, 3 * zst.num_tokens)
+
+
+def test_what_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match=r"none\.idx"):
+        read_summary(f"{tmp_path}/none")
+    prefix = build(tmp_path / "en", 2)
+    whole = Path(f"{prefix}.idx").read_bytes()
+    Path(f"{prefix}.idx").write_bytes(b"X" + whole[1:])
+    with pytest.raises(FormatError, match="starts with"):
+        read_summary(prefix)
+    count = len(IndexedDataset(build(tmp_path / "en", 2)))
+    at = 34 + 4 * count + 8 * 3
+    Path(f"{prefix}.idx").write_bytes(whole[:at] + struct.pack("<q", 1 << 40) + whole[at + 8 :])
+    with pytest.raises(FormatError, match="leave"):
+        read_summary(prefix).tokens_before([3])
+    Path(f"{prefix}.idx").write_bytes(whole)
+    Path(f"{prefix}.bin").write_bytes(b"ab")
+    with pytest.raises(FormatError, match=r"its \.idx needs"):
+        read_summary(prefix)

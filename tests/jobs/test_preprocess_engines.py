@@ -1,0 +1,168 @@
+"""preprocess: processes of this machine, Ray, Dask: the same bytes, also when a worker is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.crashing_task import kills_its_worker, local_work
+from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
+
+from binidx.errors import ConfigError, UnreachableError, WorkerError
+from binidx.jobs import scheduling as driver
+from binidx.jobs.engines import workers_of
+from binidx.jobs.scheduling import ATTEMPTS, drive
+from binidx.prepare.preprocess.preprocess import preprocess
+
+BIN = Path(sys.executable).parent
+
+
+def command(inputs: list[str], output: Path, *options: str) -> list[str]:
+    made = [str(BIN / "binidx"), "preprocess", *inputs, "--to", str(output), "--tokenizer", tokenizer_path()]
+    return [
+        *made,
+        "--eod",
+        EOD,
+        "--append-eod",
+        "--part-bytes",
+        "20000",
+        "--json",
+        "--tokenizer-engine",
+        "hf",
+        *options,
+    ]
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, object]:
+    """What it printed last; Ray says things of its own before."""
+    out, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0
+    found: dict[str, object] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def pids(name: str, folder: Path) -> list[int]:
+    """Processes whose command line has this, and whose environment names the folder of the test."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (
+                name.encode() in (each / "cmdline").read_bytes()
+                and str(folder).encode() in (each / "environ").read_bytes()
+            ):
+                found.append(int(each.name))
+    return found
+
+
+def test_ray_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", count=3000)
+    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "BINIDX_TEST": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    line = command(inputs, tmp_path / "en", "--engine", "ray", "--workers", "2")
+    killed: list[int] = []
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as driver:
+        deadline = time.monotonic() + 900
+        while not killed and driver.poll() is None and time.monotonic() < deadline:
+            if list((tmp_path / "en-parts").glob("?" * 32 + ".json")):
+                killed = pids("ray::run_part", tmp_path)[:1]
+            time.sleep(0.01)
+        for each in killed:
+            os.kill(each, signal.SIGKILL)
+        report = told(driver)
+    assert killed
+    assert report["parts_made"] == report["parts"]
+    assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+@contextlib.contextmanager
+def dask_cluster(folder: Path, nanny: str = "--no-nanny") -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, each a process; its address."""
+    place = folder / "scheduler.json"
+    run = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
+    work = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", nanny]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen([*each, "--scheduler-file", str(place)], cwd=folder, stderr=subprocess.DEVNULL)
+            )
+            for each in (run, work, work)
+        ]
+        for each in processes:
+            stack.callback(each.kill)
+        deadline = time.monotonic() + 600
+        while not place.exists() or not place.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield json.loads(place.read_text())["address"], processes[1:]
+
+
+def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -> None:
+    inputs = corpus(tmp_path / "in", count=3000)
+    with dask_cluster(tmp_path) as (address, workers):
+        line = command(inputs, tmp_path / "en", "--engine", f"dask={address}")
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as driver:
+            deadline = time.monotonic() + 900
+            while not list((tmp_path / "en-parts").glob("?" * 32 + ".json")):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            workers[0].kill()
+            report = told(driver)
+    assert report["parts_made"] == report["parts"]
+    assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
+
+
+def names_the_task(found: BaseException, times: int = ATTEMPTS) -> bool:
+    return bool(re.search(rf"a worker died .*killed, or out of memory\?; 3 failed {times} times$", str(found)))
+
+
+def test_a_part_that_kills_its_worker_each_time_ends_the_job() -> None:
+    with pytest.raises(WorkerError, check=names_the_task):
+        list(drive(local_work, range(8), workers_of("local", 2)))
+
+
+@pytest.mark.slow
+def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with pytest.raises(WorkerError, check=names_the_task):
+        list(drive(kills_its_worker(), range(8), workers_of("ray", 2)))
+
+
+@pytest.mark.slow
+def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_dask(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path, "--nanny") as (address, _), pytest.raises(WorkerError, check=names_the_task):
+        list(drive(kills_its_worker(), range(8), workers_of(f"dask={address}")))
+
+
+def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "LOST_SECONDS", 1.0)
+    with (
+        dask_cluster(tmp_path) as (address, _),
+        pytest.raises(WorkerError, match=r"no worker is there, .*: 3$") as raised,
+    ):
+        list(drive(kills_its_worker(), [3], workers_of(f"dask={address}")))
+    assert "killed, or out of memory?" in str(raised.value)
+
+
+def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:
+    for name in ("spark", "dask", "dask=", "ray:", "local:1"):
+        with pytest.raises(ConfigError, match="needed local, ray, ray:ADDRESS or dask=ADDRESS"):
+            workers_of(name)
+    with pytest.raises(UnreachableError, match=r"dask=tcp://127.0.0.1:1: .*needed the address of a scheduler"):
+        preprocess(job_of(corpus(tmp_path / "in"), tmp_path / "en"), engine="dask=tcp://127.0.0.1:1")
+
+
+def test_an_address_that_ray_does_not_read_is_one_error() -> None:
+    with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed the address of a cluster, as HOST:6379$"):
+        workers_of("ray:127.0.0.1").open()

@@ -1,0 +1,195 @@
+"""The driver: any Executor, a bounded window, what fails in passing again, what fails for good at once."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from binidx.errors import FormatError, StorageError, WorkerError
+from binidx.jobs import scheduling as module
+from binidx.jobs.scheduling import ATTEMPTS, Failed, Workers, drive
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "pause", lambda failures: 0.001 * failures)
+
+
+def threads(count: int) -> Workers:
+    return Workers(lambda: ThreadPoolExecutor(count), lambda executor: count)
+
+
+def test_every_task_is_done_once_and_told() -> None:
+    assert sorted(drive(lambda task: task * 2, range(100), threads(3))) == [(task, task * 2) for task in range(100)]
+    assert list(drive(lambda task: task, [], threads(3))) == []
+
+
+def test_tasks_are_submitted_only_as_fast_as_they_are_done() -> None:
+    taken, done = 0, 0
+
+    def tasks() -> Any:
+        nonlocal taken
+        for task in range(50):
+            taken += 1
+            assert taken - done <= 2 * 2
+            yield task
+
+    for _ in drive(lambda task: task, tasks(), threads(2)):
+        done += 1
+    assert (taken, done) == (50, 50)
+
+
+def test_what_fails_in_passing_is_tried_again_and_in_the_end_given_up() -> None:
+    tries: dict[int, int] = {}
+
+    def work(task: int) -> int | Failed:
+        tries[task] = tries.get(task, 0) + 1
+        return Failed(StorageError("503 SlowDown"), True) if tries[task] < task else task
+
+    assert sorted(drive(work, range(1, ATTEMPTS + 1), threads(2))) == [(task, task) for task in range(1, ATTEMPTS + 1)]
+    assert tries == {task: task for task in range(1, ATTEMPTS + 1)}
+    with pytest.raises(StorageError, match=f"503 SlowDown; {ATTEMPTS + 1} failed {ATTEMPTS} times"):
+        list(drive(work, [ATTEMPTS + 1], threads(2)))
+
+
+def test_a_full_window_is_waited_for_also_when_a_pause_is_over() -> None:
+    tries: list[int] = []
+
+    def work(task: int) -> int | Failed:
+        tries.append(task)
+        if tries == [0]:
+            return Failed(StorageError("503 SlowDown"), True)
+        time.sleep(0.4)
+        return task
+
+    began = time.thread_time()
+    assert sorted(task for task, _ in drive(work, range(3), threads(1))) == list(range(3))
+    assert time.thread_time() - began < 0.3
+
+
+def test_the_first_failure_for_good_stops_all() -> None:
+    begun = []
+
+    def work(task: int) -> int | Failed:
+        begun.append(task)
+        time.sleep(0.001)
+        return Failed(FormatError("bad line"), False) if task == 10 else task
+
+    with pytest.raises(FormatError, match="bad line"):
+        list(drive(work, range(1000), threads(2)))
+    assert max(begun) < 20
+
+
+def test_who_stops_listening_stops_the_work() -> None:
+    begun = []
+    found = drive(begun.append, range(1000), threads(2))
+    next(found)
+    found.close()
+    assert len(begun) < 20
+
+
+def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+    begin, looks = threading.Event(), 0
+
+    def work(task: int) -> int:
+        begin.wait()
+        return task
+
+    def none_yet(executor: Executor) -> int:
+        nonlocal looks
+        looks += 1
+        if looks == 200:
+            begin.set()
+        return 0
+
+    assert sorted(drive(work, range(4), Workers(lambda: ThreadPoolExecutor(2), none_yet))) == [(n, n) for n in range(4)]
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.05)
+    for answers in ([2, 2, 0], [2, 2]):  # then none: whoever was asked is gone, too
+        counts = itertools.chain(answers, itertools.repeat(0) if 0 in answers else [])
+        with pytest.raises(WorkerError, match=r"no worker is there, for 0 s; .*Under way: 0, 1, 2, 3$"):
+            list(drive(work, range(9), Workers(Waiting, lambda executor, counts=counts: next(counts))))
+
+
+class Waiting(ThreadPoolExecutor):
+    """Does nothing."""
+
+    def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+        return Future()
+
+
+class Breaking(Executor):
+    """Breaks at its third task, and takes those in flight along."""
+
+    def __init__(self) -> None:
+        self.pending: list[Future[Any]] = []
+        self.lock, self.given, self.closed = threading.Lock(), 0, False
+
+    def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+        if self.given == 3:
+            raise BrokenExecutor("broken")
+        future: Future[Any] = Future()
+        self.given += 1
+        self.pending.append(future)
+        done = [future, work(*arguments)] if self.given < 3 else [future, None, BrokenExecutor("a worker was killed")]
+        threading.Timer(0.02, self.end, done).start()
+        return future
+
+    def end(self, future: Future[Any], result: Any, error: BrokenExecutor | None = None) -> None:
+        with self.lock:
+            if error is not None:
+                for each in self.pending:
+                    each.set_exception(error)
+                self.pending.clear()
+            elif future in self.pending:
+                self.pending.remove(future)
+                future.set_result(result)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.closed = True
+
+
+def test_a_broken_executor_is_replaced_and_what_was_in_flight_is_done_again() -> None:
+    opened: list[Any] = []
+
+    def open_one() -> Executor:
+        opened.append(Breaking() if len(opened) < 2 else ThreadPoolExecutor(2))
+        return opened[-1]
+
+    assert sorted(drive(lambda task: task, range(20), Workers(open_one, lambda executor: 2))) == [
+        (task, task) for task in range(20)
+    ]
+    assert len(opened) == 3
+    assert all(each.closed for each in opened[:2])
+
+
+def deadly(task: int) -> int:
+    if task == 7:
+        os._exit(9)
+    time.sleep(0.2)
+    return task
+
+
+def test_the_error_names_the_task_that_kills_its_pool_and_none_of_its_neighbours() -> None:
+    context = multiprocessing.get_context("fork")
+    pools = Workers(lambda: ProcessPoolExecutor(4, context), lambda executor: 4)
+    with pytest.raises(WorkerError, match=f"; 7 failed {ATTEMPTS} times"):
+        list(drive(deadly, range(8), pools))
+
+
+def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
+    class Dead(Executor):
+        def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(BrokenExecutor("a process was terminated abruptly"))
+            return future
+
+    with pytest.raises(WorkerError, match=f"a worker died .*out of memory.*; 7 failed {ATTEMPTS} times"):
+        list(drive(lambda task: task, [7], Workers(Dead, lambda executor: 1)))

@@ -1,0 +1,34 @@
+"""What docs/text.md shows runs, and its table names every kind of problem."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from binidx.prepare.text.batch import KINDS
+from binidx.prepare.text.inputs import SUFFIXES
+
+PAGE = (Path(__file__).parents[3] / "docs" / "text.md").read_text()
+
+LINES = """{"text": "one", "id": 1, "lang": "en"}
+{"text": "two", "id": "b", "lang": "de"}
+
+{"text": null, "lang": "en"}
+{"text": "3", "lang": "en"}
+"""
+
+
+def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text(LINES)
+    for example in re.findall(r"```python\n(.*?)```", PAGE, re.S):
+        exec(example, {"base": str(tmp_path)})
+    said = capsys.readouterr().out
+    assert said.startswith("1 one ['1'] Counter({'blank line': 1, 'keep lang': 1, 'min characters': 1}) ")
+    assert said.endswith("a.jsonl: line 4, byte 81: null: 'text' is null\n")
+
+
+def test_the_table_names_every_kind_of_problem_and_every_format() -> None:
+    assert [kind for kind in KINDS if f"`{kind}`" not in PAGE] == []
+    assert [suffix for suffix in SUFFIXES if f".{suffix.split('.')[1]}" not in PAGE] == []

@@ -1,0 +1,180 @@
+"""What a tokenizer is called says what it is; a spec survives pickle and JSON, and notices another content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from conftest import Bucket
+from helpers.trained_tokenizers import EOT, KINDS, save, train_sentencepiece
+from tokenizers import Tokenizer
+
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
+from binidx.prepare.tokenizers.describe import cached_encoding, describe_tokenizer
+from binidx.prepare.tokenizers.spec import TokenizerSpec, read_content
+from binidx.prepare.tokenizers.tiktoken_engine import CL100K, ENCODINGS
+from binidx.prepare.tokenizers.tokenizer_json import parse_vocabulary
+from binidx.storage.writing.publish import create_object
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_json_is_as_large_as_the_library_says(kind: str, tmp_path: Path) -> None:
+    spec = describe_tokenizer(save(kind, tmp_path))
+    library = Tokenizer.from_file(spec.uri)
+    assert spec.vocab_size == library.get_vocab_size(with_added_tokens=True)
+    assert spec.digest == hashlib.sha256(Path(spec.uri).read_bytes()).hexdigest()
+    bare = library.encode("a", add_special_tokens=False).ids
+    assert [*spec.prefix, *bare, *spec.suffix] == library.encode("a").ids
+
+
+def test_a_spec_survives_pickle_and_is_json(tmp_path: Path) -> None:
+    spec = describe_tokenizer(save("bos eos", tmp_path), eod=EOT, specials="error")
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert json.loads(json.dumps(spec.to_json()))["prefix"] == [0]
+    assert hash(spec)
+    assert (spec.eod, spec.prefix, spec.suffix, spec.specials) == (0, (0,), (0,), "error")
+    assert describe_tokenizer(spec.uri, post_processor=False).prefix == ()
+
+
+def test_the_eod_is_what_was_named_or_what_the_config_beside_it_says(tmp_path: Path) -> None:
+    uri = save("gpt2", tmp_path)
+    assert describe_tokenizer(uri).eod is None
+    assert describe_tokenizer(uri, eod=7).eod == 7
+    for eod in ("<eos>", 99_999, -1):
+        with pytest.raises(ConfigError, match=f"has no token {eod!r}, needs it as EOD"):
+            describe_tokenizer(uri, eod=eod)
+    for token in (EOT, {"content": EOT}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+        assert describe_tokenizer(str(tmp_path)).eod == 0
+
+
+def test_a_folder_in_a_bucket_is_described_as_on_disk(s3: Bucket, tmp_path: Path) -> None:
+    save("bos", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOT}))
+    folder = s3.fresh()
+    for file in tmp_path.iterdir():
+        with create_object(f"{folder}/{file.name}") as target:
+            target.write(file.read_bytes())
+    found = describe_tokenizer(folder)
+    assert {**found.to_json(), "uri": ""} == {**describe_tokenizer(str(tmp_path)).to_json(), "uri": ""}
+    assert read_content(found) == (tmp_path / "tokenizer.json").read_bytes()
+    alone = f"{s3.fresh()}/tokenizer.json"
+    with create_object(alone) as target:
+        target.write((tmp_path / "tokenizer.json").read_bytes())
+    assert describe_tokenizer(alone).eod is None
+
+
+def test_another_content_under_the_name_is_an_error(tmp_path: Path) -> None:
+    spec = describe_tokenizer(save("gpt2", tmp_path))
+    Path(spec.uri).write_text("{}")
+    with pytest.raises(ObjectChangedError, match="the job was planned with"):
+        read_content(spec)
+
+
+def test_a_sentencepiece_model_tells_its_size_and_eos(tmp_path: Path) -> None:
+    spec = describe_tokenizer(train_sentencepiece(tmp_path / "t.model", model_type="unigram"))
+    assert (spec.kind, spec.vocab_size, spec.eod, spec.special_tokens) == ("sentencepiece", 1000, 2, ())
+
+
+def test_an_encoding_of_tiktoken_is_read_where_tiktoken_keeps_it_and_never_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"cl100k_base: not in .*tiktoken.get_encoding\('cl100k_base'\)"):
+        describe_tokenizer("cl100k_base")
+    address = hashlib.sha1(ENCODINGS["cl100k_base"].address.encode()).hexdigest()
+    (tmp_path / address).write_text("YQ== 0\nYg== 1\n")
+    assert cached_encoding("cl100k_base") == str(tmp_path / address)
+    spec = describe_tokenizer("cl100k_base")
+    assert (spec.pattern, spec.eod, spec.vocab_size) == (CL100K, 100257, 100277)
+
+
+def test_a_name_on_the_hub_is_found_in_its_cache_and_never_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ObjectNotFoundError, match=r"org/model: no file, .* hf download org/model fetches it"):
+        describe_tokenizer("org/model")
+    model = tmp_path / "models--org--model"
+    for folder in ("refs", "snapshots/abc"):
+        (model / folder).mkdir(parents=True)
+    (model / "refs" / "main").write_text("abc")
+    save("gpt2", model / "snapshots" / "abc")
+    assert describe_tokenizer("org/model").uri == f"{model}/snapshots/abc/tokenizer.json"
+
+
+def test_the_encodings_are_those_of_tiktoken() -> None:
+    import inspect
+
+    import tiktoken_ext.openai_public as theirs
+
+    for name, encoding in ENCODINGS.items():
+        source = inspect.getsource(getattr(theirs, name))
+        assert encoding.address in source
+        for number in encoding.special_tokens.values():
+            assert str(number) in source
+
+
+def test_lines_of_a_vocabulary_end_as_those_of_a_text_file_do(tmp_path: Path) -> None:
+    """As in open(), by which Google's BERT reads it: str.splitlines ends one at U+2028 too, and shifts all after it."""
+    entries = ["[UNK]", "[CLS]", "a\u2028b", "\x85c", "d\x1ce", "world"]
+    for newline in ("\n", "\r\n"):
+        content = newline.join(entries).encode()
+        (tmp_path / "vocab.txt").write_bytes(content)
+        with (tmp_path / "vocab.txt").open(encoding="utf-8") as file:
+            needed = {line.strip(): number for number, line in enumerate(file)}
+        assert parse_vocabulary("vocab.txt", content) == needed
+        assert needed["world"] == 5
+
+
+def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:
+    for name, content, error in (
+        ("tokenizer.json", "[]", r"tokenizer.json: \$: expected object \(found \[\]\); needed a tokenizer.json"),
+        ("vocab.json", '{"a": 0}', "a vocab.json needs --merge-file"),
+        ("t.model", "nothing", "is no SentencePiece model"),
+        ("vocab.txt", "a\nb\n", r"is no WordPiece vocabulary"),
+        ("r50k_base.tiktoken", "a b c\n", "is no file of ranks"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(FormatError, match=error):
+            describe_tokenizer(str(tmp_path / name))
+    (tmp_path / "mine.tiktoken").write_text("YQ== 0\n")
+    with pytest.raises(ConfigError, match=r"how text is split, needs a pattern .*, or the name of r50k_base"):
+        describe_tokenizer(str(tmp_path / "mine.tiktoken"))
+    with pytest.raises(ObjectNotFoundError):
+        describe_tokenizer(str(tmp_path / "missing.json"))
+
+
+def test_a_tokenizer_that_draws_lots_or_has_an_unknown_post_processor_is_refused(tmp_path: Path) -> None:
+    uri = save("gpt2", tmp_path)
+    parsed = json.loads(Path(uri).read_text())
+    for change, error in (
+        ({"model": {**parsed["model"], "dropout": 0.1}}, "dropout 0.1"),
+        ({"post_processor": {"type": "Perhaps"}}, "post-processor Perhaps"),
+        ({"post_processor": {"type": "TemplateProcessing", "single": [], "special_tokens": {}}}, "the text 0 times"),
+    ):
+        Path(uri).write_text(json.dumps({**parsed, **change}))
+        with pytest.raises(ConfigError, match=error):
+            describe_tokenizer(uri)
+    with pytest.raises(ConfigError, match="specials: found maybe, needs one of parse, text, error"):
+        TokenizerSpec("x", "json", "", 1, specials="maybe")
+
+
+def test_a_folder_whose_config_changes_ids_is_refused(tmp_path: Path) -> None:
+    uri = save("gpt2", tmp_path)
+    same = {"add_prefix_space": False, "added_tokens_decoder": {"0": {"content": EOT}}}
+    for change, error in (
+        ({}, None),
+        ({"add_prefix_space": True}, "sets add_prefix_space to True"),
+        ({"added_tokens_decoder": {"9999": {"content": "<tool>"}}}, "adds the token '<tool>'"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({**same, **change}))
+        assert describe_tokenizer(uri)
+        if error is None:
+            assert describe_tokenizer(str(tmp_path))
+            continue
+        with pytest.raises(ConfigError, match=f"{error}, .*save_pretrained"):
+            describe_tokenizer(str(tmp_path))

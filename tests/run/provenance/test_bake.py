@@ -1,0 +1,126 @@
+"""A baked run against the run itself: the same batches on any number of ranks, from any position."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Bucket
+from helpers.traceable_runs import random_run
+
+import binidx.run.provenance.baking as bake_module
+from binidx.dataset.baked import BakedDataset
+from binidx.errors import ConfigError, FormatError, ObjectExistsError, ObjectNotFoundError
+from binidx.loader.torch_loader import build_pretraining_data_loader
+from binidx.run.global_order import GlobalOrder
+from binidx.run.provenance.baking import bake, plan_bake
+from binidx.run.provenance.run_order import RunOrder
+from binidx.run.schedule import BatchSchedule
+
+KINDS = ["single", "cyclic"]
+
+
+def order_of(directory: Path, seed: int, kind: Any = "single") -> RunOrder:
+    dataset = random_run(directory, seed)
+    return RunOrder(dataset, GlobalOrder(BatchSchedule(4, 1, 2), len(dataset), kind))
+
+
+def batches(dataset: Any, consumed: int, rank: int, ranks: int, micro: int, kind: Any = "single") -> list[Any]:
+    found = build_pretraining_data_loader(dataset, consumed, micro, rank, ranks, dataloader_type=kind)
+    assert found is not None
+    return list(islice(found, 8))
+
+
+def assert_same_batches(ours: list[Any], needed: list[Any]) -> None:
+    assert len(ours) == len(needed)
+    for our, need in zip(ours, needed, strict=True):
+        assert list(our) == list(need)
+        for name in need:
+            assert our[name].dtype == need[name].dtype
+            assert torch.equal(our[name], need[name]), name
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_rank_gets_what_the_run_gives(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bake_module, "PART_BYTES", 1500)
+    monkeypatch.setattr(bake_module, "READ_SAMPLES", 5)
+    order = order_of(tmp_path, seed)
+    count = order.num_steps()
+    if not count:
+        pytest.skip("a run of no step")
+    baked = plan_bake(order, range(count))
+    assert bake(order, f"{tmp_path}/baked", baked) == len(baked.parts())
+    dataset = BakedDataset(f"{tmp_path}/baked", order.dataset.config)
+    for ranks, micro, consumed in [(1, 1, 0), (2, 1, 2), (2, 2, len(dataset) // 2)]:
+        if consumed >= len(dataset):
+            continue
+        for rank in range(ranks):
+            stop = (len(dataset) - consumed) // (ranks * micro)
+            needed = batches(order.dataset, consumed, rank, ranks, micro)[:stop]
+            assert_same_batches(batches(dataset, consumed, rank, ranks, micro), needed)
+
+
+def test_a_cyclic_run_is_read_in_order_once_it_is_baked(tmp_path: Path) -> None:
+    order = order_of(tmp_path, 3, "cyclic")
+    epoch = len(order.dataset) // 4
+    bake(order, f"{tmp_path}/baked", plan_bake(order, range(2 * epoch)))
+    dataset = BakedDataset(f"{tmp_path}/baked", order.dataset.config)
+    for rank in range(2):
+        for consumed in (0, 4 * epoch):  # a loader of the run ends with its epoch
+            needed = batches(order.dataset, consumed, rank, 2, 1, "cyclic")
+            assert_same_batches(batches(dataset, consumed, rank, 2, 1)[: len(needed)], needed)
+
+
+def test_some_steps_of_a_run_are_baked_where_they_stand(tmp_path: Path) -> None:
+    order = order_of(tmp_path, 2)
+    bake(order, f"{tmp_path}/baked", plan_bake(order, range(3, 6)))
+    dataset = BakedDataset(f"{tmp_path}/baked", order.dataset.config)
+    assert_same_batches(batches(dataset, 12, 1, 2, 1), batches(order.dataset, 12, 1, 2, 1)[:6])
+    with pytest.raises(IndexError, match="it has 12 to 24"):
+        dataset[11]
+
+
+def test_machines_share_the_work_and_a_bake_goes_on(
+    s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bake_module, "PART_BYTES", 900)
+    order, where = order_of(tmp_path, 2), s3.fresh()
+    baked = plan_bake(order, range(order.num_steps() or 0))
+    count, told = len(baked.parts()), []
+    assert count > 3
+    assert bake(order, where, baked, shard=1, num_shards=2) == count // 2
+    with pytest.raises(ObjectNotFoundError):
+        BakedDataset(where, order.dataset.config)
+    assert bake(order, where, baked, watch=told.append) == count - count // 2
+    assert sum(told) == baked.stop
+    assert_same_batches(
+        batches(BakedDataset(where, order.dataset.config), 0, 0, 1, 4), batches(order.dataset, 0, 0, 1, 4)
+    )
+
+
+def test_a_micro_batch_is_one_range(tmp_path: Path) -> None:
+    order = order_of(tmp_path, 2)
+    bake(order, f"{tmp_path}/baked", plan_bake(order, range(4)))
+    part = BakedDataset(f"{tmp_path}/baked", order.dataset.config).parts[0]
+    ranges = part.dataset.locate([span for idx in range(4, 8) for span in part.spans(idx)])
+    assert [stop for _, stop in ranges[:-1]] == [start for start, _ in ranges[1:]]
+
+
+def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    order = order_of(tmp_path, 2)
+    where = f"{tmp_path}/baked"
+    bake(order, where, plan_bake(order, range(4)))
+    with pytest.raises(ObjectExistsError, match="another run was baked here"):
+        bake(order, where, plan_bake(order, range(5)))
+    longer = replace(order.dataset.config, sequence_length=99)
+    with pytest.raises(ConfigError, match="the config asks \\(99"):
+        BakedDataset(where, longer)
+    Path(f"{where}/baked.json").write_text("{}")
+    with pytest.raises(
+        FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needed what binidx bake writes"
+    ):
+        BakedDataset(where, order.dataset.config)
+    with pytest.raises(IndexError, match="steps 0 to 9999"):
+        plan_bake(order, range(9999))

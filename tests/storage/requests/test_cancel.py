@@ -1,0 +1,68 @@
+"""Scopes of reads that can be stopped."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from binidx.errors import CancelledReadError, StorageError
+from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
+
+
+def test_a_scope_is_that_of_its_block_only() -> None:
+    assert current_scope() is None
+    with cancellable() as outer:
+        with cancellable() as inner:
+            assert current_scope() is inner
+        assert current_scope() is outer
+    assert current_scope() is None
+
+
+def test_a_cancelled_scope_refuses_what_comes_later() -> None:
+    with cancellable() as scope:
+        scope.check()
+        scope.cancel()
+        scope.cancel()
+        assert scope.cancelled
+        with pytest.raises(CancelledReadError):
+            scope.check()
+        with pytest.raises(StorageError), scope.watched_by(lambda: None):
+            raise AssertionError("never entered")
+
+
+def test_watchers_hear_of_it_while_they_watch() -> None:
+    scope = Scope()
+    heard: list[str] = []
+    with scope.watched_by(lambda: heard.append("early")):
+        pass
+    with scope.watched_by(lambda: heard.append("one")), scope.watched_by(lambda: heard.append("two")):
+        threading.Thread(target=scope.cancel).start()
+        while len(heard) < 2:
+            pass
+    assert sorted(heard) == ["one", "two"]
+
+
+def test_a_scope_ends_with_the_one_around_it_and_not_the_other_way() -> None:
+    with cancellable() as outer:
+        with cancellable() as first:
+            first.cancel()
+        assert not outer.cancelled
+        with cancellable() as second:
+            outer.cancel()
+            assert second.cancelled
+
+
+def test_another_thread_enters_the_same_scope() -> None:
+    found: list[Scope | None] = []
+    with cancellable() as scope:
+
+        def work() -> None:
+            found.append(current_scope())
+            with cancellable(scope):
+                found.append(current_scope())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [None, scope]

@@ -1,0 +1,127 @@
+"""What passes, how long is waited for it, when something is late: no I/O here."""
+
+from __future__ import annotations
+
+import ssl
+import time
+
+import pytest
+
+from binidx.errors import ShortReadError, StorageError, UnreachableError
+from binidx.storage.requests.retries import (
+    FEW_TRIES,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    History,
+    given_up,
+    out_of_time,
+    passes,
+    patience,
+    pause,
+)
+from binidx.storage.requests.scheduler import HedgeTimer
+
+
+class StatusError(OSError):
+    def __init__(self, status: int) -> None:
+        super().__init__("said no")
+        self.status = status
+
+
+def because(cause: BaseException) -> StorageError:
+    error = StorageError("x: broken")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "does"),
+    [
+        (StatusError(503), True),
+        (StatusError(429), True),
+        (StatusError(404), False),
+        (StatusError(412), False),
+        (StatusError(501), False),
+        (because(StatusError(500)), True),
+        (because(StatusError(403)), False),
+        (StorageError("x: no cause"), False),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (ssl.SSLCertVerificationError(), False),
+        (PermissionError(), False),
+        (FileNotFoundError(), False),
+        (ValueError(), False),
+    ],
+)
+def test_what_passes(error: Exception, does: bool) -> None:
+    assert passes(error) is does
+
+
+def test_patience_is_for_what_passes_and_short_for_what_is_wrong() -> None:
+    assert patience(StatusError(503)) == patience(StatusError(503), opening=True) == 0
+    assert patience(ConnectionResetError()) == 0
+    assert patience(ConnectionResetError(), opening=True) == patience(ShortReadError("x")) == FEW_TRIES
+    assert patience(StatusError(404)) == 1
+
+
+def test_pauses_grow_to_an_end_and_differ() -> None:
+    for failures in range(1, 12):
+        drawn = [pause(failures) for _ in range(200)]
+        assert 0 <= min(drawn) < max(drawn) <= min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1))
+    assert max(drawn) > LONGEST_PAUSE / 2
+
+
+def test_a_long_history_is_told_by_its_ends() -> None:
+    history = History(time.monotonic())
+    for _ in range(10):
+        history.note(StatusError(503))
+    assert str(history).startswith("failed 10 times in 0.0 s: 0.0 s StatusError 503, ")
+    assert ", ... 4 more ..., " in str(history)
+    error = given_up("s3://b/k", history, "range 0-9")
+    assert str(error).startswith("s3://b/k: StatusError: said no; range 0-9 failed 10 times")
+    assert isinstance(error.__cause__, StatusError)
+
+
+def test_a_history_tells_what_a_driver_hides() -> None:
+    hidden = FileNotFoundError("http://host/k")
+    hidden.__cause__ = ConnectionResetError("by peer")
+    history = History(time.monotonic())
+    history.note(hidden)
+    assert str(history) == "failed once in 0.0 s: 0.0 s ConnectionResetError"
+
+
+def test_one_failure_is_told_without_a_history() -> None:
+    history = History(time.monotonic())
+    history.note(StorageError("s3://b/k: broken"))
+    assert given_up("s3://b/k", history, "range 0-9") is history.failures[0][1]
+
+
+def test_a_store_that_never_answered_is_unreachable_at_the_deadline_and_one_that_did_is_not() -> None:
+    silent, answering, down = (History(time.monotonic(), opening=True) for _ in range(3))
+    answering.note(StatusError(503))
+    down.note(ConnectionRefusedError(111, "refused"))
+    found = [type(out_of_time("s3://b/k", "opening", each, 5.0)) for each in (silent, answering, down)]
+    assert found == [UnreachableError, StorageError, UnreachableError]
+
+
+def test_late_is_many_times_the_median_of_like_answers() -> None:
+    lateness = HedgeTimer()
+    assert not lateness.is_late("s3://b", 1000, HedgeTimer.UNKNOWN, 0.0)
+    assert lateness.is_late("s3://b", 1000, HedgeTimer.UNKNOWN + 0.1, 0.0)
+    assert not lateness.is_late("s3://b", 1000, HedgeTimer.UNKNOWN + 0.1, 1.0)
+    for _ in range(64):
+        lateness.note("s3://b", 1000, 0.03)
+        lateness.note("s3://b", 8 << 20, 1.0)
+        lateness.note("s3://far", 1000, 0.5)
+    assert not lateness.is_late("s3://b", 200_000, HedgeTimer.FLOOR, 9.0)
+    assert lateness.is_late("s3://b", 200_000, HedgeTimer.FLOOR + 0.01, 9.0)
+    assert not lateness.is_late("s3://b", 7 << 20, 3.9, 9.0)
+    assert not lateness.is_late("s3://far", 1000, 1.9, 9.0)
+
+
+def test_the_budget_is_a_share_of_the_answers() -> None:
+    lateness = HedgeTimer()
+    assert [lateness.take() for _ in range(3)] == [True, True, False]
+    for _ in range(1000):
+        lateness.note("s3://b", 1, 0.01)
+    assert [lateness.take() for _ in range(17)] == [True] * 16 + [False]

@@ -1,0 +1,256 @@
+"""Requests under one bound: what is sent when, with fetches that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError
+from binidx.storage.requests.cancellation import cancellable
+from binidx.storage.requests.retries import PendingRead
+from binidx.storage.requests.scheduler import HedgeTimer, Scheduler
+
+NEVER = 1e6
+"""Seconds that no test lasts."""
+
+
+class Patient(HedgeTimer):
+    """No request is late, however slow the machine is."""
+
+    FLOOR = UNKNOWN = STANDING = NEVER
+
+
+class Hedging(Patient):
+    FLOOR, UNKNOWN, ENOUGH = 0.1, 0.2, 4
+
+
+class Resending(Patient):
+    STANDING = 0.4
+
+
+class Store:
+    """Answers a range by its bounds, after some seconds.
+
+    `script` has an item for each of the first requests: seconds, an exception, or a coroutine function to await.
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self.script: list[Any] = []
+        self.asked: list[int] = []
+        self.now = self.most = self.dropped = 0
+
+    async def fetch(self, start: int, stop: int) -> bytes:
+        fate = self.script.pop(0) if self.script else None
+        self.asked.append(start)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await (fate() if callable(fate) else asyncio.sleep(fate if isinstance(fate, float) else self.seconds))
+        except asyncio.CancelledError:
+            self.dropped += 1
+            raise
+        finally:
+            self.now -= 1
+        if isinstance(fate, Exception):
+            raise fate
+        return answer(start, stop)
+
+    def read(self, *starts: int, **settings: Any) -> PendingRead:
+        ranges = [(start, start + 10) for start in starts]
+        return PendingRead("x://b/k", self.fetch, ranges, **{"deadline_seconds": NEVER, "hedge": True, **settings})
+
+
+def answer(start: int, stop: int) -> bytes:
+    return f"{start:>10}"[: stop - start].encode()
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def patient(loop: asyncio.AbstractEventLoop) -> Scheduler:
+    scheduler = Scheduler(loop, 4)
+    scheduler.lateness = Patient()
+    return scheduler
+
+
+@pytest.fixture
+def hedging(patient: Scheduler) -> Scheduler:
+    patient.lateness = Hedging()
+    return patient
+
+
+def test_answers_stand_where_they_were_asked(patient: Scheduler) -> None:
+    store = Store()
+    assert patient.run(store.read(*range(100))) == [answer(start, start + 10) for start in range(100)]
+    assert store.asked == list(range(100))
+
+
+def test_no_more_than_the_limit_is_in_flight_over_all_threads(patient: Scheduler) -> None:
+    store = Store(0.01)
+    threads = [threading.Thread(target=patient.run, args=(store.read(*range(20)),)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(store.asked), store.most) == (120, 4)
+
+
+def test_reads_are_served_in_the_order_in_which_they_came(patient: Scheduler) -> None:
+    store = Store(0.01)
+    first = threading.Thread(target=patient.run, args=(store.read(*range(20)),))
+    first.start()
+    while not store.asked:
+        time.sleep(0.001)
+    patient.run(store.read(*range(100, 110)))
+    first.join()
+    assert store.asked == [*range(20), *range(100, 110)]
+
+
+def test_what_fails_is_asked_again_before_what_was_never_asked(patient: Scheduler) -> None:
+    store = Store()
+    store.script = [ConnectionResetError("gone"), TimeoutError()]
+    read = store.read(1, 2, 3)
+    assert patient.run(read) == [answer(start, start + 10) for start in (1, 2, 3)]
+    assert (read.sent, read.retries, read.hedges) == (5, 2, 0)
+
+
+def test_the_first_of_two_answers_wins_and_the_other_is_dropped(hedging: Scheduler) -> None:
+    store = Store()
+    store.script = [NEVER]
+    read = store.read(1)
+    began = time.monotonic()
+    assert hedging.run(read) == [answer(1, 11)]
+    assert time.monotonic() - began > 0.2
+    assert (read.sent, read.hedges) == (2, 1)
+    assert eventually(lambda: store.dropped == 1)
+
+
+def test_a_hedge_that_fails_leaves_the_first_alone(hedging: Scheduler) -> None:
+    store = Store()
+
+    async def until_the_hedge_failed() -> None:
+        while len(store.asked) < 2 or store.now > 1:
+            await asyncio.sleep(0.01)
+
+    store.script = [until_the_hedge_failed, ConnectionResetError("gone")]
+    read = store.read(1)
+    assert hedging.run(read) == [answer(1, 11)]
+    assert (read.sent, read.retries, read.hedges) == (2, 0, 1)
+
+
+def test_a_first_that_fails_leaves_its_hedge_alone(hedging: Scheduler) -> None:
+    store = Store()
+
+    async def fail_once_hedged() -> None:
+        while len(store.asked) < 2:
+            await asyncio.sleep(0.01)
+        raise ConnectionResetError("gone")
+
+    async def until_the_first_failed() -> None:
+        while store.now > 1:
+            await asyncio.sleep(0.01)
+
+    store.script = [fail_once_hedged, until_the_first_failed]
+    read = store.read(1)
+    assert hedging.run(read) == [answer(1, 11)]
+    assert (read.sent, read.retries, read.hedges) == (2, 0, 1)
+
+
+def test_what_stands_still_is_given_up_and_asked_again(patient: Scheduler) -> None:
+    store = Store()
+    store.script = [NEVER]
+    patient.lateness = Resending()
+    read = store.read(1, hedge=False)
+    assert patient.run(read) == [answer(1, 11)]
+    assert read.retries >= 1, "once, unless this machine stood still, too"
+    assert (read.sent, read.hedges) == (1 + read.retries, 0)
+
+
+def test_a_slow_store_is_not_asked_twice_as_much(hedging: Scheduler) -> None:
+    store = Store(0.25)
+    read = store.read(*range(40))
+    for _ in range(40):
+        hedging.lateness.note(read.store, read.size(0), 0.001)
+    hedging.run(read)
+    assert 1 <= read.hedges <= HedgeTimer.AT_FIRST + 80 * HedgeTimer.SHARE
+
+
+def test_the_first_error_for_good_ends_the_read_and_drops_the_rest(patient: Scheduler) -> None:
+    store = Store()
+    store.script = [NEVER, NEVER, NEVER, FileNotFoundError("no such key")]
+    with pytest.raises(ObjectNotFoundError, match=r"^x://b/k: no such object"):
+        patient.run(store.read(*range(20), hedge=False))
+    assert eventually(lambda: store.now == 0)
+
+
+def test_a_deadline_ends_the_read_and_frees_its_places(patient: Scheduler) -> None:
+    store = Store(NEVER)
+    with pytest.raises(
+        StorageError, match=r"^x://b/k: range 0-10 not done within \d+ s; no answer came; deadline_seconds"
+    ):
+        patient.run(store.read(*range(8), deadline_seconds=0.2, hedge=False))
+    assert eventually(lambda: store.now == 0)
+    assert patient.run(Store().read(1)) == [answer(1, 11)]
+
+
+def test_a_long_read_is_not_waited_for_where_nothing_comes(patient: Scheduler) -> None:
+    """Its 400 MB would be given 400 s, if they came."""
+    store = Store()
+    store.script = [0.0] * 20 + [NEVER] * 80
+    ranges = [(start, start + 10) for start in range(99)] + [(1000, 400_000_000)]
+    read = PendingRead("x://b/k", store.fetch, ranges, deadline_seconds=2.0, hedge=False)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"^x://b/k: range 20-30 not done within \d+ s"):
+        patient.run(read)
+    assert 2.0 < time.monotonic() - began < 300
+    assert read.unanswered == 80
+
+
+def test_a_cancelled_scope_ends_the_read_and_frees_its_places(patient: Scheduler) -> None:
+    store = Store(NEVER)
+    with cancellable() as scope:
+        threading.Timer(0.1, scope.cancel).start()
+        with pytest.raises(CancelledReadError):
+            patient.run(store.read(*range(8), hedge=False))
+        with pytest.raises(CancelledReadError):
+            patient.run(store.read(1))
+    assert eventually(lambda: store.now == 0)
+    assert patient.run(Store().read(1)) == [answer(1, 11)]
+
+
+def test_opening_gives_up_soon_on_a_store_that_never_answered(patient: Scheduler) -> None:
+    store = Store()
+    store.script = [ConnectionRefusedError("nobody there")] * 9
+    with pytest.raises(StorageError, match=r"nobody there; opening failed 4 times in \d\.\d s: 0\.0 s Conn"):
+        patient.run(store.read(1, opening=True))
+    assert len(store.asked) == 4
+
+
+def test_a_read_on_the_loop_itself_is_an_error_and_no_deadlock(patient: Scheduler) -> None:
+    async def read() -> None:
+        patient.run(Store().read(1))
+
+    with pytest.raises(StorageError, match=r"^x://b/k: read on the event loop"):
+        asyncio.run_coroutine_threadsafe(read(), patient.loop).result()
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 300
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    return holds()

@@ -1,0 +1,138 @@
+"""Mapped files: no copies, and the ways in which a file can be wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
+from binidx.storage.open import open_object
+from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.stores.local import READ_AT_ONCE, LocalFile
+
+DATA = bytes(range(250)) * 2000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Large enough to be mapped."""
+    path = tmp_path / "en.bin"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.bin"
+    path.write_bytes(DATA[:READ_AT_ONCE])
+    return path
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """In place, as Megatron's builder writes: the inode stays."""
+    time.sleep(0.02)  # the time of a change is as fine as the kernel's tick
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+def test_views_are_of_the_map_and_copy_nothing(path: Path) -> None:
+    (view,) = LocalFile(path).read([(10, 20)])
+    with path.open("r+b") as file:
+        file.seek(10)
+        file.write(b"\xff")
+    assert view[0] == 0xFF
+
+
+def test_a_small_file_is_read_at_once_and_no_longer_held(small: Path) -> None:
+    before = os.listdir("/dev/fd")
+    reader = LocalFile(small)
+    assert os.listdir("/dev/fd") == before
+    overwrite(small, b"\xff" * 20)
+    assert bytes(reader.read([(0, READ_AT_ONCE)])[0]) == DATA[:READ_AT_ONCE]
+
+
+def test_a_view_outlives_its_reader(path: Path) -> None:
+    (view,) = LocalFile(path).read([(10, 20)])
+    assert bytes(view) == bytes(range(10, 20))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match=rf"^{tmp_path}/nope: no such file$"):
+        LocalFile(tmp_path / "nope")
+    with pytest.raises(FileNotFoundError):
+        open_object(f"file://{tmp_path}/nope")
+
+
+def test_a_file_where_a_directory_was_needed_is_not_found(path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError):
+        LocalFile(path / "below")
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=f"^{tmp_path}: Is a directory"):
+        LocalFile(tmp_path)
+
+
+def test_a_file_that_shrank_is_an_error_and_not_a_dead_process(path: Path) -> None:
+    reader = LocalFile(path)
+    os.truncate(path, 50)
+    with pytest.raises(ObjectChangedError, match=rf"en.bin: changed .*\(size {len(DATA)}, .*, now size 50, .*open it"):
+        reader.read([(0, 10)])
+
+
+@pytest.mark.parametrize("farewell", ["rename", "unlink"])
+def test_a_file_that_shrinks_under_another_name_or_none_is_an_error(path: Path, farewell: str) -> None:
+    reader = LocalFile(path)
+    with path.open("r+b") as file:
+        path.rename(path.with_suffix(".old")) if farewell == "rename" else path.unlink()
+        assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
+        file.truncate(50)
+        with pytest.raises(ObjectChangedError, match=rf"en.bin: has 50 bytes, had {len(DATA)} when it was opened$"):
+            reader.read([(0, 10)])
+
+
+@pytest.mark.parametrize("new", [b"new", DATA + b"more"], ids=["same size", "longer"])
+def test_a_file_written_to_in_place_is_an_error(path: Path, new: bytes) -> None:
+    reader = LocalFile(path)
+    overwrite(path, new)
+    with pytest.raises(ObjectChangedError, match=rf"^{path}: changed since it was opened \(size {len(DATA)}, mtime .*"):
+        reader.read([(0, 10)])
+    assert bytes(LocalFile(path).read([(0, 3)])[0]) == new[:3]
+
+
+def test_a_relative_path_means_the_directory_of_its_opening(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    reader = LocalFile(path.name)
+    monkeypatch.chdir("/")
+    overwrite(path, b"new")
+    with pytest.raises(ObjectChangedError):
+        reader.read([(0, 10)])
+
+
+def test_a_replaced_file_is_read_as_it_was(path: Path) -> None:
+    reader = LocalFile(path)
+    other = path.with_suffix(".new")
+    other.write_bytes(b"new")
+    other.replace(path)
+    assert bytes(reader.read([(0, 3)])[0]) == b"\0\1\2"
+    assert bytes(pickle.loads(pickle.dumps(reader)).read([(0, 3)])[0]) == b"new"
+
+
+def test_mapped_or_not_it_is_the_same_content(path: Path) -> None:
+    mapped, read = open_object(path), open_object(path, mmap=False)
+    assert isinstance(mapped, LocalFile)
+    assert isinstance(read, RemoteObject)
+    assert mapped.identity == read.identity == {"size": len(DATA), "mtime": path.stat().st_mtime}
+
+
+def test_a_name_with_strange_characters_is_a_path(tmp_path: Path) -> None:
+    for name in ("a::b", "a b#c?d%20", "[x]*", "ünï 文"):
+        path = tmp_path / name
+        path.write_bytes(b"abc")
+        assert bytes(open_object(path).read([(1, 2)])[0]) == b"b"
+        assert bytes(open_object(path, mmap=False).read([(1, 2)])[0]) == b"b"
+        assert bytes(open_object(f"file://{path}").read([(1, 2)])[0]) == b"b"

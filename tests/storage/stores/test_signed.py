@@ -1,0 +1,95 @@
+"""Questions by signed URLs: either way tells the same, and a store that refuses them is not asked each one twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Bucket
+from helpers.proxied_store import distant_store
+from servers.http_objects import Server, http_objects
+
+from binidx.errors import AccessError
+from binidx.storage.requests.retries import HTTPStatusError
+from binidx.storage.stores import filesystem
+from binidx.storage.stores.head import look_up, object_on_s3
+from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity
+
+KEYS = {"key": "k", "secret": "s"}
+
+
+def options_of(server: Server, fast: bool) -> dict[str, Any]:
+    return {"endpoint_url": server.endpoint, **KEYS, "binidx": {"fast": fast}}
+
+
+@pytest.mark.parametrize("etag", [None, lambda _: "", lambda _: 'W/"1"', lambda _: "bare"])
+def test_what_identifies_an_object_is_the_same_by_either_way(etag: Callable[[bytes], str] | None) -> None:
+    with http_objects({"/b/k": bytes(10)}) as server:
+        server.etag = etag
+        either = [options_of(server, fast) for fast in (True, False)]
+        found = [look_up("s3://b/k", options) for options in either]
+        told = [object_identity("s3://b/k", options) for options in either]
+    told += [filesystem.identity_from_info(each.info) for each in found if each]
+    assert told == [told[0]] * 4
+    assert len(told[0]) == 2
+
+
+def test_after_a_refusal_looks_are_the_drivers_for_a_while() -> None:
+    with http_objects({"/b/k": bytes(10)}) as server:
+        server.behaviour, options = "no signed URLs", options_of(server, True)
+        for _ in range(3):
+            assert object_exists("s3://b/k", options)
+            assert look_up("s3://b/k", options)
+        assert [method for method, _, _ in server.requests] == ["HEAD"] * 7
+
+
+def test_who_wants_the_driver_is_not_asked_for_by_signed_urls() -> None:
+    with http_objects({"/b/k": bytes(10)}) as server:
+        server.behaviour, options = "no signed URLs", options_of(server, False)
+        assert object_exists("s3://b/k", options)
+        assert look_up("s3://b/k", options)
+        assert [method for method, _, _ in server.requests] == ["HEAD"] * 2
+
+
+def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> None:
+    with http_objects({}) as server:
+        server.behaviour, options = "forbidden", options_of(server, True)
+        with pytest.raises(AccessError):
+            object_exists("s3://b/k", options)
+        before = len(server.requests)
+        assert look_up("s3://b/k", options) is None
+        assert look_up("s3://b/l", options) is None
+        assert len(server.requests) - before == 2
+
+
+def test_a_store_that_is_busy_says_so_in_words(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, faults={"503": 1.0}, only="all") as far:
+        fs, path = filesystem.open_filesystem(f"{far.base}/a", far.options())
+        with pytest.raises(HTTPStatusError, match="503 SlowDown"):
+            asyncio.run_coroutine_threadsafe(object_on_s3(fs, path), fs.loop).result()
+
+
+def test_a_store_that_says_404_to_a_deletion_has_no_such_object(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, faults={"404": 1.0}, only="all") as far:
+        delete_object(f"{far.base}/a", far.options())
+        assert [each.method for each in far.proxy.log()] == ["DELETE"]
+
+
+def test_a_version_is_looked_at_by_either_way(s3: Bucket) -> None:
+    base, aware, versions = s3.server.make_bucket("versions"), {"version_aware": True}, []
+    fs, _ = filesystem.open_filesystem(base, aware)
+    fs.call_s3("put_bucket_versioning", Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
+    for size in (10, 20):
+        with create_object(f"{base}/a", aware) as out:
+            out.write(bytes(size))
+        versions.append(object_identity(f"{base}/a", aware)["version"])
+    for fast in (True, False):
+        options = {**aware, "binidx": {"fast": fast}}
+        for size, version in zip((10, 20), versions, strict=True):
+            uri = f"{base}/a?versionId={version}"
+            found = [look_up(uri, options, end_bytes=end_bytes) for end_bytes in (0, 5)]
+            assert [each and each.info["size"] for each in found] == [size, size]
+            assert object_identity(uri, options)["size"] == size

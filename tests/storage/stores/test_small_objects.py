@@ -1,0 +1,222 @@
+"""Small objects and parts without the driver: what stands there is what was sent, in few requests, in any weather."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.proxied_store import Distant, distant_store
+
+from binidx.errors import AccessError, ObjectNotFoundError
+from binidx.storage.stores import filesystem, signed
+from binidx.storage.stores.head import look_up
+from binidx.storage.stores.s3_multipart import CHUNK_BYTES, WriteBuffer
+from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity, read_small
+
+DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)
+
+
+def put(far: Distant, name: str, data: bytes, step: int = 100_000, **options: object) -> str:
+    uri = f"{far.base}/{name}"
+    with create_object(uri, {**far.options(), **options}) as out:
+        for start in range(0, len(data), step):
+            out.write(data[start : start + step])
+    return uri
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, len(DATA)])
+def test_what_was_put_is_read_in_one_request_each(request: pytest.FixtureRequest, tmp_path: Path, size: int) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri = put(far, "a", DATA[:size])
+        assert read_small(uri, far.options()) == DATA[:size]
+        assert read_small(f"{far.base}/none", far.options()) is None
+        log = far.proxy.log()
+    assert [(each.method, each.status) for each in log] == [("PUT", 200), ("GET", 200), ("GET", 404)]
+
+
+def test_the_store_refuses_what_its_sum_does_not_fit(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [memoryview(DATA)[:7], memoryview(DATA)[7:]]
+    assert signed._crc32(pieces) == base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
+    monkeypatch.setattr(signed, "_crc32", lambda pieces: "AAAAAA==")
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        assert read_small(put(far, "a", DATA), far.options()) == DATA
+        assert [each.status for each in far.proxy.log()][:2] == [400, 200]
+        signed._by_driver_until.clear()
+
+
+def test_a_look_and_a_deletion_are_one_request_each(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = put(far, "a", DATA[:1000]), far.options()
+        far.proxy.reset()
+        found = object_identity(uri, options)
+        assert object_exists(uri, options)
+        delete_object(uri, options)
+        assert not object_exists(uri, options)
+        assert look_up(uri, options) is None
+        delete_object(uri, options)
+        log = [(each.method, each.status) for each in far.proxy.log()]
+        assert found["size"] == 1000
+        uri = put(far, "a", DATA[:1000])
+        by_driver = object_identity(uri, {**options, "binidx": {"fast": False}})
+    assert found == by_driver
+    assert log == [("HEAD", 200)] * 2 + [("DELETE", 204)] + [("HEAD", 404)] * 2 + [("DELETE", 204)]
+
+
+def test_a_folder_is_told_of_to_who_wants_to_open_it(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        put(far, "folder/a", DATA[:10])
+        uri, options = f"{far.base}/folder", far.options()
+        assert not object_exists(uri, options)
+        with pytest.raises(ObjectNotFoundError, match="found a directory, needed an object"):
+            object_identity(uri, options)
+
+
+@pytest.mark.parametrize("fault", ["503", "500", "403", "404", "reset", "close"])
+def test_a_look_and_a_deletion_that_fail_are_made_again(
+    request: pytest.FixtureRequest, tmp_path: Path, fault: str
+) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = put(far, "a", DATA[:1000]), far.options()
+        far.proxy.become(script=[fault], only="all")
+        assert object_identity(uri, options)["size"] == 1000
+        far.proxy.become(script=[fault], only="all")
+        delete_object(uri, options)
+        signed._by_driver_until.clear()
+        assert far.proxy.counts().faults[fault] == 2
+        deletions = [each.method for each in far.proxy.log()].count("DELETE")
+        assert deletions == 1 if fault == "404" else deletions >= 2  # the store may have done what it did not answer
+        assert not object_exists(uri, options)
+
+
+@pytest.mark.parametrize("fault", ["503", "500", "403", "reset", "close", "reset-late", "truncate"])
+def test_what_fails_is_done_by_the_driver(request: pytest.FixtureRequest, tmp_path: Path, fault: str) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=[fault], only="all") as far:
+        uri = put(far, "a", DATA)
+        signed._by_driver_until.clear()
+        far.proxy.become(script=[fault])
+        assert read_small(uri, far.options()) == DATA
+        signed._by_driver_until.clear()
+
+
+def test_what_has_no_answer_is_done_by_the_driver_after_a_while(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signed, "ANSWER_SECONDS", 1.0)
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = put(far, "a", DATA), far.options()
+        far.proxy.become(script=["hang"], only="all")
+        assert read_small(uri, options) == DATA
+        far.proxy.become(script=["hang"], only="all")
+        delete_object(uri, options)
+        assert not object_exists(uri, options)
+        assert far.proxy.counts().faults["hang"] == 2
+
+
+def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=["403"], only="all") as far:
+        put(far, "a", DATA)
+        put(far, "b", DATA)
+        log = far.proxy.log()
+        signed._by_driver_until.clear()
+    assert [each.status for each in log] == [403, 200, 200]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"ServerSideEncryption": "AES256"},
+        {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"},
+        {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": "k" * 32},
+        {"ACL": "private"},
+        {"StorageClass": "STANDARD_IA"},
+        {"Tagging": "a=b"},
+        {"Metadata": {"a": "b"}},
+        {"ContentType": "text/plain"},
+        {"CacheControl": "no-store"},
+    ],
+    ids=lambda wanted: "-".join(wanted),
+)
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_what_is_to_be_said_of_an_object_is_said_by_the_driver(wanted: dict[str, Any], anonymous: bool) -> None:
+    # Nobody listens there: a request would fail, and fall to the driver without being remembered.
+    options = {"endpoint_url": "http://127.0.0.1:1", "s3_additional_kwargs": wanted}
+    options |= {"anon": True} if anonymous else {"key": "k", "secret": "s"}
+    before = set(signed._by_driver_until)
+    assert signed.put_small("s3://b/k", [memoryview(DATA)], options) is None
+    assert len(set(signed._by_driver_until) - before) == 1
+
+
+def test_an_object_has_the_metadata_that_was_asked_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        wanted = {"s3_additional_kwargs": {"Metadata": {"mine": "yes"}, "ContentType": "text/plain"}}
+        small, large = (
+            put(far, "a", DATA, **wanted),
+            put(far, "b", bytes(6 << 20), default_block_size=5 << 20, **wanted),
+        )
+        for uri in (small, large):
+            fs, path = filesystem.open_filesystem(uri, far.options())
+            bucket, key, _ = fs.split_path(path)
+            head = fs.call_s3("head_object", Bucket=bucket, Key=key)
+            assert (head["Metadata"].get("mine"), head["ContentType"]) == ("yes", "text/plain")
+
+
+def test_who_asks_pays_where_he_says_so(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri = put(far, "a", DATA, requester_pays=True)
+        assert read_small(uri, {**far.options(), "requester_pays": True}) == DATA
+        assert [each.status for each in far.proxy.log()] == [200, 200]
+
+
+def test_an_error_is_the_drivers(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        with pytest.raises(AccessError):
+            put(far, "a", DATA, secret="wrong")
+        with pytest.raises(AccessError):
+            read_small(f"{far.base}/a", {**far.options(), "secret": "wrong"})
+
+
+@pytest.mark.parametrize("fault", [None, "503", "truncate"])
+@pytest.mark.parametrize("size", [11 << 20, 10 << 20])
+def test_a_stream_is_whole_or_not_there(
+    request: pytest.FixtureRequest, tmp_path: Path, size: int, fault: str | None
+) -> None:
+    data = random.Random(1).randbytes(size)
+    each = [] if fault is None else [None, None, fault]  # of a part that is on its way
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=each, only="all") as far:
+        uri, options = f"{far.base}/a", {**far.options(), "default_block_size": 5 << 20}
+        with create_object(uri, options, before_publish=lambda: read_small(uri, options) is None or 1 / 0) as out:
+            for start in range(0, size, 999_999):
+                out.write(memoryview(data)[start : start + 999_999])
+        fs, path = filesystem.open_filesystem(uri, far.options())
+        assert fs.cat_file(path) == data
+        sent = [each for each in far.proxy.log() if each.method == "PUT" and each.status == 200]
+    assert len(sent) == -(-size // (5 << 20))
+
+
+def test_a_stream_that_is_broken_off_leaves_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
+        uri, options = f"{far.base}/a", {**far.options(), "default_block_size": 5 << 20}
+        with contextlib.suppress(KeyError), create_object(uri, options) as out:
+            out.write(bytes(11 << 20))
+            raise KeyError
+        assert read_small(uri, options) is None
+        fs, path = filesystem.open_filesystem(uri, far.options())
+        bucket, key, _ = fs.split_path(path)
+        assert not fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads")
+
+
+def test_what_is_held_is_what_was_written() -> None:
+    rng, held, written = random.Random(2), WriteBuffer(), b""
+    while len(written) < 4 * CHUNK_BYTES:
+        data = rng.randbytes(rng.choice([0, 1, 1000, CHUNK_BYTES, CHUNK_BYTES + 3]))
+        assert held.write(data) == len(data)
+        written += data
+    assert b"".join(held.pieces) == written
+    assert held.size == len(written)

@@ -1,0 +1,111 @@
+"""Parts of a new object: unseen until published, and found again by their token."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+from conftest import Bucket
+
+from binidx.errors import StorageError
+from binidx.storage.open import open_object, read_whole
+from binidx.storage.ranges import cut
+from binidx.storage.stores.s3_multipart import S3Parts
+from binidx.storage.writing.multipart import LocalParts, MultipartWriter, StreamParts, open_parts, part_digest
+from binidx.storage.writing.publish import object_exists
+
+MIB = 1 << 20
+DATA = bytes(range(256)) * (11 * MIB // 256)
+RANGES = dict(enumerate(cut((0, len(DATA)), 5 * MIB), 1))
+
+
+@pytest.fixture(params=[LocalParts, S3Parts, StreamParts])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param is S3Parts:
+        return f"{request.getfixturevalue('s3').fresh()}/x"
+    return str(tmp_path / "new" / "x") if request.param is LocalParts else f"memory://{uuid.uuid4().hex}/x"
+
+
+def send(parts: MultipartWriter, numbers: list[int]) -> dict[int, str]:
+    return {part: parts.write(part, RANGES[part], DATA[slice(*RANGES[part])]) for part in numbers}
+
+
+def kept(parts: MultipartWriter, tags: dict[int, str]) -> list[int]:
+    digests = {part: part_digest(DATA[slice(*RANGES[part])]) for part in RANGES}
+    return [part for part in RANGES if parts.kept(part, RANGES[part], digests[part], tags.get(part, ""))]
+
+
+def test_an_object_appears_whole_when_it_is_published(target: str) -> None:
+    parts = open_parts(target, len(DATA))
+    tags = send(parts, [1, 2, 3] if parts.ordered else [3, 1, 2])
+    assert not object_exists(target)
+    if parts.staged is not None:
+        assert bytes(read_whole(open_object(parts.staged))) == DATA
+    parts.publish(tags)
+    assert bytes(read_whole(open_object(target))) == DATA
+
+
+def test_a_successor_finds_the_parts_that_are_there(target: str) -> None:
+    first = open_parts(target, len(DATA))
+    tags = send(first, [1, 2])
+    first.pause()
+    second = open_parts(target, len(DATA), first.token)
+    assert kept(second, tags) == ([] if second.ordered else [1, 2])
+    if not second.ordered:
+        assert second.token == first.token
+    tags |= send(second, [1, 2, 3] if second.ordered else [3])
+    second.publish(tags)
+    assert bytes(read_whole(open_object(target))) == DATA
+
+
+def test_a_token_that_nothing_answers_to_begins_a_new_object(target: str, request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--s3") == "ceph":
+        pytest.skip("radosgw 16.2 says 500, as if it were down, of an upload ID that it cannot read")
+    for token in ("", "0" * 32, "../../elsewhere", "x" * 500):
+        parts = open_parts(target, len(DATA), token)
+        assert kept(parts, {}) == []
+        parts.abandon()
+
+
+def test_what_is_abandoned_leaves_nothing(target: str) -> None:
+    parts = open_parts(target, len(DATA))
+    send(parts, [1])
+    parts.abandon()
+    parts.abandon()
+    fs, path = fsspec.url_to_fs(target)
+    fs.invalidate_cache()
+    assert fs.glob(f"{path}*") == []
+
+
+def test_more_parts_than_s3_lists_at_once_are_found(s3: Bucket) -> None:
+    target = f"{s3.fresh()}/x"
+    first = open_parts(target, 1100)
+    tags = {part: first.write(part, (part - 1, part), b"x") for part in range(1, 1101)}
+    second = open_parts(target, 1100, first.token)
+    assert all(second.kept(part, (part - 1, part), "", tag) for part, tag in tags.items())
+    second.abandon()
+
+
+def test_pausing_after_a_failed_publish_closes_no_descriptor_of_another(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    parts = open_parts(str(target), 3)
+    parts.write(1, (0, 3), b"abc")
+    target.mkdir()
+    with pytest.raises(StorageError, match=f"^{target}: IsADirectoryError"):
+        parts.publish({})
+    with open(os.devnull, "rb") as of_another:
+        parts.pause()
+        parts.abandon()
+        os.fstat(of_another.fileno())
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_size_that_no_disk_holds_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = os.listdir("/dev/fd")
+    with pytest.raises(StorageError, match=f"^{tmp_path}/x: OSError: "):
+        open_parts(str(tmp_path / "x"), (1 << 63) - 1)
+    assert os.listdir("/dev/fd") == before
+    assert list(tmp_path.iterdir()) == []
