@@ -18,9 +18,9 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	rm -rf build/house && mkdir -p build/house && cp -r src/binidx build/house/ && cp -r tools build/house/binidx/tools
-	touch build/house/binidx/_native.py
-	PYTHONPATH=build/house $(BIN)/lint-imports
+	rm -rf build/package && mkdir -p build/package && cp -r src/binidx build/package/ && cp -r tools build/package/binidx/tools
+	touch build/package/binidx/_native.py
+	PYTHONPATH=build/package $(BIN)/lint-imports
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist worksteal
