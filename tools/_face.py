@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from binidx.corpus.convert_journal import ENDS
+from binidx.corpus.convert_journal import OBJECT_SUFFIXES
 from binidx.errors import (
     AccessError,
     BinidxError,
@@ -100,7 +100,7 @@ def add_writing(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-DATASET_ENDS = (*ENDS, PARTS[1:])
+DATASET_ENDS = (*OBJECT_SUFFIXES, PARTS[1:])
 """Of the files of a dataset, after its prefix and a dot."""
 
 DATASET = "path or URI without .bin and .idx, also of a virtual merge"

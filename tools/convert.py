@@ -39,7 +39,7 @@ from typing import Any
 if __name__ == "__main__":  # python tools/convert.py: a script says itself which package it belongs to (PEP 366)
     __package__ = "binidx.tools"
 
-from binidx.corpus.convert import Conversion, StorageFormat, convert_dataset
+from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
 from binidx.errors import ConfigError
 from binidx.storage.codecs.segments import check_level
 from binidx.storage.writing.copy import PART_BYTES, SAVE_SECONDS
@@ -132,7 +132,7 @@ def from_environment(name: str, default: Any) -> Any:
         raise ConfigError(f"{name}: {text!r}, needed a number") from None
 
 
-def describe(done: Conversion) -> str:
+def describe(done: ConvertResult) -> str:
     """What was done, for people."""
     counts = (
         f"{done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens, "

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 if __name__ == "__main__":  # python tools/cut.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.corpus.cut import Cut, head_dataset, split_dataset
+from binidx.corpus.cut import CutResult, head_dataset, split_dataset
 from binidx.storage.writing.copy import ProgressWatcher
 
 from ._bar import Bar
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
     def command(
-        name: str, body: Callable[[argparse.Namespace, ProgressWatcher], Cut], purpose: str
+        name: str, body: Callable[[argparse.Namespace, ProgressWatcher], CutResult], purpose: str
     ) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         found.add_argument("source", type=prefix, metavar="PREFIX", help=DATASET)
@@ -77,12 +77,12 @@ def build_parser() -> argparse.ArgumentParser:
 def cut(arguments: argparse.Namespace) -> int:
     """Cut, and say what was written."""
     with Bar("cut") as bar:
-        done: Cut = arguments.body(arguments, bar)
+        done: CutResult = arguments.body(arguments, bar)
     print(json.dumps(done.to_json()) if arguments.json else describe(done))
     return 0
 
 
-def run_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> Cut:
+def run_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
     """The first documents."""
     return head_dataset(
         arguments.source,
@@ -96,7 +96,7 @@ def run_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> Cut:
     )
 
 
-def run_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> Cut:
+def run_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
     """A sample, or several."""
     return split_dataset(
         arguments.source,
@@ -111,7 +111,7 @@ def run_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> Cut:
     )
 
 
-def describe(done: Cut) -> str:
+def describe(done: CutResult) -> str:
     """What was written, for people."""
     lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
     lines += [

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/merge.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.corpus.merge import Merged, merge_datasets, merge_virtually
+from binidx.corpus.merge import MergeResult, merge_datasets, merge_virtually
 from binidx.errors import ConfigError
 
 from ._bar import Bar
@@ -98,7 +98,7 @@ HOW = {
 }
 
 
-def describe(done: Merged) -> str:
+def describe(done: MergeResult) -> str:
     """What was done, for people."""
     lines = [
         f"{done.target}: {counts(datasets=done.num_sources)}",

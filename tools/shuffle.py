@@ -30,7 +30,7 @@ from collections.abc import Sequence
 if __name__ == "__main__":  # python tools/shuffle.py: see convert.py
     __package__ = "binidx.tools"
 
-from binidx.corpus.shuffle import MEMORY_BYTES, Shuffled, shuffle_datasets
+from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
@@ -87,7 +87,7 @@ def dataset(text: str) -> str:
         raise ConfigError(str(error)) from None
 
 
-def describe(done: Shuffled) -> str:
+def describe(done: ShuffleResult) -> str:
     """What was done, for people."""
     lineage = "with" if done.lineage else "no"
     return "\n".join(

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 import binidx
 from binidx.loader.torch_loader import collate
 from binidx.native.arguments import LEVELS, Level
-from binidx.native.gather import GPTRows
+from binidx.native.gpt_samples import GPTRows
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, open_theirs, run_config, write_corpus
 from tests.bench.table import MEGATRON, Row, interleaved_medians
 

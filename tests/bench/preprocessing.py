@@ -112,12 +112,12 @@ def by_files(encode_files: Any, parallel: bool, source: str, prefix: str) -> Non
 
 
 def by_ours(engine: str, executor: Executor | None, source: str, tokenizer: str, prefix: str) -> None:
-    from binidx.jobs.engines import settle_malloc
+    from binidx.jobs.engines import configure_malloc
     from binidx.prepare.preprocess.job import Job
     from binidx.prepare.preprocess.preprocess import preprocess
     from binidx.prepare.tokenizers.describe import describe_tokenizer
 
-    settle_malloc()  # as a worker does
+    configure_malloc()  # as a worker does
     spec = describe_tokenizer(tokenizer, eod=Encoder.eod)
     job = Job((source,), prefix, spec, append_eod=True, lineage=False, engine=engine)
     preprocess(job, executor=executor, workers=1)

@@ -12,7 +12,7 @@ from helpers.random_datasets import Document, build_ours, random_documents
 
 from binidx.corpus import cut
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset, uniform
+from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format import index_stream
 
@@ -23,7 +23,7 @@ def built(prefix: Path, documents: list[Document], multimodal: bool) -> tuple[by
 
 @pytest.fixture(params=[2, 1 << 18])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_stream, "BLOCK", request.param)
+    monkeypatch.setattr(index_stream, "BLOCK_VALUES", request.param)
     if request.param == 2:
         monkeypatch.setattr(cut, "PART_BYTES", 4)
         monkeypatch.setattr(cut, "ROUND_BYTES", 6)
@@ -54,7 +54,7 @@ def test_a_split_is_the_documents_by_their_hash(tmp_path: Path, multimodal: bool
     source = build_ours(tmp_path / "en", documents, np.uint16, multimodal)
     targets = [tmp_path / name for name in ("a", "b", "c")]
     done = split_dataset(source, targets, [0.5, 0.0, 0.3], seed=7)
-    u = uniform(7, 0, 60)
+    u = uniform_hash(7, 0, 60)
     wanted = [u < 0.5, np.zeros(60, bool), (u >= 0.5) & (u < 0.8)]
     for target, chosen, share in zip(targets, wanted, done.shares, strict=True):
         kept = [each for each, take in zip(documents, chosen, strict=True) if take]
@@ -89,7 +89,7 @@ def test_the_hash_is_splitmix64() -> None:
 
     for seed in (0, 1, -1, 2**64 - 1):
         for first in (0, 5, 2**40):
-            assert uniform(seed, first, 4).tolist() == [one(seed, first + n) for n in range(4)]
+            assert uniform_hash(seed, first, 4).tolist() == [one(seed, first + n) for n in range(4)]
 
 
 def test_from_a_bucket_and_in_it(s3: Bucket, tmp_path: Path) -> None:

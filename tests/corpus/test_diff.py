@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from binidx.corpus import diff
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.corpus.diff import Matching, diff_datasets, hash_documents, order_breaks
+from binidx.corpus.diff import DocumentMatch, diff_datasets, find_order_breaks, hash_documents
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError, FormatError
 from binidx.format import index_stream
@@ -31,7 +31,7 @@ def test_matching_is_that_of_a_multiset(left: list[int], right: list[int]) -> No
     # Equal first halves and equal second halves of different hashes, in several buckets.
     hashes = [[((n % 3) << 60) + n % 2, n] for n in range(10)]
     a, b = (np.array([hashes[n] for n in each], np.uint64).reshape(-1, 2) for each in (left, right))
-    found = Matching(a, b, few=100)
+    found = DocumentMatch(a, b, few=100)
     common = Counter(left) & Counter(right)
     assert found.num_common == common.total() == (found.places >= 0).sum()
     assert found.num_distinct == [len(set(left)), len(set(right))]
@@ -46,14 +46,14 @@ def test_matching_is_that_of_a_multiset(left: list[int], right: list[int]) -> No
 
 
 def test_order_breaks_are_where_b_goes_back() -> None:
-    assert order_breaks(np.array([0, -1, 1, 2])).tolist() == []
-    assert order_breaks(np.array([3, -1, 1, 2, 0])).tolist() == [2, 4]
+    assert find_order_breaks(np.array([0, -1, 1, 2])).tolist() == []
+    assert find_order_breaks(np.array([3, -1, 1, 2, 0])).tolist() == [2, 4]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 1 << 21])
 def test_the_hash_is_xxh3_128_of_the_tokens_as_int64(tmp_path: Path, batch: int, monkeypatch) -> None:
     monkeypatch.setattr(diff, "BATCH", batch)
-    monkeypatch.setattr(index_stream, "BLOCK", max(batch, 2))
+    monkeypatch.setattr(index_stream, "BLOCK_VALUES", max(batch, 2))
     documents = [[], [1, 2, 3, 4, 5, 6], [7], [], [], [8, 9], [1, 2]]
     expected = [xxhash.xxh3_128_digest(np.array(each, "<i8").tobytes()) for each in documents]
     for dtype in (np.uint16, np.int32, np.int64, np.int8):

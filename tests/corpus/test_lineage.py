@@ -20,9 +20,9 @@ from helpers.shuffle_oracle import new_order, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from binidx.corpus import carry_lineage
+from binidx.corpus import lineage_transfer
 from binidx.corpus.convert import convert_dataset
-from binidx.corpus.cut import head_dataset, split_dataset, uniform
+from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.corpus.verify import verify_dataset
@@ -31,7 +31,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carry_lineage, "BATCH_ROWS", 40)
+    monkeypatch.setattr(lineage_transfer, "BATCH_ROWS", 40)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_documents_of_a_dataset_without_any_are_told_by_prefix_and_number(source
 
 
 def test_head_sample_and_split_take_the_rows_of_their_documents(sources: list[str], tmp_path: Path) -> None:
-    rows, where = rows_of(sources[:1]), uniform(5, 0, 100)
+    rows, where = rows_of(sources[:1]), uniform_hash(5, 0, 100)
     head_dataset(sources[0], tmp_path / "head", 63)
     split_dataset(sources[0], [tmp_path / "a", tmp_path / "b"], [0.5, 0.25], seed=5)
     assert read_lineage(tmp_path / "head") == rows[:63]

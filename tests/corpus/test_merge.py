@@ -46,7 +46,7 @@ def some(tmp_path: Path, dtype: type, multimodal: bool = False, counts: tuple[in
     [(np.uint16, False, 3), (np.int32, True, 3), *((dtype, dtype is np.int32, 1 << 18) for dtype in DTYPES)],
 )
 def test_the_bytes_are_megatrons(tmp_path: Path, dtype: type, multimodal: bool, block: int, monkeypatch) -> None:
-    monkeypatch.setattr(index_stream, "BLOCK", block)
+    monkeypatch.setattr(index_stream, "BLOCK_VALUES", block)
     sources = some(tmp_path, dtype, multimodal)
     done = merge_datasets(sources, tmp_path / "ours")
     with_modes = [each for each in sources if not (multimodal and each.endswith("-1"))]  # Megatron: none of nothing

@@ -50,7 +50,7 @@ def test_only_the_row_groups_that_hold_them_are_read(s3: Bucket, tmp_path: Path)
     count, rng = 1_000_000, np.random.default_rng(0)
     writer = lineage.LineageWriter(f"{tmp_path}/en{END}", None)
     hashes = rng.integers(0, 2**63, count).astype(np.uint64)
-    writer.write(lineage.table_of(["a"], np.zeros(count, np.int32), np.arange(count), None, None, hashes))
+    writer.write(lineage.build_lineage_table(["a"], np.zeros(count, np.int32), np.arange(count), None, None, hashes))
     writer.publish()
     uri, size = f"{s3.fresh()}/en", Path(f"{tmp_path}/en{END}").stat().st_size
     with create_object(uri + END) as out:

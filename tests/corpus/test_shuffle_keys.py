@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.corpus.shuffle_buckets import bucket_of, shuffle_keys, shuffle_order
+from binidx.corpus.shuffle_buckets import assign_buckets, shuffle_keys, shuffle_order
 
 KEYS_OF_SEED_1 = [12004600435170586634, 18318579786496903705, 15258216826347561832]
 ORDER_OF_SEED_1 = [11, 6, 4, 10, 0, 3, 7, 5, 2, 9, 8, 1]
@@ -25,7 +25,7 @@ def test_keys_in_blocks_are_those_at_once(seed: int, first: int, count: int) -> 
 
 @given(st.integers(1, 2**31), st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_buckets_are_equal_ranges_of_keys_in_their_order(num_buckets: int, keys: list[int]) -> None:
-    found = bucket_of(np.sort(np.array(keys, np.uint64)), num_buckets)
+    found = assign_buckets(np.sort(np.array(keys, np.uint64)), num_buckets)
     assert found.tolist() == [(key >> 32) * num_buckets >> 32 for key in sorted(keys)]
     assert (np.diff(found) >= 0).all()
     assert found[-1] < num_buckets

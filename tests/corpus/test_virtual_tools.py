@@ -26,7 +26,7 @@ from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ShortReadError
 from binidx.format import index_stream
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.virtual_source import Shifted, open_source
+from binidx.format.virtual_source import ShiftedReader, open_source
 from binidx.packed.packed_convert import indexed_to_packed
 from binidx.storage.open import read_whole
 from binidx.testing import MemoryObject
@@ -96,7 +96,7 @@ def test_what_is_written_is_the_same(ends: tuple[str, str], monkeypatch: pytest.
     folder = ends[0].rpartition("/")[0]
     local = "://" not in folder
     if local:
-        monkeypatch.setattr(index_stream, "BLOCK", 5)
+        monkeypatch.setattr(index_stream, "BLOCK_VALUES", 5)
     for name in WRITING if local else ("merge", "head", "split", "shuffle", "convert", "pack"):
         tool, made = WRITING[name], []
         for end in ends:
@@ -266,7 +266,7 @@ def test_its_parts_are_warmed(tmp_path: Path, s3: Bucket, capsys: pytest.Capture
 
 def test_shifted_numbers_are_read_by_any_bytes() -> None:
     content = np.arange(25_000, dtype="<i8")
-    reader = Shifted(MemoryObject(b"head" + (content - 5).tobytes()), 4, len(content), 5)
+    reader = ShiftedReader(MemoryObject(b"head" + (content - 5).tobytes()), 4, len(content), 5)
     data = content.tobytes()
     ranges = [(0, 0), (1, 9), (7, 8), (8, 16), (3, 100), (0, len(data)), (len(data) - 1, len(data))]
     assert [bytes(view) for view in reader.read(ranges)] == [data[start:stop] for start, stop in ranges]

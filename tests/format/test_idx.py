@@ -90,7 +90,7 @@ def test_each_broken_rule_has_its_message(name: str) -> None:
 @pytest.mark.parametrize("block", [1, 2, 1 << 18])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_in_blocks_each_broken_rule_has_the_same_message(name: str, block: int, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(index_stream, "BLOCK", block)
+    monkeypatch.setattr(index_stream, "BLOCK_VALUES", block)
     data, message = HOSTILE[name]
     (tmp_path / "en.idx").write_bytes(data)
     with pytest.raises(FormatError, match=f"en.idx: {message}"):

@@ -15,10 +15,10 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.errors import FormatError
 from binidx.format import idx_bundle as bundling
-from binidx.format.idx_bundle import BundlePlace, choose_bundled, format_bundle, parse_bundle
+from binidx.format.idx_bundle import IdxBundle, format_bundle, parse_bundle, select_bundled
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pair import KnownPrefix
-from binidx.format.prefix_listing import MANY, list_with_bundle
+from binidx.format.pair import ResolvedPrefix
+from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, list_pairs_with_bundle
 from binidx.storage.writing.publish import create_object, object_identity, read_small
 
 
@@ -35,47 +35,47 @@ def folder(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def prefixes(folder: str) -> list[str]:
-    return [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+    return [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
 
 
 @pytest.fixture
-def place(folder: str) -> BundlePlace:
-    return BundlePlace(f"{folder}/cache")
+def place(folder: str) -> IdxBundle:
+    return IdxBundle(f"{folder}/cache")
 
 
-def open_all(prefixes: Sequence[str], place: BundlePlace) -> list[IndexedDataset]:
-    with list_with_bundle(prefixes, None, place) as found:
-        return [IndexedDataset(KnownPrefix(prefix, found.get(prefix))) for prefix in prefixes]
+def open_all(prefixes: Sequence[str], place: IdxBundle) -> list[IndexedDataset]:
+    with list_pairs_with_bundle(prefixes, None, place) as found:
+        return [IndexedDataset(ResolvedPrefix(prefix, found.get(prefix))) for prefix in prefixes]
 
 
-def check_all(prefixes: Sequence[str], place: BundlePlace, numbers: Sequence[int] = range(MANY)) -> None:
+def check_all(prefixes: Sequence[str], place: IdxBundle, numbers: Sequence[int] = range(MIN_LISTED_PREFIXES)) -> None:
     for dataset, n in zip(open_all(prefixes, place), numbers, strict=True):
         assert np.concatenate(dataset[:]).tolist() == [n] * (20 + n)
 
 
-def bundled(prefixes: Sequence[str], place: BundlePlace) -> list[str]:
+def bundled(prefixes: Sequence[str], place: IdxBundle) -> list[str]:
     """The prefixes whose `.idx` would come out of the bundle now."""
     found = place.read(prefixes)
     marks = {prefix: object_identity(f"{prefix}.idx") for prefix in prefixes}
     return [prefix for prefix in prefixes if found and found.find(prefix, marks[prefix]) is not None]
 
 
-def replace_bundle(prefixes: Sequence[str], place: BundlePlace, data: bytes) -> None:
+def replace_bundle(prefixes: Sequence[str], place: IdxBundle, data: bytes) -> None:
     with create_object(place.uri(prefixes)) as out:
         out.write(data)
 
 
 def test_the_second_start_reads_one_object_and_no_idx(s3: Bucket, tmp_path, monkeypatch) -> None:
     folder = s3.fresh()
-    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
-    place = BundlePlace(f"{folder}/cache")
+    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
+    place = IdxBundle(f"{folder}/cache")
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
-        for start, asked in enumerate([MANY, 0, 0]):
+        for start, asked in enumerate([MIN_LISTED_PREFIXES, 0, 0]):
             monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path / str(start)))
             proxy.reset()
             datasets = open_all(prefixes, place)
             assert sum(each.path.endswith(".idx") for each in proxy.log()) == asked
-            assert [len(each) for each in datasets] == [20 + n for n in range(MANY)]
+            assert [len(each) for each in datasets] == [20 + n for n in range(MIN_LISTED_PREFIXES)]
 
 
 def test_all_bytes_are_right_and_both_objects_identified_as_without(prefixes, place) -> None:
@@ -91,7 +91,7 @@ def test_an_idx_that_changed_is_read_anew_and_bundled_anew(prefixes, place) -> N
     build_ours(prefixes[3], number(12), np.uint16)
     assert bundled(prefixes, place) == [*prefixes[:3], *prefixes[4:]]
     for _ in range(2):
-        check_all(prefixes, place, [0, 1, 2, 12, *range(4, MANY)])
+        check_all(prefixes, place, [0, 1, 2, 12, *range(4, MIN_LISTED_PREFIXES)])
         assert bundled(prefixes, place) == prefixes
 
 
@@ -121,31 +121,31 @@ def test_a_bundle_of_other_prefixes_is_another_object_and_of_no_use(prefixes, pl
     open_all(prefixes, place)
     more = [*prefixes, build_ours(f"{prefixes[0]}-more", number(9), np.uint16)]
     assert place.uri(more) != place.uri(prefixes) == place.uri([*reversed(prefixes), prefixes[2]])
-    check_all(more, place, [*range(MANY), 9])
+    check_all(more, place, [*range(MIN_LISTED_PREFIXES), 9])
     # Even where it lies under the name of theirs.
     replace_bundle(more, place, read_small(place.uri(prefixes)) or b"")
     swapped = build_ours(more[-1], number(15), np.uint16)
-    check_all([*prefixes, swapped], place, [*range(MANY), 15])
+    check_all([*prefixes, swapped], place, [*range(MIN_LISTED_PREFIXES), 15])
 
 
 def test_a_store_that_cannot_be_written_to_costs_a_line_in_the_log(s3: Bucket, tmp_path: Path, caplog) -> None:
     folder = s3.fresh()
-    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
     (tmp_path / "file").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
-        check_all(prefixes, BundlePlace(f"{tmp_path}/file/cache"))
+        check_all(prefixes, IdxBundle(f"{tmp_path}/file/cache"))
     assert "not written" in caplog.text
 
 
 def test_only_who_may_writes_it(prefixes, place) -> None:
-    open_all(prefixes, BundlePlace(place.directory, writes=False))
+    open_all(prefixes, IdxBundle(place.directory, writes=False))
     assert place.read(prefixes) is None
 
 
 def test_writers_race_without_harm(prefixes, place) -> None:
     with ThreadPoolExecutor(4) as threads:
         for datasets in threads.map(lambda _: open_all(prefixes, place), range(4)):
-            assert [len(each) for each in datasets] == [20 + n for n in range(MANY)]
+            assert [len(each) for each in datasets] == [20 + n for n in range(MIN_LISTED_PREFIXES)]
     assert bundled(prefixes, place) == prefixes
 
 
@@ -180,6 +180,6 @@ def test_a_bundle_takes_the_smallest_that_are_proved_and_no_more_than_it_may(mon
     monkeypatch.setattr(bundling, "LARGEST_BYTES", 50)
     monkeypatch.setattr(bundling, "BUNDLE_BYTES", 100)
     marks = {prefix: identity for prefix, (identity, _) in files([40, 51, 30, 20, 45]).items()}
-    assert choose_bundled(marks) == ["s3://b/p0", "s3://b/p2", "s3://b/p3"]
+    assert select_bundled(marks) == ["s3://b/p0", "s3://b/p2", "s3://b/p3"]
     weak = {"a": {"size": 1, "etag": 'W/"1"'}, "b": {"size": 1, "mtime": 5.0}, "c": {"size": 1, "generation": "7"}}
-    assert choose_bundled(weak) == ["c"]
+    assert select_bundled(weak) == ["c"]

@@ -16,7 +16,7 @@ from binidx.storage.open import open_object
 
 @pytest.fixture(params=[1, 3, 7, 1 << 18])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(index_stream, "BLOCK", request.param)
+    monkeypatch.setattr(index_stream, "BLOCK_VALUES", request.param)
     return int(request.param)
 
 
@@ -26,7 +26,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 def test_blocks_joined_are_the_index(
     tmp_path: Path, count: int, multimodal: bool, at_once: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_stream, "AT_ONCE", at_once)
+    monkeypatch.setattr(index_stream, "WHOLE_BYTES", at_once)
     documents = random_documents(np.random.default_rng(count), np.uint16, count)
     prefix = build_ours(tmp_path / "en", documents, np.uint16, multimodal)
     whole, stream = IndexedDataset(prefix, multimodal=multimodal).index, IndexStream(open_object(f"{prefix}.idx"), "")

@@ -15,8 +15,8 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.format import prefix_listing as listing
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pair import KnownPrefix
-from binidx.format.prefix_listing import MANY, ListedPair, list_pairs, prefixes_to_list
+from binidx.format.pair import ResolvedPrefix
+from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair, group_prefixes, list_pairs
 from binidx.storage.stores import listing as storage_listing
 from binidx.storage.stores.address import NotDirectError
 from binidx.storage.stores.filesystem import identity_from_info
@@ -30,7 +30,7 @@ def number(n: int, length: int = 1) -> list[Document]:
 
 
 def open_listed(prefix: str, found: dict[str, ListedPair]) -> IndexedDataset:
-    return IndexedDataset(KnownPrefix(prefix, found.get(prefix)))
+    return IndexedDataset(ResolvedPrefix(prefix, found.get(prefix)))
 
 
 def read_all(prefix: str, found: dict[str, ListedPair]) -> list[int]:
@@ -42,7 +42,7 @@ def prefixes(request: pytest.FixtureRequest) -> list[str]:
     """MANY prefixes of one folder, the n-th with dataset n."""
     store = request.getfixturevalue(request.param)
     folder = store.fresh() if request.param == "s3" else f"{store}/listed-{id(request)}"
-    return [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+    return [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
 
 
 @pytest.fixture
@@ -66,23 +66,23 @@ def when_listed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_many_prefixes_cost_two_lists_and_one_request_each(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BINIDX_HEDGE", "0")  # a busy machine is slow to answer
     folder = s3.fresh()
-    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MANY)]
+    prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
-        for asked in ([2, MANY], [2, 0]):  # the second time all lie in the index_dir
+        for asked in ([2, MIN_LISTED_PREFIXES], [2, 0]):  # the second time all lie in the index_dir
             proxy.reset()
             found = list_pairs(prefixes)
             datasets = [open_listed(prefix, found) for prefix in prefixes]
             log = proxy.log()
             assert [each.range.startswith("bytes") for each in log] == [False] * asked[0] + [True] * asked[1]
-            assert [len(each) for each in datasets] == [20 + n for n in range(MANY)]
+            assert [len(each) for each in datasets] == [20 + n for n in range(MIN_LISTED_PREFIXES)]
 
 
 def test_prefixes_in_a_folder_each_are_listed_together(s3: Bucket) -> None:
     folder = s3.fresh()
-    prefixes = [build_ours(f"{folder}/{n}/data", number(n), np.uint16) for n in range(MANY)]
+    prefixes = [build_ours(f"{folder}/{n}/data", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
         found = list_pairs(prefixes)
-        assert [read_all(prefix, found) for prefix in prefixes] == [[n] * (20 + n) for n in range(MANY)]
+        assert [read_all(prefix, found) for prefix in prefixes] == [[n] * (20 + n) for n in range(MIN_LISTED_PREFIXES)]
         lists = [each for each in proxy.log() if not each.path.endswith((".bin", ".idx"))]
         assert len(lists) == 2, lists
 
@@ -99,9 +99,12 @@ async def _endless(_fs, wanted):
 
 
 def test_prefixes_go_together_by_folder_else_by_bucket() -> None:
-    one, apart = [f"s3://a/x/{n}" for n in range(MANY)], [f"s3://a/{n}/p" for n in range(MANY)]
-    few = [f"s3://b/{n}" for n in range(MANY - 1)]
-    assert prefixes_to_list([*one, *few, *apart, "/local/p"]) == [one, apart]
+    one, apart = (
+        [f"s3://a/x/{n}" for n in range(MIN_LISTED_PREFIXES)],
+        [f"s3://a/{n}/p" for n in range(MIN_LISTED_PREFIXES)],
+    )
+    few = [f"s3://b/{n}" for n in range(MIN_LISTED_PREFIXES - 1)]
+    assert group_prefixes([*one, *few, *apart, "/local/p"]) == [one, apart]
 
 
 def test_what_lists_tell_identifies_an_object_as_looking_at_it_does(prefixes) -> None:
@@ -143,7 +146,7 @@ def test_a_writer_between_its_files_leaves_no_pair(prefixes, when_listed) -> Non
 
 
 def test_few_prefixes_and_local_ones_are_not_listed(prefixes, tmp_path) -> None:
-    local = [build_ours(tmp_path / f"p{n}", number(n), np.uint16) for n in range(MANY)]
+    local = [build_ours(tmp_path / f"p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
     assert not list_pairs([*prefixes[1:], *local])
 
 
@@ -153,7 +156,7 @@ def test_lists_in_stretches_find_what_one_finds(prefixes, monkeypatch) -> None:
             out.write(b"sums")
     names = [f"{prefix}.{end}" for prefix in prefixes for end in ("bin", "idx")]
     whole = list_together(names, most_pages=2)
-    assert len(whole) == 3 * MANY
+    assert len(whole) == 3 * MIN_LISTED_PREFIXES
     for count in (1, 3, 4):
         monkeypatch.setattr(storage_listing, "NAMES_AT_ONCE", count)
         assert list_together(names, most_pages=20) == whole

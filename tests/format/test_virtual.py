@@ -21,9 +21,9 @@ from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
-from binidx.format.virtual import place_of_part, prefix_of_part
+from binidx.format.virtual import relative_part, resolve_part
 from binidx.format.virtual_source import open_source
-from binidx.storage.adapters import Joined
+from binidx.storage.adapters import JoinedReader
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.vectored_reads import read_many
 from binidx.testing import MemoryObject, check_range_reader
@@ -165,8 +165,8 @@ def test_it_moves_with_the_parts_that_lie_beside_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_prefix_is_taken_from_the_folder_of_the_list(uri: str, named: str, place: str) -> None:
-    assert place_of_part(uri, named) == place
-    assert prefix_of_part(uri, place) == named
+    assert resolve_part(uri, named) == place
+    assert relative_part(uri, place) == named
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_command_says_what_it_listed(tmp_path: Path, capsys) -> None:
 
 
 def test_joined_objects_keep_the_contract_of_readers(tmp_path: Path) -> None:
-    def make(data: bytes) -> Joined:
+    def make(data: bytes) -> JoinedReader:
         cuts = [0, len(data) // 3, len(data) // 3, len(data) // 2, len(data)]
         texts = [data[start:stop] for start, stop in itertools.pairwise(cuts)]
         (tmp_path / "mapped").write_bytes(texts[2] + b"more")
@@ -238,14 +238,14 @@ def test_joined_objects_keep_the_contract_of_readers(tmp_path: Path) -> None:
             LocalFile(tmp_path / "mapped"),
             MemoryObject(texts[3]),
         ]
-        return Joined("joined", parts, [len(text) for text in texts])
+        return JoinedReader("joined", parts, [len(text) for text in texts])
 
     check_range_reader(make)
 
 
 def test_a_joined_reader_among_others_gets_its_own_answers() -> None:
     parts = [MemoryObject(b"abcde"), MemoryObject(b"fghij")]
-    joined, other = Joined("joined", parts, [4, 5]), MemoryObject(b"0123456789")
+    joined, other = JoinedReader("joined", parts, [4, 5]), MemoryObject(b"0123456789")
     found = read_many([(other, [(1, 3)]), (joined, [(3, 6), (0, 0), (4, 5)]), (other, [])])
     assert [[bytes(view) for view in each] for each in found] == [[b"12"], [b"dfg", b"", b"f"], []]
 

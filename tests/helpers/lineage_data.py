@@ -11,7 +11,7 @@ import xxhash
 from helpers.random_datasets import build_ours, random_documents
 from helpers.shuffle_oracle import read_documents
 
-from binidx.format.sidecars.lineage import LineageWriter, table_of
+from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.open import open_object
 
@@ -28,7 +28,7 @@ def build_with_lineage(prefix: Path, count: int, seed: int, dtype: Any = np.uint
     files = [f"s3://text/{seed}-a.jsonl", f"s3://text/{seed}-b.jsonl"]
     rows = np.arange(count) * 3 + seed
     writer = LineageWriter(source + END, None)
-    writer.write(table_of(files, numbers, rows, rows * 100, ids, np.array(hashes, np.uint64)))
+    writer.write(build_lineage_table(files, numbers, rows, rows * 100, ids, np.array(hashes, np.uint64)))
     writer.publish()
     return source
 

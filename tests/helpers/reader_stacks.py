@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.zstd_segments import compressed
 
-from binidx.storage.adapters import Joined
+from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import BlockSums, CheckedObject, format_sums_header
@@ -68,7 +68,7 @@ LAYERS = {
         lambda reader, lower, directory: DiskCache(reader, directory, 70_000, chunk_bytes=1000, block_bytes=8000)
     ),
     "joined": Layer(
-        lambda reader, lower, directory: Joined(reader.uri, [reader], [reader.size], getattr(reader, "identity", None))
+        lambda reader, lower, directory: JoinedReader(reader.uri, [reader], [reader.size], getattr(reader, "identity", None))
     ),
     "sums": Layer(lambda reader, lower, directory: CheckedObject(reader, MemoryObject(summed(lower)))),
     "segments": Layer(lambda reader, lower, directory: SegmentedObject(reader), compressed),

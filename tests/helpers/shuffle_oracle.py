@@ -43,9 +43,9 @@ def small_buckets(
     """Let the shuffles that follow have so many buckets, whatever their memory."""
     plan_shuffle = shuffle_buckets.plan_shuffle
 
-    def plan(*given: int) -> shuffle_buckets.Plan:
+    def plan(*given: int) -> shuffle_buckets.ShufflePlan:
         plan_shuffle(*given)
-        return shuffle_buckets.Plan(num_buckets, round_bytes, bucket_bytes)
+        return shuffle_buckets.ShufflePlan(num_buckets, round_bytes, bucket_bytes)
 
     for module in (shuffle, line_shuffle, shuffle):
         patch.setattr(module, "plan_shuffle", plan)

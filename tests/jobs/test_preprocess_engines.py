@@ -19,8 +19,8 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, token
 
 from binidx.errors import ConfigError, UnreachableError, WorkerError
 from binidx.jobs import scheduling as driver
-from binidx.jobs.engines import workers_of
-from binidx.jobs.scheduling import ATTEMPTS, drive
+from binidx.jobs.engines import open_engine
+from binidx.jobs.scheduling import ATTEMPTS, run_tasks
 from binidx.prepare.preprocess.preprocess import preprocess
 
 BIN = Path(sys.executable).parent
@@ -125,7 +125,7 @@ def names_the_task(found: BaseException, times: int = ATTEMPTS) -> bool:
 
 def test_a_part_that_kills_its_worker_each_time_ends_the_job() -> None:
     with pytest.raises(WorkerError, check=names_the_task):
-        list(drive(local_work, range(8), workers_of("local", 2)))
+        list(run_tasks(local_work, range(8), open_engine("local", 2)))
 
 
 @pytest.mark.slow
@@ -133,36 +133,36 @@ def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_ray(monkeypat
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with pytest.raises(WorkerError, check=names_the_task):
-        list(drive(kills_its_worker(), range(8), workers_of("ray", 2)))
+        list(run_tasks(kills_its_worker(), range(8), open_engine("ray", 2)))
 
 
 @pytest.mark.slow
 def test_a_part_that_kills_its_worker_each_time_ends_the_job_under_dask(tmp_path: Path) -> None:
     with dask_cluster(tmp_path, "--nanny") as (address, _), pytest.raises(WorkerError, check=names_the_task):
-        list(drive(kills_its_worker(), range(8), workers_of(f"dask={address}")))
+        list(run_tasks(kills_its_worker(), range(8), open_engine(f"dask={address}")))
 
 
 def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(driver, "LOST_SECONDS", 1.0)
+    monkeypatch.setattr(driver, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "NO_WORKER_SECONDS", 1.0)
     with (
         dask_cluster(tmp_path) as (address, _),
         pytest.raises(WorkerError, match=r"no worker is there, .*: 3$") as raised,
     ):
-        list(drive(kills_its_worker(), [3], workers_of(f"dask={address}")))
+        list(run_tasks(kills_its_worker(), [3], open_engine(f"dask={address}")))
     assert "killed, or out of memory?" in str(raised.value)
 
 
 def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:
     for name in ("spark", "dask", "dask=", "ray:", "local:1"):
         with pytest.raises(ConfigError, match="needed local, ray, ray:ADDRESS or dask=ADDRESS"):
-            workers_of(name)
+            open_engine(name)
     with pytest.raises(UnreachableError, match=r"dask=tcp://127.0.0.1:1: .*needed the address of a scheduler"):
         preprocess(job_of(corpus(tmp_path / "in"), tmp_path / "en"), engine="dask=tcp://127.0.0.1:1")
 
 
 def test_an_address_that_ray_does_not_read_is_one_error() -> None:
     with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed the address of a cluster, as HOST:6379$"):
-        workers_of("ray:127.0.0.1").open()
+        open_engine("ray:127.0.0.1").open()

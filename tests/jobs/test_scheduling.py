@@ -14,7 +14,7 @@ import pytest
 
 from binidx.errors import FormatError, StorageError, WorkerError
 from binidx.jobs import scheduling as module
-from binidx.jobs.scheduling import ATTEMPTS, Failed, Workers, drive
+from binidx.jobs.scheduling import ATTEMPTS, Engine, TaskFailure, run_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,13 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "pause", lambda failures: 0.001 * failures)
 
 
-def threads(count: int) -> Workers:
-    return Workers(lambda: ThreadPoolExecutor(count), lambda executor: count)
+def threads(count: int) -> Engine:
+    return Engine(lambda: ThreadPoolExecutor(count), lambda executor: count)
 
 
 def test_every_task_is_done_once_and_told() -> None:
-    assert sorted(drive(lambda task: task * 2, range(100), threads(3))) == [(task, task * 2) for task in range(100)]
-    assert list(drive(lambda task: task, [], threads(3))) == []
+    assert sorted(run_tasks(lambda task: task * 2, range(100), threads(3))) == [(task, task * 2) for task in range(100)]
+    assert list(run_tasks(lambda task: task, [], threads(3))) == []
 
 
 def test_tasks_are_submitted_only_as_fast_as_they_are_done() -> None:
@@ -41,7 +41,7 @@ def test_tasks_are_submitted_only_as_fast_as_they_are_done() -> None:
             assert taken - done <= 2 * 2
             yield task
 
-    for _ in drive(lambda task: task, tasks(), threads(2)):
+    for _ in run_tasks(lambda task: task, tasks(), threads(2)):
         done += 1
     assert (taken, done) == (50, 50)
 
@@ -49,54 +49,56 @@ def test_tasks_are_submitted_only_as_fast_as_they_are_done() -> None:
 def test_what_fails_in_passing_is_tried_again_and_in_the_end_given_up() -> None:
     tries: dict[int, int] = {}
 
-    def work(task: int) -> int | Failed:
+    def work(task: int) -> int | TaskFailure:
         tries[task] = tries.get(task, 0) + 1
-        return Failed(StorageError("503 SlowDown"), True) if tries[task] < task else task
+        return TaskFailure(StorageError("503 SlowDown"), True) if tries[task] < task else task
 
-    assert sorted(drive(work, range(1, ATTEMPTS + 1), threads(2))) == [(task, task) for task in range(1, ATTEMPTS + 1)]
+    assert sorted(run_tasks(work, range(1, ATTEMPTS + 1), threads(2))) == [
+        (task, task) for task in range(1, ATTEMPTS + 1)
+    ]
     assert tries == {task: task for task in range(1, ATTEMPTS + 1)}
     with pytest.raises(StorageError, match=f"503 SlowDown; {ATTEMPTS + 1} failed {ATTEMPTS} times"):
-        list(drive(work, [ATTEMPTS + 1], threads(2)))
+        list(run_tasks(work, [ATTEMPTS + 1], threads(2)))
 
 
 def test_a_full_window_is_waited_for_also_when_a_pause_is_over() -> None:
     tries: list[int] = []
 
-    def work(task: int) -> int | Failed:
+    def work(task: int) -> int | TaskFailure:
         tries.append(task)
         if tries == [0]:
-            return Failed(StorageError("503 SlowDown"), True)
+            return TaskFailure(StorageError("503 SlowDown"), True)
         time.sleep(0.4)
         return task
 
     began = time.thread_time()
-    assert sorted(task for task, _ in drive(work, range(3), threads(1))) == list(range(3))
+    assert sorted(task for task, _ in run_tasks(work, range(3), threads(1))) == list(range(3))
     assert time.thread_time() - began < 0.3
 
 
 def test_the_first_failure_for_good_stops_all() -> None:
     begun = []
 
-    def work(task: int) -> int | Failed:
+    def work(task: int) -> int | TaskFailure:
         begun.append(task)
         time.sleep(0.001)
-        return Failed(FormatError("bad line"), False) if task == 10 else task
+        return TaskFailure(FormatError("bad line"), False) if task == 10 else task
 
     with pytest.raises(FormatError, match="bad line"):
-        list(drive(work, range(1000), threads(2)))
+        list(run_tasks(work, range(1000), threads(2)))
     assert max(begun) < 20
 
 
 def test_who_stops_listening_stops_the_work() -> None:
     begun = []
-    found = drive(begun.append, range(1000), threads(2))
+    found = run_tasks(begun.append, range(1000), threads(2))
     next(found)
     found.close()
     assert len(begun) < 20
 
 
 def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
     begin, looks = threading.Event(), 0
 
     def work(task: int) -> int:
@@ -110,12 +112,14 @@ def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: p
             begin.set()
         return 0
 
-    assert sorted(drive(work, range(4), Workers(lambda: ThreadPoolExecutor(2), none_yet))) == [(n, n) for n in range(4)]
-    monkeypatch.setattr(module, "LOST_SECONDS", 0.05)
+    assert sorted(run_tasks(work, range(4), Engine(lambda: ThreadPoolExecutor(2), none_yet))) == [
+        (n, n) for n in range(4)
+    ]
+    monkeypatch.setattr(module, "NO_WORKER_SECONDS", 0.05)
     for answers in ([2, 2, 0], [2, 2]):  # then none: whoever was asked is gone, too
         counts = itertools.chain(answers, itertools.repeat(0) if 0 in answers else [])
         with pytest.raises(WorkerError, match=r"no worker is there, for 0 s; .*Under way: 0, 1, 2, 3$"):
-            list(drive(work, range(9), Workers(Waiting, lambda executor, counts=counts: next(counts))))
+            list(run_tasks(work, range(9), Engine(Waiting, lambda executor, counts=counts: next(counts))))
 
 
 class Waiting(ThreadPoolExecutor):
@@ -163,7 +167,7 @@ def test_a_broken_executor_is_replaced_and_what_was_in_flight_is_done_again() ->
         opened.append(Breaking() if len(opened) < 2 else ThreadPoolExecutor(2))
         return opened[-1]
 
-    assert sorted(drive(lambda task: task, range(20), Workers(open_one, lambda executor: 2))) == [
+    assert sorted(run_tasks(lambda task: task, range(20), Engine(open_one, lambda executor: 2))) == [
         (task, task) for task in range(20)
     ]
     assert len(opened) == 3
@@ -179,9 +183,9 @@ def deadly(task: int) -> int:
 
 def test_the_error_names_the_task_that_kills_its_pool_and_none_of_its_neighbours() -> None:
     context = multiprocessing.get_context("fork")
-    pools = Workers(lambda: ProcessPoolExecutor(4, context), lambda executor: 4)
+    pools = Engine(lambda: ProcessPoolExecutor(4, context), lambda executor: 4)
     with pytest.raises(WorkerError, match=f"; 7 failed {ATTEMPTS} times"):
-        list(drive(deadly, range(8), pools))
+        list(run_tasks(deadly, range(8), pools))
 
 
 def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
@@ -192,4 +196,4 @@ def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
             return future
 
     with pytest.raises(WorkerError, match=f"a worker died .*out of memory.*; 7 failed {ATTEMPTS} times"):
-        list(drive(lambda task: task, [7], Workers(Dead, lambda executor: 1)))
+        list(run_tasks(lambda task: task, [7], Engine(Dead, lambda executor: 1)))

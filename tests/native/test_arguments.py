@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
 from binidx.native import blend_index, locate, sample_index, token_files
-from binidx.native.gather import GPTRows, Recipe
+from binidx.native.gpt_samples import GPTRows, Recipe
 from binidx.native.pieces import Pieces
 
 LENGTHS, DOCUMENTS = np.array([3, 4], np.int32), np.array([1, 0], np.int32)

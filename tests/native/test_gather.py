@@ -11,8 +11,8 @@ import pytest
 from binidx.errors import IndexBuildError
 from binidx.format.idx import DType
 from binidx.native.arguments import LEVELS
-from binidx.native.gather import GPTRows, Recipe, Rows, Starts, TextRows
-from binidx.native.locate import Orders, Sequences
+from binidx.native.gpt_samples import GPTRows, Recipe, Rows, Starts, TextRows
+from binidx.native.gpt_samples import Orders, Sequences
 from binidx.native.pieces import Mapped, scattered_pieces
 
 PAD, EOD = 77, 5

@@ -19,7 +19,7 @@ from helpers.reader_stacks import LAYERS, STORES, Layer, Shelf
 from helpers.versioned_objects import MarkedObject
 
 from binidx import storage, testing
-from binidx.storage.adapters import InMemory, Late
+from binidx.storage.adapters import InMemory, LazyReader
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_reader import RemoteObject
@@ -79,7 +79,7 @@ def test_what_is_opened_by_its_uri_keeps_the_contract(
 def test_objects_in_memory_keep_the_contract() -> None:
     check_range_reader(MemoryObject)
     check_range_reader(lambda data: InMemory("held", data))
-    check_range_reader(lambda data: Late("late", len(data), partial(MemoryObject, data)))
+    check_range_reader(lambda data: LazyReader("late", len(data), partial(MemoryObject, data)))
 
 
 def test_no_reader_of_the_house_is_missing_here(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_no_reader_of_the_house_is_missing_here(tmp_path: Path) -> None:
     ours = [kind for kind in classes if kind.__module__ in names and hasattr(kind, "read")]
     reads = {kind for kind in ours if "ranges" in inspect.signature(kind.read).parameters}
     made = (stacked(MarkedObject, tmp_path, name)(b"data") for name in LAYERS)
-    assert reads - {RangeReader} == {RemoteObject, LocalFile, InMemory, Late, *map(type, made)} - {FaultyObject}
+    assert reads - {RangeReader} == {RemoteObject, LocalFile, InMemory, LazyReader, *map(type, made)} - {FaultyObject}
 
 
 def test_a_chained_uri_keeps_the_contract(request: pytest.FixtureRequest, tmp_path: Path) -> None:

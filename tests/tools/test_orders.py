@@ -245,12 +245,14 @@ def test_the_example_of_pack_runs_there_and_back(run_file: Path, tmp_path: Path)
 def test_trace_and_where_say_which_file_a_document_came_from(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from binidx.format.sidecars.lineage import LineageWriter, table_of
+    from binidx.format.sidecars.lineage import LineageWriter, build_lineage_table
 
     prefix = run_file.parent / "en"
     writer = LineageWriter(f"{prefix}.lineage.parquet", None)
     ids = [f"id-{number}" for number in range(60)]
-    writer.write(table_of(["s3://text/en.jsonl"], np.zeros(60, np.int32), np.arange(60) + 1000, None, ids, None))
+    writer.write(
+        build_lineage_table(["s3://text/en.jsonl"], np.zeros(60, np.int32), np.arange(60) + 1000, None, ids, None)
+    )
     writer.publish()
     try:
         found = rows(capsys, "trace", str(run_file), "--step", "3")

@@ -34,12 +34,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.corpus.convert_journal import ConvertJournal, Target
+from binidx.corpus.convert_journal import ConvertJournal, DatasetTarget
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex
 from binidx.format.pair import open_pair
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.format.source import PairSource, place_of
+from binidx.format.source import PairSource, absolute_uri
 from binidx.format.virtual_source import VirtualSource, open_source
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.codecs.segments import check_level
@@ -98,7 +98,7 @@ Options = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Conversion:
+class ConvertResult:
     """What a convert did. `copied` is False when the target held the dataset already.
 
     `verified` is how that, or what was copied, was compared: "checksum" every byte, "size" sizes only, "sample" the
@@ -136,7 +136,7 @@ def convert_dataset(
     watch: ProgressWatcher | None = None,
     part_bytes: int = PART_BYTES,
     save_seconds: float = SAVE_SECONDS,
-) -> Conversion:
+) -> ConvertResult:
     """Copy the dataset under the prefix `source` to the prefix `target`.
 
     Args:
@@ -179,11 +179,11 @@ class _Convert:
         check_convert_arguments(source, target, way, verify)
         self.began = time.monotonic()
         self.way, self.verify, self.watch = way, verify, watch
-        self.in_place = place_of(source) == place_of(target)
+        self.in_place = absolute_uri(source) == absolute_uri(target)
         self.source = open_source(source, source_options, distrust_sums=self.in_place and way.checksums)
         check_apart(self.source, target)
         self.codec = way.codec or self.source.codec
-        self.target = Target(target, self.codec, target_options)
+        self.target = DatasetTarget(target, self.codec, target_options)
         if self.in_place and (self.codec != self.source.codec or way.level is not None):
             raise ConfigError(f"{source}: source and target, needed two places to store it in another way")
         if way.checksums and self.codec != "raw":
@@ -194,7 +194,7 @@ class _Convert:
         self.counts = len(index), len(index.document_indices) - 1, index.num_tokens
         self.journal = ConvertJournal(target, {**self.identity, "way": asdict(way)}, target_options)
 
-    def run(self, overwrite: bool, part_bytes: int, save_seconds: float) -> Conversion:
+    def run(self, overwrite: bool, part_bytes: int, save_seconds: float) -> ConvertResult:
         earlier = self.journal.adopt()
         if self.in_place or self.target.holds(self.source, self.verify, self.watch):
             if earlier == "ours":
@@ -307,8 +307,8 @@ class _Convert:
             forget_parts(self.target.uri(end), state.token, self.target.options)
         self.journal.remove()
 
-    def _report(self, *, copied: bool, counts: Sequence[CopyCounts] = ()) -> Conversion:
-        return Conversion(
+    def _report(self, *, copied: bool, counts: Sequence[CopyCounts] = ()) -> ConvertResult:
+        return ConvertResult(
             self.source.prefix,
             self.target.prefix,
             copied,
@@ -333,7 +333,7 @@ def read_checked_index(source: PairSource | VirtualSource) -> SequenceIndex:
 
 def check_apart(source: PairSource | VirtualSource, target: str) -> None:
     """ConfigError for a virtual merge that is to be written over itself, or over a part of it."""
-    if source.num_parts and place_of(target) in source.places:
+    if source.num_parts and absolute_uri(target) in source.places:
         raise ConfigError(
             f"{target}: is the virtual merge {source.bin_uri} or a part of it, needed another place to write it to; "
             "compression and checksums in place are for each part alone"

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
-from binidx.format.bin_file import delete_all, find_bin, related_objects
+from binidx.format.bin_file import delete_objects, find_bin, superseded_objects
 from binidx.format.idx import get_idx_path
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.source import PairSource
@@ -36,10 +36,10 @@ from binidx.storage.writing.copy import CopyState, ProgressWatcher, same_content
 from binidx.storage.writing.multipart import forget_parts, sweep
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity
 
-BINS = tuple(f"bin{codec.suffix}" for codec in CODECS.values())
+BIN_SUFFIXES = tuple(f"bin{codec.suffix}" for codec in CODECS.values())
 
 
-ENDS = (*BINS, f"bin{SUFFIX}", "idx")
+OBJECT_SUFFIXES = (*BIN_SUFFIXES, f"bin{SUFFIX}", "idx")
 
 
 """The objects of a dataset, in the order in which they are written: data first, index last."""
@@ -66,7 +66,7 @@ class ConvertJournal:
         storage_options: fsspec's own, of the target.
 
     Attributes:
-        states: how far each object got, by its end, one of `ENDS`.
+        states: how far each object got, by its end, one of `OBJECT_SUFFIXES`.
         published: identity of the .bin that an earlier run, of whatever source, had verified.
     """
 
@@ -93,10 +93,10 @@ class ConvertJournal:
                 return "none"
         except FormatError:
             return "other"
-        self.published = next((found.objects[end].done for end in BINS if end in found.objects), None)
+        self.published = next((found.objects[end].done for end in BIN_SUFFIXES if end in found.objects), None)
         if found.source != self.source:
             return "other"
-        self.states = {end: found.objects[end] for end in ENDS if end in found.objects}
+        self.states = {end: found.objects[end] for end in OBJECT_SUFFIXES if end in found.objects}
         return "ours"
 
     def forget_other(self) -> None:
@@ -105,7 +105,7 @@ class ConvertJournal:
             found = self._read()
         except FormatError:
             return
-        for end in ENDS:
+        for end in OBJECT_SUFFIXES:
             if found is not None and end in found.objects:
                 forget_parts(f"{self.target}.{end}", found.objects[end].token, self._options)
 
@@ -134,7 +134,7 @@ class ConvertJournal:
     def remove(self) -> None:
         """The dataset stands, or must begin again."""
         delete_object(self.uri, self._options)
-        for end in ENDS:
+        for end in OBJECT_SUFFIXES:
             sweep(f"{self.target}.{end}", ".partial")
         sweep(self.uri, ".tmp")
 
@@ -155,7 +155,7 @@ NUM_SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
 
 
-class Target:
+class DatasetTarget:
     """A place for a dataset whose tokens are stored by `codec`."""
 
     def __init__(self, prefix: str, codec: str, options: Options) -> None:
@@ -193,8 +193,8 @@ class Target:
         Raises:
             ObjectExistsError: something else does.
         """
-        standing = [end for end in (*BINS, "idx", PARTS[1:]) if object_exists(self.uri(end), self.options)]
-        bins = [end for end in standing if end in BINS]
+        standing = [end for end in (*BIN_SUFFIXES, "idx", PARTS[1:]) if object_exists(self.uri(end), self.options)]
+        bins = [end for end in standing if end in BIN_SUFFIXES]
         alone = len(standing) == 1
         if not standing or (alone and bins and (ours or self._identity(bins[0]) == published)):
             return
@@ -210,7 +210,7 @@ class Target:
         """The old index goes first, or the list of a virtual merge, then what could be taken for the new tokens, their
         sums, or what tells of them."""
         tells = [self.prefix + end for end in (PARTS, *SIDECARS)]
-        delete_all([self.idx_uri, *related_objects(self.bin_uri), *tells], self.options)
+        delete_objects([self.idx_uri, *superseded_objects(self.bin_uri), *tells], self.options)
 
     def _identity(self, end: str) -> dict[str, Any]:
         return object_identity(self.uri(end), self.options)

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.carry_lineage import Lineage, LineageTargets
-from binidx.corpus.convert_journal import Target
-from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, free_target, publish
+from binidx.corpus.convert_journal import DatasetTarget
+from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, open_target, publish_dataset
 from binidx.errors import ConfigError
 from binidx.format.bin_file import BinWriter
 from binidx.format.index_stream import DocumentBlock
@@ -44,7 +44,7 @@ PART_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Share:
+class CutOutput:
     """One dataset that was written."""
 
     target: str
@@ -54,12 +54,12 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutResult:
     """What a cut did: of how many documents, which datasets."""
 
     source: str
     num_documents: int
-    shares: list[Share]
+    shares: list[CutOutput]
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def head_dataset(
     source_options: Options = None,
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
-) -> Cut:
+) -> CutResult:
     """Write the first documents as a dataset; all where there are fewer.
 
     A plain `.bin` is moved by the store itself where it can; a compressed one is packed anew.
@@ -89,28 +89,30 @@ def head_dataset(
     if num_documents < 0:
         raise ConfigError(f"head: {num_documents} documents, needed 0 or more")
     began, watch, opened = time.monotonic(), watch or SilentWatcher(), WholeDataset(source, source_options)
-    choice = Choice(limit=num_documents)
+    choice = Assignment(limit=num_documents)
     if opened.source.codec != "raw" or opened.source.mixed:
         return _scatter(opened, [target], choice, lineage, overwrite, source_options, target_options, watch)
-    place = free_target(target, "raw", [opened], target_options, overwrite=overwrite)
+    place = open_target(target, "raw", [opened], target_options, overwrite=overwrite)
     check_whole_index(opened, opened.source.plain_bytes(), watch)
     with contextlib.closing(IndexColumns(opened.index.dtype, opened.index.multimodal)) as columns:
         num_tokens = 0
         for block in opened.index.documents(num_documents):
-            take(block, np.ones(len(block), bool), columns)
+            append_documents(block, np.ones(len(block), bool), columns)
             num_tokens += int(block.lengths.sum(dtype=np.int64))
         num_bytes = num_tokens * opened.index.item_bytes
         pieces = opened.source.pieces(num_bytes)
-        with lineage_of(opened, [place], choice, lineage, source_options, watch) as sidecar:
+        with write_lineage(opened, [place], choice, lineage, source_options, watch) as sidecar:
             join = open_join(place.bin_uri, pieces, source_options=source_options, target_options=target_options)
             try:
                 watch.begin("tokens", num_bytes, 0)
                 join.fill(watch.advance)
-                publish(place, columns, lambda: join.publish(lambda: sidecar.make_way(0)), opened.check_unchanged)
+                publish_dataset(
+                    place, columns, lambda: join.publish(lambda: sidecar.make_way(0)), opened.check_unchanged
+                )
             finally:
                 join.abandon()
-        share = Share(place.prefix, columns.num_documents, len(columns.lengths), num_tokens)
-    return Cut(opened.prefix, opened.index.num_documents, [share], time.monotonic() - began)
+        share = CutOutput(place.prefix, columns.num_documents, len(columns.lengths), num_tokens)
+    return CutResult(opened.prefix, opened.index.num_documents, [share], time.monotonic() - began)
 
 
 def split_dataset(
@@ -124,7 +126,7 @@ def split_dataset(
     source_options: Options = None,
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
-) -> Cut:
+) -> CutResult:
     """Write each document to the dataset whose share it falls in; to none, where the fractions leave something.
 
     A sample is a split with one target. The source is read once, of a remote one only what is wanted, with small gaps.
@@ -143,7 +145,7 @@ def split_dataset(
         raise ConfigError(f"fractions {', '.join(map(str, fractions))}: needed shares of 0 to 1, together at most 1")
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("split: two targets are equal, needed one for each fraction")
-    choice = Choice(seed=seed, ends=tuple(np.cumsum(fractions)))
+    choice = Assignment(seed=seed, ends=tuple(np.cumsum(fractions)))
     opened = WholeDataset(source, source_options)
     return _scatter(
         opened, targets, choice, lineage, overwrite, source_options, target_options, watch or SilentWatcher()
@@ -151,7 +153,7 @@ def split_dataset(
 
 
 @dataclass(frozen=True)
-class Choice:
+class Assignment:
     """Which target a document goes to: by its number up to a limit, or by the hash."""
 
     limit: int | None = None
@@ -162,13 +164,13 @@ class Choice:
         """Number of the target of documents first, first + 1, ...; -1: none. Shape (count,)."""
         if self.limit is not None:
             return np.where(np.arange(first, first + count) < self.limit, 0, -1)
-        found = np.searchsorted(self.ends, uniform(self.seed, first, count), "right")
+        found = np.searchsorted(self.ends, uniform_hash(self.seed, first, count), "right")
         # Shares that add up to 1 but for rounding leave nobody out.
         last = len(self.ends) - 1 if self.ends[-1] > 1 - 1e-9 else -1
         return np.where(found < len(self.ends), found, last)
 
 
-def uniform(seed: int, first: int, count: int) -> NDArray[np.float64]:
+def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
 
     Source: SplitMix64 (Steele, Lea, Flood 2014): output `number + 1` of the generator of this seed.
@@ -183,17 +185,17 @@ def uniform(seed: int, first: int, count: int) -> NDArray[np.float64]:
 
 
 @contextlib.contextmanager
-def lineage_of(
+def write_lineage(
     opened: WholeDataset,
-    places: Sequence[Target],
-    choice: Choice,
+    places: Sequence[DatasetTarget],
+    choice: Assignment,
     wanted: bool,
     options: Options,
     watch: ProgressWatcher,
-) -> Iterator[LineageTargets]:
+) -> Iterator[LineageOutputs]:
     """The rows of the documents of each target, written but not shown."""
-    rows = Lineage([opened] if wanted else [], options, choice.limit)
-    with contextlib.closing(LineageTargets(rows, places)) as sidecars:
+    rows = LineageRows([opened] if wanted else [], options, choice.limit)
+    with contextlib.closing(LineageOutputs(rows, places)) as sidecars:
         sidecars.fill(rows, choice.of, watch)
         yield sidecars
 
@@ -206,7 +208,7 @@ def check_whole_index(opened: WholeDataset, plain_bytes: int, watch: ProgressWat
     watch.advance(opened.index.size)
 
 
-def take(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> None:
+def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> None:
     """Append the wanted documents of a block."""
     counts = np.diff(block.bounds)
     sequences = np.repeat(wanted, counts)
@@ -220,14 +222,14 @@ def take(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns)
 class _Output:
     """One dataset on its way."""
 
-    def __init__(self, place: Target, dtype: Any, multimodal: bool, stack: contextlib.ExitStack) -> None:
+    def __init__(self, place: DatasetTarget, dtype: Any, multimodal: bool, stack: contextlib.ExitStack) -> None:
         self.place, self.num_tokens = place, 0
         self.columns = stack.enter_context(contextlib.closing(IndexColumns(dtype, multimodal)))
         self.bin = BinWriter(place.bin_uri, place.options)
         stack.callback(self.bin.abandon)
         self.bin.goes.append(place.idx_uri)
 
-    def way(self, sidecars: LineageTargets, number: int) -> Callable[[], None]:
+    def way(self, sidecars: LineageOutputs, number: int) -> Callable[[], None]:
         """What shows all but the `.idx`."""
 
         def show() -> None:
@@ -236,23 +238,23 @@ class _Output:
 
         return show
 
-    def share(self) -> Share:
-        return Share(self.place.prefix, self.columns.num_documents, len(self.columns.lengths), self.num_tokens)
+    def share(self) -> CutOutput:
+        return CutOutput(self.place.prefix, self.columns.num_documents, len(self.columns.lengths), self.num_tokens)
 
 
 def _scatter(
     opened: WholeDataset,
     targets: Sequence[Prefix],
-    choice: Choice,
+    choice: Assignment,
     lineage: bool,
     overwrite: bool,
     source_options: Options,
     target_options: Options,
     watch: ProgressWatcher,
-) -> Cut:
+) -> CutResult:
     began = time.monotonic()
     codec, index = opened.source.codec, opened.index
-    places = [free_target(each, codec, [opened], target_options, overwrite=overwrite) for each in targets]
+    places = [open_target(each, codec, [opened], target_options, overwrite=overwrite) for each in targets]
     plain = opened.source.open_plain()
     check_whole_index(opened, plain.size, watch)
     with contextlib.ExitStack() as stack:
@@ -261,13 +263,15 @@ def _scatter(
         for block in index.documents():
             chosen = choice.of(block.first, len(block))
             for number, output in enumerate(outputs):
-                take(block, chosen == number, output.columns)
+                append_documents(block, chosen == number, output.columns)
             _write_tokens(block, chosen, outputs, plain, index.item_bytes)
             watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
-        sidecars = stack.enter_context(lineage_of(opened, places, choice, lineage, source_options, watch))
+        sidecars = stack.enter_context(write_lineage(opened, places, choice, lineage, source_options, watch))
         for number, output in enumerate(outputs):
-            publish(output.place, output.columns, output.way(sidecars, number), opened.check_unchanged)
-        return Cut(opened.prefix, index.num_documents, [each.share() for each in outputs], time.monotonic() - began)
+            publish_dataset(output.place, output.columns, output.way(sidecars, number), opened.check_unchanged)
+        return CutResult(
+            opened.prefix, index.num_documents, [each.share() for each in outputs], time.monotonic() - began
+        )
 
 
 def _write_tokens(

@@ -97,8 +97,8 @@ def diff_datasets(
     began, watch = time.monotonic(), watch or SilentWatcher()
     opened = WholeDataset(left, left_options), WholeDataset(right, right_options)
     hashes = [hash_documents(each, watch) for each in opened]
-    match = Matching(hashes[0], hashes[1], few)
-    breaks = order_breaks(match.places)
+    match = DocumentMatch(hashes[0], hashes[1], few)
+    breaks = find_order_breaks(match.places)
     return Difference(
         (opened[0].prefix, opened[1].prefix),
         (len(hashes[0]), len(hashes[1])),
@@ -162,7 +162,7 @@ def _as_int64(plain: RangeReader, tokens: Range, dtype: np.dtype[Any]) -> memory
     return np.frombuffer(data, dtype).astype("<i8").view(np.uint8).data
 
 
-class Matching:
+class DocumentMatch:
     """Which document of B each one of A is.
 
     Args:
@@ -213,7 +213,7 @@ def _first(known: list[int], more: NDArray[np.int64], few: int) -> list[int]:
     return sorted([*known, *np.sort(more)[:few].tolist()])[:few]
 
 
-def order_breaks(places: NDArray[np.int64]) -> NDArray[np.int64]:
+def find_order_breaks(places: NDArray[np.int64]) -> NDArray[np.int64]:
     """The documents of A whose match stands before that of the matched document ahead of them."""
     matched = np.flatnonzero(places >= 0)
     found: NDArray[np.int64] = matched[1:][np.diff(places[matched]) < 0]

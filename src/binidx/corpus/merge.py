@@ -26,17 +26,17 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.carry_lineage import Lineage, LineageTargets, bring_lineage, to_first
-from binidx.corpus.convert_journal import Target
+from binidx.corpus.convert_journal import DatasetTarget
+from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows, assign_to_first, copy_lineage
 from binidx.corpus.verify import check_tokenizers
-from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, free_target, publish
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, open_target, publish_dataset
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import get_idx_path
 from binidx.format.index_writer import IndexColumns
 from binidx.format.prefix_listing import list_pairs
-from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, prefix_of_part
-from binidx.format.virtual_source import is_multimodal, join_tables
+from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
+from binidx.format.virtual_source import concatenate_seek_tables, is_multimodal
 from binidx.storage.stores.filesystem import local_path
 from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, open_join, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """What a merge did. `how` the tokens moved, "server", "copy_file_range" or "stream"; `moved_bytes` of them passed
     through this process. `dropped_sums`: a source has checksums, the target has none. `lineage`: that came along."""
 
@@ -79,7 +79,7 @@ def merge_datasets(
     source_options: Options = None,
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
-) -> Merged:
+) -> MergeResult:
     """Write the documents of all sources, in order, as one dataset. A source may be named twice.
 
     Bytes of a `.bin` past its last sequence stay behind. Compressed sources give a compressed dataset: their frames are
@@ -100,20 +100,20 @@ def merge_datasets(
     sequence, which shift all that Megatron adds later, stay behind.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = open_all(sources, source_options)
+    opened = open_datasets(sources, source_options)
     for each in opened:
         each.source.check_movable()
-    place = free_target(target, check_alike(opened)[0], opened, target_options, overwrite=overwrite)
+    place = open_target(target, check_compatible(opened)[0], opened, target_options, overwrite=overwrite)
     check_tokenizers(opened)
     with merged_index(opened, watch) as columns:
-        rows = Lineage(opened if lineage else [], source_options)
-        with closing(LineageTargets(rows, [place])) as sidecar:
-            sidecar.fill(rows, to_first, watch)
+        rows = LineageRows(opened if lineage else [], source_options)
+        with closing(LineageOutputs(rows, [place])) as sidecar:
+            sidecar.fill(rows, assign_to_first, watch)
             done = merge_tokens(opened, place, columns, lambda: sidecar.make_way(0), source_options, watch)
     return replace(done, lineage=bool(rows), seconds=time.monotonic() - began)
 
 
-def open_all(sources: Sequence[Prefix], options: Options) -> list[WholeDataset]:
+def open_datasets(sources: Sequence[Prefix], options: Options) -> list[WholeDataset]:
     """Many at once, as each asks the store several times."""
     found = list_pairs([os.fspath(each) for each in sources], options)
     return _together(lambda each: WholeDataset(each, options, found.get(os.fspath(each))), sources)
@@ -122,7 +122,7 @@ def open_all(sources: Sequence[Prefix], options: Options) -> list[WholeDataset]:
 @contextmanager
 def merged_index(opened: Sequence[WholeDataset], watch: ProgressWatcher) -> Iterator[IndexColumns]:
     """What the `.idx` of all of them says, checked."""
-    _, multimodal = check_alike(opened)
+    _, multimodal = check_compatible(opened)
     with closing(IndexColumns(opened[0].index.dtype, multimodal)) as columns:
         watch.begin("index", sum(each.index.size for each in opened), 0)
         with closing(map_in_flight(read_index, opened, IN_FLIGHT)) as read:
@@ -134,29 +134,31 @@ def merged_index(opened: Sequence[WholeDataset], watch: ProgressWatcher) -> Iter
 
 def merge_tokens(
     opened: Sequence[WholeDataset],
-    place: Target,
+    place: DatasetTarget,
     columns: IndexColumns,
     make_way: Callable[[], object],
     source_options: Options,
     watch: ProgressWatcher,
-) -> Merged:
+) -> MergeResult:
     """Bring the tokens together, and publish them and the index after `make_way`."""
     began = time.monotonic()
     pieces = [piece for each in _together(pieces_of, opened) for piece in each]
     if place.codec != "raw":
-        pieces.append(SourcePiece(None, data=join_tables([table for each in opened for table in each.source.tables])))
+        pieces.append(
+            SourcePiece(None, data=concatenate_seek_tables([table for each in opened for table in each.source.tables]))
+        )
     bin_bytes = sum(map(piece_bytes, pieces))
     join = open_join(place.bin_uri, pieces, source_options=source_options, target_options=place.options)
     try:
         watch.begin("tokens", bin_bytes, 0)
         join.fill(watch.advance)
-        publish(place, columns, lambda: join.publish(make_way), lambda: check_unchanged(opened))
+        publish_dataset(place, columns, lambda: join.publish(make_way), lambda: check_unchanged(opened))
     finally:
         join.abandon()
     return _report(place, opened, columns, bin_bytes, join.moved_bytes, join.how, time.monotonic() - began)
 
 
-def check_alike(opened: Sequence[WholeDataset], *, mixed: bool = False) -> tuple[str, bool]:
+def check_compatible(opened: Sequence[WholeDataset], *, mixed: bool = False) -> tuple[str, bool]:
     """The codec of all of them, and whether they have modes; one without sequences has whatever the others have.
 
     Args:
@@ -237,15 +239,15 @@ def _together(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Res
 
 
 def _report(
-    place: Target,
+    place: DatasetTarget,
     opened: Sequence[WholeDataset],
     columns: IndexColumns,
     bin_bytes: int,
     moved_bytes: int,
     how: str,
     seconds: float,
-) -> Merged:
-    return Merged(
+) -> MergeResult:
+    return MergeResult(
         place.prefix,
         len(opened),
         columns.num_documents,
@@ -260,7 +262,7 @@ def _report(
 
 
 @dataclass(frozen=True)
-class VirtualMerged:
+class VirtualMergeResult:
     """What was written."""
 
     target: str
@@ -281,7 +283,7 @@ def merge_virtually(
     overwrite: bool = False,
     storage_options: Options = None,
     watch: ProgressWatcher | None = None,
-) -> VirtualMerged:
+) -> VirtualMergeResult:
     """List datasets as the parts of one, which then opens under the prefix `target`.
 
     Args:
@@ -294,19 +296,21 @@ def merge_virtually(
     """
     uri, prefixes = get_parts_path(os.fspath(target)), [_whole(os.fspath(each)) for each in sources]
     _check_free(os.fspath(target), uri, storage_options, overwrite)
-    opened, watch = open_all(prefixes, storage_options), watch or SilentWatcher()
-    check_alike(opened, mixed=True)
+    opened, watch = open_datasets(prefixes, storage_options), watch or SilentWatcher()
+    check_compatible(opened, mixed=True)
     check_tokenizers(opened)
     for each in opened:
         if each.source.num_parts:
             raise ConfigError(f"{each.prefix}: is itself a virtual merge, needed its parts")
     check_indices(opened, watch)
-    bring_lineage(opened, os.fspath(target), storage_options)
+    copy_lineage(opened, os.fspath(target), storage_options)
     with create_object(uri, storage_options) as out:
         out.write(format_parts(opened[0].index.dtype.__name__, [_part(_whole(uri), each) for each in opened]))
     indices = [each.index for each in opened]
     documents, sequences = sum(each.num_documents for each in indices), sum(each.num_sequences for each in indices)
-    return VirtualMerged(os.fspath(target), len(opened), documents, sequences, sum(each.num_tokens for each in indices))
+    return VirtualMergeResult(
+        os.fspath(target), len(opened), documents, sequences, sum(each.num_tokens for each in indices)
+    )
 
 
 def check_indices(opened: Sequence[WholeDataset], watch: ProgressWatcher) -> None:
@@ -319,7 +323,7 @@ def check_indices(opened: Sequence[WholeDataset], watch: ProgressWatcher) -> Non
 
 
 def _part(uri: str, dataset: WholeDataset) -> VirtualPart:
-    prefix, marks = prefix_of_part(uri, dataset.prefix), dataset.source.opened
+    prefix, marks = relative_part(uri, dataset.prefix), dataset.source.opened
     return VirtualPart(prefix, dataset.index.num_sequences, dataset.index.num_tokens, marks["idx"], marks["bin"])
 
 

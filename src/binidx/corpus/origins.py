@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.carry_lineage import invalid_named
+from binidx.corpus.lineage_transfer import lineage_errors
 from binidx.corpus.whole_dataset import Options
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -33,11 +33,11 @@ def read_origins(prefix: str, documents: Sequence[int], options: Options = None)
     uri = prefix + LINEAGE
     if not len(documents) or not object_exists(uri, options):
         return {}
-    from binidx.format.sidecars.lineage import SCHEMA, open_rows
+    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     wanted = np.unique(np.array(documents, np.int64))
-    with invalid_named(uri):
-        found = open_rows(open_object(uri, storage_options=options, cache=False))
+    with lineage_errors(uri):
+        found = open_lineage(open_object(uri, storage_options=options, cache=False))
         about, rows = found.metadata, dict[int, dict[str, Any]]()
         if wanted[-1] >= about.num_rows:
             raise FormatError(f"{uri}: {about.num_rows} rows, needed one for document {wanted[-1]}")
@@ -89,12 +89,12 @@ def documents_at(prefix: str, file: str, row: int, options: Options = None) -> l
 def _search(
     prefix: str, columns: Sequence[str], matches: Callable[[Any], Mask], options: Options, row: int | None = None
 ) -> list[int]:
-    from binidx.format.sidecars.lineage import SCHEMA, open_rows
+    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     uri, found, first = prefix + LINEAGE, list[int](), 0
-    with invalid_named(uri):
+    with lineage_errors(uri):
         try:
-            file = open_rows(open_object(uri, storage_options=options, cache=False))
+            file = open_lineage(open_object(uri, storage_options=options, cache=False))
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"{uri}: not there; binidx preprocess writes it beside a dataset") from error
         about, number = file.metadata, SCHEMA.get_field_index("row")

@@ -26,18 +26,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from binidx.corpus.carry_lineage import Lineage, LineageTargets
-from binidx.corpus.convert_journal import Target
+from binidx.corpus.convert_journal import DatasetTarget
 from binidx.corpus.cut import check_whole_index
-from binidx.corpus.merge import check_alike, open_all
-from binidx.corpus.shuffle_buckets import MIB, Buckets, Column, RecordRun, batch_records, plan_shuffle, shuffle_keys
+from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows
+from binidx.corpus.merge import check_compatible, open_datasets
+from binidx.corpus.shuffle_buckets import MIB, Buckets, Column, RecordRun, batch_by_size, plan_shuffle, shuffle_keys
 from binidx.corpus.verify import check_tokenizers
-from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, free_target, publish
+from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, open_target, publish_dataset
 from binidx.format.bin_file import BinWriter
 from binidx.format.index_stream import DocumentBlock
 from binidx.format.index_writer import IndexColumns
-from binidx.format.sidecars.arrow_arrays import bitmap
-from binidx.format.sidecars.lineage import table_of
+from binidx.format.sidecars.arrow_arrays import to_bitmap
+from binidx.format.sidecars.lineage import build_lineage_table
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
 from binidx.storage.stores.filesystem import local_path
@@ -74,7 +74,7 @@ def shuffle_lineage_rows(
             keys = shuffle_keys(seed, first, len(table))
             first += len(table)
             numbers, ids = as_columns(table, sources)
-            for low, high in batch_records(ids[1], plan.round_bytes):
+            for low, high in batch_by_size(ids[1], plan.round_bytes):
                 part = ids[0][ids[1][low] : ids[1][high]], ids[1][low : high + 1] - ids[1][low]
                 of_numbers = numbers[low:high].view(np.uint8).reshape(-1), np.arange(high - low + 1) * ROW.itemsize
                 buckets.add(keys[low:high], [of_numbers, part])
@@ -114,13 +114,15 @@ def run_table(run: RecordRun, sources: list[str]) -> Any:
     row, byte, hashes = (
         pa.array(np.ascontiguousarray(rows[name]), mask=null[name]) for name in ("row", "byte", "hash")
     )
-    return table_of(sources, np.ascontiguousarray(rows["source"]), row, byte, id_array(run, null["id"]), hashes)
+    return build_lineage_table(
+        sources, np.ascontiguousarray(rows["source"]), row, byte, id_array(run, null["id"]), hashes
+    )
 
 
 def id_array(run: RecordRun, null: NDArray[np.bool_]) -> Any:
     offsets = np.zeros(len(run) + 1, np.int64)
     np.cumsum(run.lengths[:, 1], out=offsets[1:])
-    validity = bitmap(~null)
+    validity = to_bitmap(~null)
     data = pa.py_buffer(run.joined(1))
     found = pa.Array.from_buffers(pa.large_string(), len(run), [validity, pa.py_buffer(offsets), data])
     return found.cast(pa.string())
@@ -133,7 +135,7 @@ PART_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class ShuffleResult:
     """What a shuffle did; `num_buckets` it took within the memory that it had."""
 
     target: str
@@ -162,7 +164,7 @@ def shuffle_datasets(
     source_options: Options = None,
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
-) -> Shuffled:
+) -> ShuffleResult:
     """Write the documents of all sources as one dataset, in the order that `seed` and their number give: `keys`.
 
     Args:
@@ -177,10 +179,10 @@ def shuffle_datasets(
         StorageError: the scratch directory is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = open_all(sources, source_options)
-    codec, multimodal = check_alike(opened)
+    opened = open_datasets(sources, source_options)
+    codec, multimodal = check_compatible(opened)
     check_tokenizers(opened)
-    place = free_target(target, codec, opened, target_options, overwrite=overwrite)
+    place = open_target(target, codec, opened, target_options, overwrite=overwrite)
     for each in opened:
         check_whole_index(each, each.source.plain_bytes(), watch)
     documents = sum(each.index.num_documents for each in opened)
@@ -200,8 +202,8 @@ def shuffle_datasets(
             for run in buckets.sorted():
                 output.add(run)
                 watch.advance(int(run.lengths[:, 0].sum()))
-        rows = Lineage(opened if lineage else [], source_options)
-        sidecar = stack.enter_context(contextlib.closing(LineageTargets(rows, [place])))
+        rows = LineageRows(opened if lineage else [], source_options)
+        sidecar = stack.enter_context(contextlib.closing(LineageOutputs(rows, [place])))
         if rows:
             # MOVED
 
@@ -209,9 +211,9 @@ def shuffle_datasets(
             for table in shuffle_lineage_rows(rows.tables(), rows.num_rows, seed, memory_bytes, scratch):
                 sidecar.write(0, table)
                 watch.advance(len(table))
-        publish(place, output.columns, lambda: output.publish(sidecar), lambda: _check_unchanged(opened))
+        publish_dataset(place, output.columns, lambda: output.publish(sidecar), lambda: _check_unchanged(opened))
     seconds = time.monotonic() - began
-    return Shuffled(place.prefix, len(opened), documents, sequences, tokens, plan.num_buckets, bool(rows), seconds)
+    return ShuffleResult(place.prefix, len(opened), documents, sequences, tokens, plan.num_buckets, bool(rows), seconds)
 
 
 class TokenStream:
@@ -241,7 +243,7 @@ def _scatter(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, wat
     for block in dataset.index.documents():
         keys = shuffle_keys(seed, first + block.first, len(block))
         bounds = block.token_bounds() * item_bytes
-        for low, high in batch_records(bounds, buckets.plan.round_bytes):
+        for low, high in batch_by_size(bounds, buckets.plan.round_bytes):
             start, stop = bounds[low], bounds[high]
             rest = _of_sequences(block, low, high, buckets.num_columns)
             if stop - start > buckets.plan.round_bytes:
@@ -270,7 +272,7 @@ def _bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 class _Output:
     """The new dataset on its way."""
 
-    def __init__(self, place: Target, dtype: Any, multimodal: bool) -> None:
+    def __init__(self, place: DatasetTarget, dtype: Any, multimodal: bool) -> None:
         self.columns = IndexColumns(dtype, multimodal)
         self._bin = BinWriter(place.bin_uri, place.options)
         self._bin.goes.append(place.idx_uri)
@@ -287,7 +289,7 @@ class _Output:
                 self.columns.modes.extend(np.frombuffer(piece, np.int8))
         self.columns.add_bounds(np.cumsum(run.lengths[:, 1] // 4), plus=before)
 
-    def publish(self, sidecar: LineageTargets) -> None:
+    def publish(self, sidecar: LineageOutputs) -> None:
         """All but the `.idx`."""
         sidecar.make_way(0)
         self._bin.publish()

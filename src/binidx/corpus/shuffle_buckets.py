@@ -73,7 +73,7 @@ def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     return found
 
 
-def bucket_of(keys: NDArray[np.uint64], num_buckets: int) -> NDArray[np.intp]:
+def assign_buckets(keys: NDArray[np.uint64], num_buckets: int) -> NDArray[np.intp]:
     """Which of `num_buckets` equal ranges of keys each lies in; shape as keys. At most 2^31 buckets."""
     high = keys >> np.uint64(32)
     found: NDArray[np.intp] = ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.intp)
@@ -92,7 +92,7 @@ EXTENT_BYTES = 4 << 20
 """What is not filled of the last one of a stream is a hole: it takes no room where files may have holes."""
 
 
-class Scratch:
+class ScratchFile:
     """The streams 0, 1, ... of a shuffle.
 
     Args:
@@ -196,7 +196,7 @@ Column = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShufflePlan:
     """How a shuffle is done within a memory.
 
     Attributes:
@@ -210,7 +210,7 @@ class Plan:
     bucket_bytes: int
 
 
-def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_columns: int) -> Plan:
+def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_columns: int) -> ShufflePlan:
     """Buckets of which each, with room for chance, fits into the memory.
 
     Args:
@@ -226,7 +226,7 @@ def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_column
     needed = num_bytes + num_records * (RECORD_BYTES + COLUMN_BYTES * num_columns)
     num_buckets = max(1, -(-needed * 5 // (bucket_bytes * 4)))
     round_bytes = min(max(8 * MIB, num_buckets * MIB // 8), (memory_bytes - RESERVED_BYTES) // 8, 64 * MIB)
-    return Plan(num_buckets, round_bytes, bucket_bytes)
+    return ShufflePlan(num_buckets, round_bytes, bucket_bytes)
 
 
 class RecordRun:
@@ -254,14 +254,14 @@ class RecordRun:
 class Buckets:
     """Takes records with their keys, and gives them back in the order of the keys."""
 
-    def __init__(self, plan: Plan, num_columns: int, directory: str | None = None) -> None:
+    def __init__(self, plan: ShufflePlan, num_columns: int, directory: str | None = None) -> None:
         self.plan, self.num_columns = plan, num_columns
-        self._scratch = Scratch(directory, plan.num_buckets * (1 + num_columns))
+        self._scratch = ScratchFile(directory, plan.num_buckets * (1 + num_columns))
         self._grouped = _Buffer()
 
     def add(self, keys: NDArray[np.uint64], columns: Sequence[Column]) -> None:
         """Some `round_bytes` of records."""
-        buckets = bucket_of(keys, self.plan.num_buckets)
+        buckets = assign_buckets(keys, self.plan.num_buckets)
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
         bounds = np.zeros(self.plan.num_buckets + 1, np.int64)
@@ -277,7 +277,7 @@ class Buckets:
 
     def add_one(self, key: NDArray[np.uint64], columns: Sequence[Iterable[memoryview]]) -> None:
         """A record that is too long for a round; `key` has shape (1,)."""
-        bucket, lengths = int(bucket_of(key, self.plan.num_buckets)[0]), []
+        bucket, lengths = int(assign_buckets(key, self.plan.num_buckets)[0]), []
         for number, pieces in enumerate(columns, 1):
             before = int(self._scratch.sizes[self._stream(number, bucket)])
             for piece in pieces:
@@ -298,7 +298,7 @@ class Buckets:
             columns = [self._column(number, bucket, table[:, number], buffers[number - 1]) for number in self._numbers]
             totals = np.zeros(len(order) + 1, np.int64)
             np.cumsum(table[order, 1:].sum(axis=1), out=totals[1:])
-            for first, stop in batch_records(totals, CHUNK_BYTES):
+            for first, stop in batch_by_size(totals, CHUNK_BYTES):
                 part = order[first:stop]
                 yield RecordRun(table[part, 1:], part, columns)
 
@@ -351,7 +351,7 @@ class _InMemory:
 class _OnDisk:
     """The same, read when they are asked for."""
 
-    def __init__(self, scratch: Scratch, stream: int, bounds: NDArray[np.int64]) -> None:
+    def __init__(self, scratch: ScratchFile, stream: int, bounds: NDArray[np.int64]) -> None:
         self._scratch, self._stream, self._bounds = scratch, stream, bounds
         self._out = _Buffer()
 
@@ -389,7 +389,7 @@ def _heads(keys: NDArray[np.uint64], lengths: Sequence[NDArray[np.int64]]) -> ND
     return heads
 
 
-def batch_records(bounds: NDArray[np.int64], most: int) -> Iterator[Range]:
+def batch_by_size(bounds: NDArray[np.int64], most: int) -> Iterator[Range]:
     """Runs of records that have at most `most` bytes together, or are one record."""
     first, last = 0, len(bounds) - 1
     while first < last:

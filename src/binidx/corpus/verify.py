@@ -25,8 +25,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.carry_lineage import read_rows
-from binidx.corpus.shuffle_buckets import batch_records
+from binidx.corpus.lineage_transfer import read_lineage
+from binidx.corpus.shuffle_buckets import batch_by_size
 from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian
@@ -102,7 +102,7 @@ def check_lineage(opened: WholeDataset, plain: RangeReader, options: Options, wa
     first = compared = 0
     hashes = document_hashes(opened, plain)
     held = np.empty(0, np.uint64)
-    for table in read_rows(opened.prefix, opened.index.num_documents, options):
+    for table in read_lineage(opened.prefix, opened.index.num_documents, options):
         while len(held) < len(table):
             found, num_bytes = next(hashes)
             held = np.concatenate([held, found])
@@ -126,7 +126,7 @@ def document_hashes(opened: WholeDataset, plain: RangeReader) -> Iterator[tuple[
     """xxh3_64 of the bytes of each document, some at once, and how many bytes those are."""
     for block in opened.index.documents():
         bounds = block.token_bounds() * opened.index.item_bytes
-        for low, high in batch_records(bounds, HASH_ROUND_BYTES):
+        for low, high in batch_by_size(bounds, HASH_ROUND_BYTES):
             yield _hashes(bounds[low : high + 1], plain), int(bounds[high] - bounds[low])
 
 

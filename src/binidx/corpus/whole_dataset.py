@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from binidx.corpus.convert_journal import Target
+from binidx.corpus.convert_journal import DatasetTarget
 from binidx.errors import ConfigError, FormatError
 from binidx.format.index_writer import IndexColumns
 from binidx.format.prefix_listing import ListedPair
-from binidx.format.source import place_of
+from binidx.format.source import absolute_uri
 from binidx.format.virtual_source import open_source
 from binidx.storage.writing.publish import create_object
 
@@ -60,9 +60,9 @@ class WholeDataset:
         self.source.check_unchanged(listed)
 
 
-def free_target(
+def open_target(
     prefix: Prefix, codec: str, sources: Sequence[WholeDataset], options: Options, *, overwrite: bool
-) -> Target:
+) -> DatasetTarget:
     """A place that a dataset may be written to.
 
     Raises:
@@ -72,16 +72,16 @@ def free_target(
     name = os.fspath(prefix)
     if name.endswith("/"):
         raise ConfigError(f"{name}: a folder, needed a prefix such as {name}en")
-    if any(place_of(name) in each.source.places for each in sources):
+    if any(absolute_uri(name) in each.source.places for each in sources):
         raise ConfigError(f"{name}: is read and written, needed another prefix to write to")
-    target = Target(name, codec, options)
+    target = DatasetTarget(name, codec, options)
     if not overwrite:
         target.check_free(None, ours=False)
     return target
 
 
-def publish(
-    target: Target, columns: IndexColumns, publish_bin: Callable[[], object], check: Callable[[], object]
+def publish_dataset(
+    target: DatasetTarget, columns: IndexColumns, publish_bin: Callable[[], object], check: Callable[[], object]
 ) -> None:
     """Write the `.idx` unseen; then `check`, show the `.bin` by `publish_bin`, and the `.idx` last."""
 

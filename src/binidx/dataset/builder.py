@@ -38,9 +38,9 @@ from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError, PeerError
 from binidx.format.idx import get_idx_path
-from binidx.format.idx_bundle import BundlePlace
-from binidx.format.pair import KnownPrefix
-from binidx.format.prefix_listing import ListedPair, list_with_bundle
+from binidx.format.idx_bundle import IdxBundle
+from binidx.format.pair import ResolvedPrefix
+from binidx.format.prefix_listing import ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_context import BuildContext, OnOutcome
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import Access
@@ -296,7 +296,7 @@ class BlendedMegatronDatasetBuilder:
         if not self._is_remote(prefixes):
             works = [partial(build, *each) for each in zip(prefixes, asked, strict=True)]
             return run_in_threads(works, self.config.num_dataset_builder_threads)
-        with list_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
+        with list_pairs_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
             works = [partial(wait_and_build, *each) for each in zip(prefixes, asked, strict=True)]
             return run_concurrently(
                 works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
@@ -306,11 +306,11 @@ class BlendedMegatronDatasetBuilder:
         """Whether some of these, or their caches, lie in a store."""
         return any(uri and local_path(uri) is None for uri in (*prefixes, self.config.path_to_cache))
 
-    def _bundle(self) -> BundlePlace | None:
+    def _bundle(self) -> IdxBundle | None:
         """Where small `.idx` files of many prefixes are kept together: with the caches; one rank writes it."""
         if self.config.path_to_cache is None:
             return None
-        return BundlePlace(self.config.path_to_cache, rank() == 0, self.config.storage_options)
+        return IdxBundle(self.config.path_to_cache, rank() == 0, self.config.storage_options)
 
     def _build_prefix(
         self,
@@ -330,7 +330,7 @@ class BlendedMegatronDatasetBuilder:
         fetched = None
         if self._is_remote([prefix]):
             fetched = prefetch(idx_bytes(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
-        known = KnownPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
+        known = ResolvedPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
         context = replace(context, prefetch=fetched)
         return self._build_opened(known, prefix, matrix, sizes, context)
 
@@ -341,7 +341,7 @@ class BlendedMegatronDatasetBuilder:
         return [files for files in found if files is not None]
 
     def _build_opened(
-        self, known: KnownPrefix | None, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
+        self, known: ResolvedPrefix | None, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
     ) -> list[MegatronDataset | None]:
         low_level = self.cls.build_low_level_dataset(known, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)

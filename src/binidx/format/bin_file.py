@@ -67,24 +67,24 @@ def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
     return next((name for name in names if object_exists(name, storage_options)), None)
 
 
-def related_objects(uri: str) -> list[str]:
+def superseded_objects(uri: str) -> list[str]:
     """The other objects that may hold what `uri` does, or tell of it: they go when it is written.
 
     Args:
         uri: of a `.bin`, compressed or not, or of an object that follows no rule.
     """
-    plain = get_bin_path(prefix_of(uri))
-    if prefix_of(uri) == uri:
+    plain = get_bin_path(strip_bin_suffix(uri))
+    if strip_bin_suffix(uri) == uri:
         return [uri + SUFFIX]
     return [name for name in (*(plain + codec.suffix for codec in CODECS.values()), plain + SUFFIX) if name != uri]
 
 
-def prefix_of(uri: str) -> str:
+def strip_bin_suffix(uri: str) -> str:
     """The prefix of a `.bin`, compressed or not; an object that follows no rule is its own."""
     return uri.removesuffix(CODECS[codec_of(uri)].suffix).removesuffix(".bin")
 
 
-def open_found(
+def open_listed_bin(
     path_prefix: str, found: Found, sums: Found | None, *, cache: bool | None = None, storage_options: Options = None
 ) -> RangeReader:
     """The remote plain `.bin` of a prefix, of which the store has told, and of its checksums if there are any.
@@ -189,7 +189,7 @@ class BinWriter:
     ) -> None:
         self.uri, self.options = uri, storage_options
         self.goes: list[str] = []
-        check_options(uri, level, checksums)
+        check_bin_options(uri, level, checksums)
         self._column = SpooledColumn("u8") if checksums else None
         self._sums = BlockSums(self._column.extend) if self._column is not None else None
         self._open = contextlib.ExitStack()
@@ -220,10 +220,10 @@ class BinWriter:
             raise _Abandoned
 
     def _make_way(self) -> None:
-        delete_all([*self.goes, *related_objects(self.uri)], self.options)
+        delete_objects([*self.goes, *superseded_objects(self.uri)], self.options)
 
 
-def check_options(uri: str, level: int | None, checksums: bool) -> None:
+def check_bin_options(uri: str, level: int | None, checksums: bool) -> None:
     """ConfigError where they do not go with this name."""
     compressed = codec_of(uri) != "raw"
     if level is not None and not compressed:
@@ -234,7 +234,7 @@ def check_options(uri: str, level: int | None, checksums: bool) -> None:
         raise ConfigError(f"{uri}: checksums=True, needed a plain .bin; each compressed segment has its own")
 
 
-def delete_all(uris: Sequence[str], options: Options) -> None:
+def delete_objects(uris: Sequence[str], options: Options) -> None:
     """Afterwards there is none of them; in this order."""
     for uri in uris:
         delete_object(uri, options)

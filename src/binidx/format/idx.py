@@ -100,7 +100,7 @@ class SequenceIndex:
         document_indices: first sequence of each document, then S, shape (D,) int64, D = documents + 1.
         sequence_modes: mode of each sequence, shape (S,) int8; None when opened as text.
         num_tokens: sum of the lengths.
-        one_each: it is known, without a look at the bounds, that each document is one sequence.
+        documents_are_sequences: it is known, without a look at the bounds, that each document is one sequence.
 
     Source: the names are those of Megatron Core's `_IndexReader`.
     """
@@ -111,7 +111,7 @@ class SequenceIndex:
     document_indices: NDArray[np.int64]
     sequence_modes: NDArray[np.int8] | None
     num_tokens: int
-    one_each: bool = False
+    documents_are_sequences: bool = False
 
     def __len__(self) -> int:
         return len(self.sequence_lengths)
@@ -148,7 +148,7 @@ def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds:
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
 
-def text_size(num_sequences: int, num_document_bounds: int) -> int:
+def index_bytes(num_sequences: int, num_document_bounds: int) -> int:
     """Bytes of an `.idx` without modes; with them it has `num_sequences` more."""
     return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
@@ -171,7 +171,7 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, sound: bool 
     lengths = np.frombuffer(view, "<i4", num_sequences, HEADER.size)
     pointers = np.frombuffer(view, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
     bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
-    after = text_size(num_sequences, num_bounds)
+    after = index_bytes(num_sequences, num_bounds)
     modes = np.frombuffer(view, np.int8, num_sequences, after) if multimodal else None
     item_bytes = np.dtype(dtype).itemsize
     if sound:
@@ -182,7 +182,7 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, sound: bool 
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 
-def parse_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.number[Any]], int, int, bool]:
+def parse_idx_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.number[Any]], int, int, bool]:
     """What the first 34 bytes of an `.idx` of `size` bytes say: dtype, sequences, bounds, whether modes follow.
 
     Raises:
@@ -190,7 +190,7 @@ def parse_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.nu
     """
     dtype, num_sequences, num_bounds = _parse_header(header, uri)
     _check_size(size, num_sequences, num_bounds, False, uri)
-    return dtype, num_sequences, num_bounds, size > text_size(num_sequences, num_bounds)
+    return dtype, num_sequences, num_bounds, size > index_bytes(num_sequences, num_bounds)
 
 
 def _parse_header(view: memoryview, uri: str) -> tuple[type[np.number[Any]], int, int]:
@@ -210,7 +210,7 @@ def _check_size(found: int, num_sequences: int, num_bounds: int, multimodal: boo
     # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
     if num_bounds < 1:
         raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
-    text = text_size(num_sequences, num_bounds)
+    text = index_bytes(num_sequences, num_bounds)
     counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
     if multimodal and found == text != text + num_sequences:
         raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")

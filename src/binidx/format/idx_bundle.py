@@ -68,7 +68,7 @@ File = tuple[Identity, memoryview | None]
 
 
 @dataclass(frozen=True)
-class Bundle:
+class BundledFiles:
     """A bundle in memory.
 
     table: by prefix, (first byte, bytes, checksum, identity) of its `.idx` in `files`.
@@ -88,7 +88,7 @@ class Bundle:
         return found if len(found) == identity["size"] and xxhash.xxh3_64_hexdigest(found) == checksum else None
 
 
-def choose_bundled(identities: Mapping[str, Identity]) -> list[str]:
+def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
     """Of the prefixes with these `.idx` those that belong in a bundle: the smallest, as many as it may hold."""
     fit = [(int(each["size"]), prefix) for prefix, each in identities.items() if proves_content(each)]
     chosen, total = [], 0
@@ -115,7 +115,7 @@ def format_bundle(files: Mapping[str, File], chosen: Sequence[str]) -> list[byte
     return [HEADER.pack(MAGIC, len(text), xxhash.xxh3_64_intdigest(text)), text, *pieces]
 
 
-def parse_bundle(buffer: memoryview, uri: str) -> Bundle:
+def parse_bundle(buffer: memoryview, uri: str) -> BundledFiles:
     """What `format_bundle` gave; the files are compared when they are taken.
 
     Raises:
@@ -128,14 +128,14 @@ def parse_bundle(buffer: memoryview, uri: str) -> Bundle:
     if magic != MAGIC or len(text) != table_bytes or xxhash.xxh3_64_intdigest(text) != checksum:
         raise FormatError(f"{uri}: no bundle of ours, or its table is damaged")
     table = {row[0]: row[1:] for row in TABLE.decode(text, uri)}
-    return Bundle(table, buffer[HEADER.size + table_bytes :])
+    return BundledFiles(table, buffer[HEADER.size + table_bytes :])
 
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class BundlePlace:
+class IdxBundle:
     """Where the bundle of a run lies.
 
     Args:
@@ -147,7 +147,7 @@ class BundlePlace:
     writes: bool = True
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
-    def read(self, prefixes: Sequence[str]) -> Bundle | None:
+    def read(self, prefixes: Sequence[str]) -> BundledFiles | None:
         """None, and why in the log, where there is none to be had."""
         uri = self.uri(prefixes)
         try:
@@ -164,7 +164,7 @@ class BundlePlace:
         Args:
             files: by prefix, identity and bytes of its `.idx`; None: not read as that object.
         """
-        chosen = choose_bundled({prefix: identity for prefix, (identity, data) in files.items() if data is not None})
+        chosen = select_bundled({prefix: identity for prefix, (identity, data) in files.items() if data is not None})
         if not {*lacking} & {*chosen}:
             return
         uri = self.uri(prefixes)

@@ -4,7 +4,7 @@
     bounds()      document bounds, checked                         ─► blocks of bounds
     documents()   bounds with the lengths and modes of their sequences, for who looks at single documents
 
-Memory: some MB, whatever the index holds; of one document that has more than `BLOCK` sequences, 5 bytes a sequence.
+Memory: some MB, whatever the index holds; of one document that has more than `BLOCK_VALUES` sequences, 5 bytes a sequence.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
-from binidx.format.idx import HEADER, parse_counts
+from binidx.format.idx import HEADER, parse_idx_counts
 from binidx.native import token_files
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import read_whole
 from binidx.storage.ranges import cut
 
-BLOCK = 1 << 18
+BLOCK_VALUES = 1 << 18
 
 
 """Values looked at together: 3 MiB of lengths and pointers."""
 
 
-AT_ONCE = 64 << 10
+WHOLE_BYTES = 64 << 10
 
 
 """Bytes of an `.idx` that is read whole: 3,000 documents."""
@@ -85,9 +85,9 @@ class IndexStream:
 
     def __init__(self, reader: RangeReader, uri: str) -> None:
         self.uri = uri
-        self.reader = InMemory(reader.uri, read_whole(reader)) if reader.size <= AT_ONCE else reader
+        self.reader = InMemory(reader.uri, read_whole(reader)) if reader.size <= WHOLE_BYTES else reader
         head = self.reader.read([(0, min(HEADER.size, self.size))])[0]
-        self.dtype, self.num_sequences, num_bounds, self.multimodal = parse_counts(head, self.size, uri=self.uri)
+        self.dtype, self.num_sequences, num_bounds, self.multimodal = parse_idx_counts(head, self.size, uri=self.uri)
         self.num_documents = num_bounds - 1
         self.num_tokens = 0
 
@@ -105,7 +105,7 @@ class IndexStream:
         """Tokens of each sequence."""
         self.num_tokens = 0
         places = HEADER.size, HEADER.size + 4 * self.num_sequences
-        for first, stop in cut((0, self.num_sequences), BLOCK):
+        for first, stop in cut((0, self.num_sequences), BLOCK_VALUES):
             lengths, pointers = self._read(("<i4", places[0]), ("<i8", places[1]), first=first, stop=stop)
             self.num_tokens += self._check_lengths(first, lengths, pointers)
             yield lengths
@@ -113,7 +113,7 @@ class IndexStream:
     def bounds(self) -> Iterator[NDArray[np.int64]]:
         """First sequence of each document, then their number: one more than documents."""
         last, place = 0, HEADER.size + 12 * self.num_sequences
-        for first, stop in cut((0, self.num_documents + 1), BLOCK):
+        for first, stop in cut((0, self.num_documents + 1), BLOCK_VALUES):
             (block,) = self._read(("<i8", place), first=first, stop=stop)
             self._check_bounds(first, last, block)
             last = int(block[-1])
@@ -126,7 +126,7 @@ class IndexStream:
 
     def modes(self) -> Iterator[NDArray[np.int8]]:
         """The mode of each sequence; nothing where there are none."""
-        for first, stop in cut((0, self.num_sequences if self.multimodal else 0), BLOCK):
+        for first, stop in cut((0, self.num_sequences if self.multimodal else 0), BLOCK_VALUES):
             yield self._modes(first, stop)
 
     def check(self) -> int:
@@ -145,7 +145,7 @@ class IndexStream:
         """The first `count` documents, or all. `check` first: here no pointer is read."""
         stop_at = self.num_documents if count is None else min(count, self.num_documents)
         token, place = 0, HEADER.size + 12 * self.num_sequences
-        for first, stop in cut((0, stop_at), BLOCK):
+        for first, stop in cut((0, stop_at), BLOCK_VALUES):
             (bounds,) = self._read(("<i8", place), first=first, stop=stop + 1)
             for low, high in _few_sequences(bounds):
                 piece = bounds[low : high + 1]
@@ -188,10 +188,10 @@ class IndexStream:
 
 
 def _few_sequences(bounds: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of documents that have at most `BLOCK` sequences together, or are one document."""
+    """Runs of documents that have at most `BLOCK_VALUES` sequences together, or are one document."""
     low, last = 0, len(bounds) - 1
     while low < last:
-        high = int(np.searchsorted(bounds, bounds[low] + BLOCK, "right")) - 1
+        high = int(np.searchsorted(bounds, bounds[low] + BLOCK_VALUES, "right")) - 1
         high = max(low + 1, min(high, last))
         yield low, high
         low = high

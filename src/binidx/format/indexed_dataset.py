@@ -25,7 +25,7 @@ from binidx.format.idx import DType, get_idx_path, little_endian
 from binidx.format.pair import open_pair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
-from binidx.native.locate import Sequences
+from binidx.native.gpt_samples import Sequences
 from binidx.native.pieces import Pieces, scattered_pieces
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.stores.filesystem import same_identity
@@ -38,7 +38,7 @@ Span = tuple[int, int, int]
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
 
 
-STRETCH = 1 << 17
+BOUNDS_AT_ONCE = 1 << 17
 
 
 """Bounds looked at together: 1 MiB."""
@@ -95,7 +95,7 @@ class IndexedDataset:
             self.index, self.bin_reader, self._opened = pair.index, pair.bin_reader, pair.identities
         else:
             self.index, identity = open_index_in_ranges(self.path_prefix, checked, storage_options)
-            self._opened, self.one_each = {"idx": identity}, checked.one_each
+            self._opened, self.documents_are_sequences = {"idx": identity}, checked.documents_are_sequences
         self._stored = little_endian(self.index.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,15 +228,15 @@ class IndexedDataset:
         return digest.hexdigest()
 
     @functools.cached_property
-    def one_each(self) -> bool:
+    def documents_are_sequences(self) -> bool:
         """Whether each document is one sequence, so that both have the same numbers; one pass over the bounds.
 
         Of an `.idx` that was checked before False means that it is not known.
         """
         bounds, count = self.index.document_indices, len(self)
-        if self.index.one_each or len(bounds) != count + 1:
-            return self.index.one_each
-        stretches = (slice(first, first + STRETCH) for first in range(0, len(bounds), STRETCH))
+        if self.index.documents_are_sequences or len(bounds) != count + 1:
+            return self.index.documents_are_sequences
+        stretches = (slice(first, first + BOUNDS_AT_ONCE) for first in range(0, len(bounds), BOUNDS_AT_ONCE))
         return all((bounds[each] == np.arange(each.start, min(each.stop, len(bounds)))).all() for each in stretches)
 
     @property

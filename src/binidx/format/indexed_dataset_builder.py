@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import ConfigError, FormatError
-from binidx.format.bin_file import BinWriter, prefix_of
+from binidx.format.bin_file import BinWriter, strip_bin_suffix
 from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
 from binidx.format.index_writer import IndexColumns
 from binidx.format.pair import open_pair
@@ -191,7 +191,7 @@ class IndexedDatasetBuilder:
         left = self._columns.num_open
         if left:
             raise FormatError(f"{path}: {left} sequences after the last document bound; call end_document()")
-        self._bin.goes.extend({path, get_idx_path(prefix_of(self.bin_path))})
+        self._bin.goes.extend({path, get_idx_path(strip_bin_suffix(self.bin_path))})
         with (
             self._closed_on_failure(),
             create_object(path, self._options, before_publish=self._bin.publish) as writer,

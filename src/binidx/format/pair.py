@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_file import open_bin, open_found
+from binidx.format.bin_file import open_bin, open_listed_bin
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.virtual import concatenate, map_concurrently, read_parts
-from binidx.storage.adapters import Joined
+from binidx.format.virtual import concatenate_indices, map_concurrently, read_parts
+from binidx.storage.adapters import JoinedReader
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores import filesystem
@@ -38,10 +38,10 @@ Options = Mapping[str, Any] | None
 Identity = Mapping[str, Any]
 
 
-Checked = Callable[[], Sequence[Identity]]
+CheckedIdentities = Callable[[], Sequence[Identity]]
 
 
-Check = Callable[[], None]
+WaitCheck = Callable[[], None]
 
 
 ATTEMPTS = 5
@@ -53,7 +53,7 @@ PAUSE_SECONDS = 0.05
 """After the first attempt, then twice as long each time: 0.75 s in all, more than a writer takes between its files."""
 
 
-class KnownPrefix(str):
+class ResolvedPrefix(str):
     """A prefix with facts about its files that its opener need not find out again.
 
     `dataset/` opens low-level datasets by functions with Megatron's arguments, which users replace by their own: a
@@ -69,15 +69,15 @@ class KnownPrefix(str):
     """
 
     listed: ListedPair | None
-    checked: Checked
-    checks: tuple[tuple[Check, Check], ...]
+    checked: CheckedIdentities
+    checks: tuple[tuple[WaitCheck, WaitCheck], ...]
 
     def __new__(
         cls,
         prefix: str,
         listed: ListedPair | None = None,
-        checked: Checked = tuple,
-        checks: tuple[tuple[Check, Check], ...] = (),
+        checked: CheckedIdentities = tuple,
+        checks: tuple[tuple[WaitCheck, WaitCheck], ...] = (),
     ) -> Self:
         made = super().__new__(cls, prefix)
         made.listed, made.checked, made.checks = listed, checked, checks
@@ -87,7 +87,7 @@ class KnownPrefix(str):
         return str, (str(self),)
 
     @classmethod
-    def of(cls, prefix: str) -> KnownPrefix:
+    def of(cls, prefix: str) -> ResolvedPrefix:
         """The prefix as it is if it has such facts, else with none."""
         return prefix if isinstance(prefix, cls) else cls(prefix)
 
@@ -109,7 +109,7 @@ def open_pair(
     cache: bool | None = None,
     storage_options: Options = None,
 ) -> Pair:
-    """Open the dataset under a prefix, which may be a `KnownPrefix`; `cache` is for its `.bin`, as in `open_object`.
+    """Open the dataset under a prefix, which may be a `ResolvedPrefix`; `cache` is for its `.bin`, as in `open_object`.
 
     Where there is none, but a list of parts, these are opened as one: `virtual`.
 
@@ -119,7 +119,7 @@ def open_pair(
         ObjectChangedError: it was replaced again and again while it was opened.
     """
     try:
-        return _open_alone(KnownPrefix.of(path_prefix), multimodal, mmap, cache, storage_options)
+        return _open_alone(ResolvedPrefix.of(path_prefix), multimodal, mmap, cache, storage_options)
     except ObjectNotFoundError:
         virtual = _open_virtual(path_prefix, multimodal, mmap, cache, storage_options)
         if virtual is None:
@@ -133,7 +133,9 @@ def reader_identity(reader: RangeReader) -> dict[str, Any]:
     return found
 
 
-def _open_alone(path_prefix: KnownPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair:
+def _open_alone(
+    path_prefix: ResolvedPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
+) -> Pair:
     """The pair of files under a prefix."""
     if path_prefix.listed and (pair := _open_listed(path_prefix, path_prefix.listed, multimodal, cache, options)):
         return pair
@@ -161,19 +163,19 @@ def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | 
     found = list_pairs(parts.prefixes, options)
 
     def open_part(prefix: str) -> Pair:
-        known = KnownPrefix(prefix, found.get(prefix))
+        known = ResolvedPrefix(prefix, found.get(prefix))
         return _open_alone(known, multimodal, mmap, cache, options)
 
     pairs = map_concurrently(open_part, parts.prefixes)
     parts.check([pair.identities for pair in pairs])
-    index = concatenate([pair.index for pair in pairs], parts)
-    bin_reader = Joined(parts.uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
+    index = concatenate_indices([pair.index for pair in pairs], parts)
+    bin_reader = JoinedReader(parts.uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
     marks = {"parts": parts.digest}
     return Pair(index, bin_reader, {"idx": marks, "bin": {"size": bin_reader.size, **marks}})
 
 
 def _open_listed(
-    path_prefix: KnownPrefix, found: ListedPair, multimodal: bool, cache: bool | None, options: Options
+    path_prefix: ResolvedPrefix, found: ListedPair, multimodal: bool, cache: bool | None, options: Options
 ) -> Pair | None:
     """The pair that lists have shown; None if it was replaced since, or breaks a rule: then it is opened anew."""
     uri = get_idx_path(path_prefix)
@@ -184,7 +186,7 @@ def _open_listed(
             data, sound = _read_index(idx_reader, path_prefix.checked)
         else:
             sound = False
-        bin_reader = open_found(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
+        bin_reader = open_listed_bin(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
         index = parse_index(data, uri=uri, multimodal=multimodal, sound=sound)
         _check_bin_size(bin_reader.uri, bin_reader.size, index)
     except (FormatError, StorageError):
@@ -195,7 +197,7 @@ def _open_listed(
 
 
 def _open_once(
-    path_prefix: KnownPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
+    path_prefix: ResolvedPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
 ) -> Pair | None:
     """None: the .idx changed in the meantime, so what was opened, or what failed, means nothing."""
     uri = get_idx_path(path_prefix)
@@ -215,7 +217,7 @@ def _open_once(
 
 
 def _read_both(
-    path_prefix: KnownPrefix,
+    path_prefix: ResolvedPrefix,
     idx_reader: RangeReader,
     multimodal: bool,
     mmap: bool,
@@ -237,7 +239,7 @@ def _read_both(
     return Pair(index, bin_reader, {"idx": reader_identity(idx_reader), "bin": reader_identity(bin_reader)})
 
 
-def _read_index(idx_reader: RangeReader, checked: Checked) -> tuple[memoryview, bool]:
+def _read_index(idx_reader: RangeReader, checked: CheckedIdentities) -> tuple[memoryview, bool]:
     """The bytes of an `.idx`, and whether this very object was checked in full before."""
     data, identity = read_whole(idx_reader), reader_identity(idx_reader)
     return data, any(filesystem.same_object(each, identity) for each in checked())

@@ -28,7 +28,7 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.format.idx import get_bin_path, get_idx_path
-from binidx.format.idx_bundle import BundlePlace
+from binidx.format.idx_bundle import IdxBundle
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.stores import filesystem
@@ -39,13 +39,13 @@ from binidx.storage.threads import Threads
 logger = logging.getLogger(__name__)
 
 
-MANY = 8
+MIN_LISTED_PREFIXES = 8
 
 
 """Prefixes in a folder: two lists of it are cheaper, but S3 takes twelve times the money for one."""
 
 
-OBJECTS_EACH = 8
+OTHER_OBJECTS_PER_PREFIX = 8
 
 
 """Objects in the folder, or between the folders, for each prefix that are listed in vain, at most."""
@@ -73,8 +73,8 @@ class ListedPair:
 
 
 @contextlib.contextmanager
-def list_with_bundle(
-    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None, place: BundlePlace | None
+def list_pairs_with_bundle(
+    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None, place: IdxBundle | None
 ) -> Iterator[dict[str, ListedPair]]:
     """`list_pairs`, with the bytes of each `.idx` that the bundle has.
 
@@ -82,7 +82,7 @@ def list_with_bundle(
         place: of the bundle, which is written at the end of the block from the `.idx` files opened in it, if it lacked
             some; None: there is no bundle.
     """
-    bundle = _submit(partial(place.read, prefixes)) if place and len(prefixes) >= MANY else None
+    bundle = _submit(partial(place.read, prefixes)) if place and len(prefixes) >= MIN_LISTED_PREFIXES else None
     found = list_pairs(prefixes, storage_options)
     if bundled := bundle and bundle.result():
         for prefix, each in found.items():
@@ -98,7 +98,7 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
 
     def look(folder: list[str]) -> dict[str, ListedPair]:
         names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
-        pages = 2 * len(names) // PAGE_KEYS + 2 + OBJECTS_EACH * len(folder) // PAGE_KEYS
+        pages = 2 * len(names) // PAGE_KEYS + 2 + OTHER_OBJECTS_PER_PREFIX * len(folder) // PAGE_KEYS
         try:
             before = list_together(names, storage_options, most_pages=pages)
             after = None if before is None else list_together(names, storage_options, most_pages=pages)
@@ -108,11 +108,11 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
             return {}
         return {} if before is None or after is None else _steady(folder, before, after)
 
-    found = [_submit(partial(look, folder)) for folder in prefixes_to_list(prefixes)]
+    found = [_submit(partial(look, folder)) for folder in group_prefixes(prefixes)]
     return {prefix: each for folder in found for prefix, each in folder.result().items()}
 
 
-def prefixes_to_list(prefixes: Sequence[str]) -> list[list[str]]:
+def group_prefixes(prefixes: Sequence[str]) -> list[list[str]]:
     """The remote prefixes that are listed at once: MANY of a folder, or else of a bucket."""
     remote = [prefix for prefix in dict.fromkeys(prefixes) if filesystem.local_path(prefix) is None]
     folders: dict[str, list[str]] = defaultdict(list)
@@ -120,9 +120,9 @@ def prefixes_to_list(prefixes: Sequence[str]) -> list[list[str]]:
     for prefix in remote:
         folders[prefix.rpartition("/")[0]].append(prefix)
     for folder, those in folders.items():
-        if len(those) < MANY:
+        if len(those) < MIN_LISTED_PREFIXES:
             buckets["/".join(folder.split("/")[:3])] += those
-    return [those for those in (*folders.values(), *buckets.values()) if len(those) >= MANY]
+    return [those for those in (*folders.values(), *buckets.values()) if len(those) >= MIN_LISTED_PREFIXES]
 
 
 def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[str, Info]) -> dict[str, ListedPair]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
-from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_counts
+from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_idx_counts
 from binidx.format.pair import reader_identity
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.interfaces import Range, RangeReader
@@ -37,7 +37,7 @@ BLOCK_BYTES = 4096
 """Bytes that a search reads in one place: a request brings as many at the price of one element."""
 
 
-def open_in_ranges(
+def open_cached_in_blocks(
     uri: str, storage_options: Mapping[str, Any] | None = None, *, found: Found | None = None
 ) -> RangeReader:
     """Open an index file to read a small part of it. Blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
@@ -46,7 +46,7 @@ def open_in_ranges(
     return open_object(uri, storage_options=options, cache="disk", found=found)
 
 
-def beneath_copy(reader: RangeReader) -> RangeReader:
+def uncached_reader(reader: RangeReader) -> RangeReader:
     """Return the reader that sends requests to the store, which check the object's version; the cache does not."""
     return reader.reader if isinstance(reader, DiskCache) else reader
 
@@ -168,13 +168,13 @@ class CheckedIndex:
     """An `.idx` that was read whole before, and breaks no rule of the format.
 
     num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
-    one_each: each document is known to be one sequence.
+    documents_are_sequences: each document is known to be one sequence.
     found: the object in its store; None: the file that has its name now.
     """
 
     num_sequences: int
     digest: str
-    one_each: bool
+    documents_are_sequences: bool
     found: Found | None
 
 
@@ -190,16 +190,16 @@ def open_index_in_ranges(
         ObjectChangedError: a remote `.idx` is not the one that was checked.
     """
     uri, count = get_idx_path(path_prefix), checked.num_sequences
-    reader = open_in_ranges(uri, storage_options, found=checked.found)
+    reader = open_cached_in_blocks(uri, storage_options, found=checked.found)
     lengths: Any = RangedArray(reader, HEADER.size, "<i4", (count,))
     pointers: Any = RangedArray(reader, HEADER.size + 4 * count, "<i8", (count,))
     last = [each.range_of(count - 1) for each in (lengths, pointers)] if count else []
-    header, *ends = beneath_copy(reader).read([(0, HEADER.size), *last])
-    dtype, num_sequences, num_bounds, _ = parse_counts(header, reader.size, uri=uri)
+    header, *ends = uncached_reader(reader).read([(0, HEADER.size), *last])
+    dtype, num_sequences, num_bounds, _ = parse_idx_counts(header, reader.size, uri=uri)
     if num_sequences != count:
         raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
     bounds: Any = RangedArray(reader, HEADER.size + 12 * count, "<i8", (num_bounds,))
     length, pointer = (int.from_bytes(end, "little") for end in ends) if ends else (0, 0)
     num_tokens = pointer // np.dtype(dtype).itemsize + length
-    index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.one_each)
+    index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.documents_are_sequences)
     return index, dict(reader_identity(reader))

@@ -43,7 +43,7 @@ class PairSource:
         codec: how it is stored.
         sums_uri: of its checksums; None: there are none, or they are not trusted.
         opened: what identified it then.
-        places: that it must not be written to while it is read: `place_of`.
+        places: that it must not be written to while it is read: `absolute_uri`.
 
     Raises:
         ObjectNotFoundError: one of the two is missing.
@@ -54,7 +54,7 @@ class PairSource:
     def __init__(
         self, prefix: str, options: Options, *, distrust_sums: bool = False, listed: ListedPair | None = None
     ) -> None:
-        self.prefix, self.options, self.places = prefix, options, {place_of(prefix)}
+        self.prefix, self.options, self.places = prefix, options, {absolute_uri(prefix)}
         self._told = told = listed
         found = get_bin_path(prefix) if told else find_bin(prefix, options)
         if found is None:
@@ -69,12 +69,12 @@ class PairSource:
         """Identities of both files, in JSON values: those of `listed` if given, else asked from the store now."""
         if listed:
             return {
-                "uri": place_of(self.prefix),
+                "uri": absolute_uri(self.prefix),
                 "bin": filesystem.identity_from_info(listed.bin.info),
                 "idx": filesystem.identity_from_info(listed.idx.info),
             }
         return {
-            "uri": place_of(self.prefix),
+            "uri": absolute_uri(self.prefix),
             "bin": object_identity(self.bin_uri, self.options),
             "idx": object_identity(get_idx_path(self.prefix), self.options),
         }
@@ -167,7 +167,7 @@ class PairSource:
         return [SourcePiece(reader, start, stop) for start, stop in _runs(table.stored_starts, table.stored_stops)]
 
 
-def place_of(prefix: str) -> str:
+def absolute_uri(prefix: str) -> str:
     """The URI, or the whole path of a local one: equal for equal places."""
     path = filesystem.local_path(prefix)
     return prefix if path is None else os.path.abspath(path)

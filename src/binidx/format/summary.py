@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError
-from binidx.format.bin_file import open_bin, open_found
-from binidx.format.idx import HEADER, get_idx_path, parse_counts
+from binidx.format.bin_file import open_bin, open_listed_bin
+from binidx.format.idx import HEADER, get_idx_path, parse_idx_counts
 from binidx.format.pair import reader_identity
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.virtual import get_parts_path, read_parts
@@ -114,9 +114,9 @@ def _read_pair(prefix: str, options: Options, listed: ListedPair | None) -> Data
     uri = get_idx_path(prefix)
     idx = open_stored(uri, storage_options=options, found=listed.idx if listed else None)
     header = idx.read([(0, min(HEADER.size, idx.size))])[0]
-    dtype, num_sequences, num_bounds, _ = parse_counts(header, idx.size, uri=uri)
+    dtype, num_sequences, num_bounds, _ = parse_idx_counts(header, idx.size, uri=uri)
     if listed:
-        tokens = open_found(prefix, listed.bin, listed.sums, storage_options=options, cache=False)
+        tokens = open_listed_bin(prefix, listed.bin, listed.sums, storage_options=options, cache=False)
     else:
         tokens = open_bin(prefix, storage_options=options, cache=False)
     item_bytes = np.dtype(dtype).itemsize

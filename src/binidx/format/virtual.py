@@ -53,10 +53,10 @@ PARTS_AT_ONCE = 64
 Identity = Mapping[str, Any]
 
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 
 
-Item = TypeVar("Item")
+MappedResult = TypeVar("MappedResult")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class VirtualParts:
     @property
     def prefixes(self) -> list[str]:
         """Where the parts lie."""
-        return [place_of_part(self.uri, part.prefix) for part in self.parts]
+        return [resolve_part(self.uri, part.prefix) for part in self.parts]
 
     def check(self, identities: Sequence[Mapping[str, Identity]]) -> None:
         """ObjectChangedError unless the files of all parts are those that the list was made of."""
@@ -157,19 +157,19 @@ def parse_parts(data: bytes, uri: str) -> VirtualParts:
     return VirtualParts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
 
 
-def place_of_part(uri: str, prefix: str) -> str:
+def resolve_part(uri: str, prefix: str) -> str:
     """Where a part of the list under `uri` lies."""
     folder = uri.rpartition("/")[0]
     return prefix if "://" in prefix or os.path.isabs(prefix) or not folder else join_uri(folder, prefix)
 
 
-def prefix_of_part(uri: str, prefix: str) -> str:
+def relative_part(uri: str, prefix: str) -> str:
     """How the list under `uri` names a part: relative where it lies in or below its folder."""
     folder = uri.rpartition("/")[0] + "/"
     return prefix.removeprefix(folder) if "/" in uri and prefix != folder else prefix
 
 
-def concatenate(indices: Sequence[SequenceIndex], parts: VirtualParts) -> SequenceIndex:
+def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -> SequenceIndex:
     """One index over all: 12 bytes of memory a sequence and 8 a document, besides those of the parts.
 
     Raises:
@@ -197,7 +197,7 @@ def concatenate(indices: Sequence[SequenceIndex], parts: VirtualParts) -> Sequen
     return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
 
 
-def map_concurrently(work: Callable[[Given], Item], given: Iterable[Given]) -> list[Item]:
+def map_concurrently(work: Callable[[Argument], MappedResult], given: Iterable[Argument]) -> list[MappedResult]:
     """`map`, many at once; the first one's error, after all have ended. Not for work that calls this itself."""
     pending = [_submit(partial(work, each)) for each in given]
     wait(pending)

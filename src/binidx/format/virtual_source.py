@@ -33,9 +33,9 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import HEADER, format_idx_header, get_idx_path
 from binidx.format.index_stream import IndexStream
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.source import Options, PairSource, place_of
+from binidx.format.source import Options, PairSource, absolute_uri
 from binidx.format.virtual import VirtualParts, map_concurrently, read_parts
-from binidx.storage.adapters import InMemory, Joined, Late
+from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.codecs.seek_table import SeekTable, format_table
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.ranges import check_ranges
@@ -45,7 +45,7 @@ from binidx.storage.writing.publish import object_exists
 NUMBER_BYTES = 8
 
 
-class Shifted:
+class ShiftedReader:
     """`count` int64 of `reader` from byte `start` on, each with `plus` added."""
 
     def __init__(self, reader: RangeReader, start: int, count: int, plus: int) -> None:
@@ -65,7 +65,7 @@ class Shifted:
         ]
 
 
-def join_idx(uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]) -> Joined:
+def concatenate_idx(uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]) -> JoinedReader:
     """An object of the bytes of that `.idx`.
 
     Args:
@@ -77,7 +77,7 @@ def join_idx(uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]) -
     """
     columns = [*_columns(uri, parts, num_bytes)]
     readers, starts, sizes = zip(*columns, strict=True)
-    return Joined(uri, readers, sizes, starts=starts)
+    return JoinedReader(uri, readers, sizes, starts=starts)
 
 
 def is_multimodal(parts: Sequence[IndexStream]) -> bool:
@@ -104,12 +104,12 @@ def _columns(
     for each in parts:
         yield each.reader, HEADER.size, 4 * each.num_sequences
     for each, before in zip(parts, _sums(num_bytes), strict=False):
-        pointers = Shifted(each.reader, HEADER.size + 4 * each.num_sequences, each.num_sequences, before)
+        pointers = ShiftedReader(each.reader, HEADER.size + 4 * each.num_sequences, each.num_sequences, before)
         yield pointers, 0, pointers.size
     yield InMemory(uri, bytes(NUMBER_BYTES)), 0, NUMBER_BYTES
     for each, before in zip(parts, _sums(sequences), strict=False):
         second = HEADER.size + 12 * each.num_sequences + NUMBER_BYTES
-        bounds = Shifted(each.reader, second, each.num_documents, before)
+        bounds = ShiftedReader(each.reader, second, each.num_documents, before)
         yield bounds, 0, bounds.size
     if is_multimodal(parts):
         for each in parts:
@@ -143,14 +143,14 @@ class VirtualSource:
         found = list_pairs(parts.prefixes, options)
         self.parts = map_concurrently(lambda each: PairSource(each, options, listed=found.get(each)), parts.prefixes)
         self.num_parts = len(self.parts)
-        self.places = {place_of(prefix)}.union(*(each.places for each in self.parts))
+        self.places = {absolute_uri(prefix)}.union(*(each.places for each in self.parts))
         codecs = {each.codec for each in self.parts}
         self.mixed = len(codecs) > 1
         self.codec = "raw" if self.mixed else codecs.pop()
         parts.check([each.opened for each in self.parts])
         sizes = {end: sum(int(each.opened[end]["size"]) for each in self.parts) for end in ("bin", "idx")}
         marks = {end: {"size": size, "parts": parts.digest} for end, size in sizes.items()}
-        self.opened: dict[str, Any] = {"uri": place_of(prefix), **marks}
+        self.opened: dict[str, Any] = {"uri": absolute_uri(prefix), **marks}
         item_bytes = np.dtype(parts.dtype).itemsize
         self._num_bytes = [each.tokens * item_bytes for each in parts.parts]
 
@@ -207,22 +207,22 @@ class VirtualSource:
             found, needed = (index.dtype.__name__, index.num_sequences), (self._listed.dtype, part.sequences)
             if found != needed:
                 raise FormatError(f"{index.uri}: (dtype, sequences) are {found}, {self.bin_uri} needs {needed}")
-        return join_idx(self.bin_uri, opened, self._num_bytes)
+        return concatenate_idx(self.bin_uri, opened, self._num_bytes)
 
     def open_stored(self) -> RangeReader:
         """The `.bin`, or `.bin.zst`, that a merge would write."""
         if self.codec == "raw":
             return self.open_plain()
         pieces = self.pieces(sum(self._num_bytes))
-        pieces.append(SourcePiece(None, data=join_tables(self.tables)))
+        pieces.append(SourcePiece(None, data=concatenate_seek_tables(self.tables)))
         readers = [each.reader or InMemory(self.bin_uri, each.data) for each in pieces]
-        return Joined(self.bin_uri, readers, [*map(piece_bytes, pieces)], starts=[each.start for each in pieces])
+        return JoinedReader(self.bin_uri, readers, [*map(piece_bytes, pieces)], starts=[each.start for each in pieces])
 
     def open_plain(self) -> RangeReader:
         """Its tokens; a part is opened when it is read."""
         self.plain_bytes()
-        late = [Late(each.bin_uri, each.plain_bytes(), each.open_plain) for each in self.parts]
-        return Joined(self.bin_uri, late, self._num_bytes)
+        late = [LazyReader(each.bin_uri, each.plain_bytes(), each.open_plain) for each in self.parts]
+        return JoinedReader(self.bin_uri, late, self._num_bytes)
 
     def has(self, end: str) -> bool:
         """As of a `Source`; it stands under the prefix of the list."""
@@ -271,7 +271,7 @@ def open_source(
         return VirtualSource(name, parts, options)
 
 
-def join_tables(tables: Sequence[SeekTable]) -> bytes:
+def concatenate_seek_tables(tables: Sequence[SeekTable]) -> bytes:
     """The seek table over the frames of all, one after the other."""
     stored = np.concatenate([each.stored_stops - each.stored_starts for each in tables])
     plain = np.concatenate([np.diff(each.plain_starts) for each in tables])

@@ -33,12 +33,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from binidx.errors import ConfigError, MissingDriverError, UnreachableError
-from binidx.jobs.scheduling import Workers, stop
+from binidx.jobs.scheduling import Engine, request_stop
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
 
 
-ANSWER_SECONDS = 5
+CONNECT_SECONDS = 5
 
 
 """For the scheduler of a Dask cluster to answer."""
@@ -79,7 +79,7 @@ class DaskExecutor(Executor):
     def __init__(self, address: str) -> None:
         distributed = _import("distributed", "dask")
         try:
-            self.client = distributed.Client(address, timeout=ANSWER_SECONDS)
+            self.client = distributed.Client(address, timeout=CONNECT_SECONDS)
         except OSError as error:
             raise UnreachableError(f"dask={address}: {error}; needed the address of a scheduler") from error
         self._executor = self.client.get_executor(pure=False)
@@ -93,7 +93,7 @@ class DaskExecutor(Executor):
         self.client.close()
 
 
-class Borrowed(Executor):
+class BorrowedExecutor(Executor):
     """Somebody's executor, which stays open."""
 
     def __init__(self, executor: Executor) -> None:
@@ -106,7 +106,7 @@ class Borrowed(Executor):
         """It is theirs."""
 
 
-def workers_of(engine: str, count: int | None = None, *, far: bool = False) -> Workers:
+def open_engine(engine: str, count: int | None = None, *, far: bool = False) -> Engine:
     """Where `engine` says; `count` tasks at once, by default as many as there are cores; a cluster has its own count.
 
     Args:
@@ -118,11 +118,11 @@ def workers_of(engine: str, count: int | None = None, *, far: bool = False) -> W
     name, separator, address = min((engine.partition(":"), engine.partition("=")), key=lambda found: len(found[0]))
     here = count or available_cores() * (2 if far else 1)
     if name == "dask" and separator == "=" and address:
-        return Workers(lambda: DaskExecutor(address), count_dask)
+        return Engine(lambda: DaskExecutor(address), count_dask)
     if name == "ray" and (address or not separator):
-        return Workers(lambda: RayExecutor(address, here), count_ray)
+        return Engine(lambda: RayExecutor(address, here), count_ray)
     if engine == "local":
-        return Workers(lambda: LocalExecutor(here), lambda executor: here)
+        return Engine(lambda: LocalExecutor(here), lambda executor: here)
     raise ConfigError(f"engine: found {engine}, needed local, ray, ray:ADDRESS or dask=ADDRESS")
 
 
@@ -156,7 +156,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Source: glibc, malloc.h."""
 
 
-KEPT_BYTES, LARGEST_BYTES = 256 << 20, 32 << 20
+TRIM_BYTES, LARGEST_BYTES = 256 << 20, 32 << 20
 
 
 """Free memory that a worker does not give back, and what is asked of the kernel alone: at most that, says glibc."""
@@ -174,7 +174,7 @@ class LocalExecutor(ProcessPoolExecutor):
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
         ours, self._end = context.Pipe(duplex=False)
-        super().__init__(count, context, begin_worker, (ours,))
+        super().__init__(count, context, start_worker, (ours,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """With `cancel_futures` what is under way is stopped, too."""
@@ -184,15 +184,15 @@ class LocalExecutor(ProcessPoolExecutor):
         self._end.close()
 
 
-def begin_worker(end: Connection) -> None:
+def start_worker(end: Connection) -> None:
     """What each worker does first."""
     # A Ctrl-C reaches all processes of a terminal; the driver alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settle_malloc()
+    configure_malloc()
     threading.Thread(target=_stop_at_end, args=(end,), daemon=True).start()
 
 
-def settle_malloc() -> None:
+def configure_malloc() -> None:
     """Have glibc's malloc use one arena for all threads, and buffers of megabytes again.
 
     Arenas of their own would each keep what they freed: from S3 to S3 a worker grew by 60 MB within eight parts. And
@@ -200,12 +200,12 @@ def settle_malloc() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for name, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, LARGEST_BYTES), (M_TRIM_THRESHOLD, KEPT_BYTES)):
+        for name, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, LARGEST_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES)):
             mallopt(name, value)
 
 
 def _stop_at_end(end: Connection) -> None:
     wait([end])
-    stop()
+    request_stop()
     time.sleep(GRACE_SECONDS)
     os._exit(1)

@@ -32,7 +32,7 @@ ATTEMPTS = 5
 """Of one task, whatever it was that failed in passing. A pool that died of one of many counts for none of them."""
 
 
-LOOK_SECONDS, LOST_SECONDS = 10.0, 900.0
+POLL_SECONDS, NO_WORKER_SECONDS = 10.0, 900.0
 
 
 """Between two looks whether a cluster has workers, while nothing is done; and without any, before it is given up."""
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Workers:
+class Engine:
     """Where tasks run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Failed:
+class TaskFailure:
     """What a task returns that could not be done: between processes, an exception loses what it carried.
 
     Attributes:
@@ -70,20 +70,20 @@ class Failed:
     passing: bool
 
 
-class _Broken(Failed):
+class _Broken(TaskFailure):
     """The pool is gone, and with it all that was in flight: of one of them, mostly."""
 
 
-def drive(
-    work: Callable[[Task], Result | Failed], tasks: Iterable[Task], workers: Workers
+def run_tasks(
+    work: Callable[[Task], Result | TaskFailure], tasks: Iterable[Task], workers: Engine
 ) -> Generator[tuple[Task, Result], None, None]:
     """What `work` returned of each task, as they are done.
 
     Raises:
         BinidxError: a task failed for good; the others are stopped.
-        WorkerError: the worker of a task died, `ATTEMPTS` times; or there are no workers, for `LOST_SECONDS`.
+        WorkerError: the worker of a task died, `ATTEMPTS` times; or there are no workers, for `NO_WORKER_SECONDS`.
     """
-    queue, pending = _Queue(tasks), dict[Future[Result | Failed], _Try[Task]]()
+    queue, pending = _Queue(tasks), dict[Future[Result | TaskFailure], _Try[Task]]()
     with _Pool(workers, pending) as pool:
         while True:
             for each in queue.due(pool.window - len(pending), idle=not pending):
@@ -95,14 +95,14 @@ def drive(
                 continue
             # A full window has no room for what is due: were its pause to end the wait, this would never wait.
             seconds = queue.seconds if len(pending) < pool.window and not queue.suspects else None
-            timeout = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
+            timeout = POLL_SECONDS if seconds is None else min(seconds, POLL_SECONDS)
             done = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED).done
             pool.look(bool(done))
             for future in done:
                 each, found = pending.pop(future), pool.outcome(future)
                 if isinstance(found, _Broken) and not each.alone:
                     queue.suspects.append(replace(each, alone=True))
-                elif isinstance(found, Failed):
+                elif isinstance(found, TaskFailure):
                     queue.again(each, found)
                 else:
                     yield each.task, found
@@ -154,7 +154,7 @@ class _Queue(Generic[Task]):
     def empty(self) -> bool:
         return self._all_given and not self._paused and not self.suspects
 
-    def again(self, each: _Try[Task], failed: Failed) -> None:
+    def again(self, each: _Try[Task], failed: TaskFailure) -> None:
         """Put it back, or raise what it failed of."""
         failures = each.failures + 1
         if not failed.passing:
@@ -180,7 +180,7 @@ class _Pool:
         window: tasks submitted and not done: no worker waits for the next, and few are begun in vain.
     """
 
-    def __init__(self, workers: Workers, pending: Mapping[Future[Any], _Try[Any]]) -> None:
+    def __init__(self, workers: Engine, pending: Mapping[Future[Any], _Try[Any]]) -> None:
         self._workers, self._pending = workers, pending
         self._executor = workers.open()
         self.window = 2 * max(1, workers.count(self._executor))
@@ -194,7 +194,7 @@ class _Pool:
             future.cancel()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, work: Callable[[Task], Result | Failed], task: Task) -> Future[Result | Failed]:
+    def submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
         try:
             return self._executor.submit(work, task)
         except BrokenExecutor:
@@ -206,10 +206,10 @@ class _Pool:
         """WorkerError if there are no workers for too long: what has killed the last of them waits for others."""
         if alive or self._is_there():
             self._last_seen = time.monotonic()
-        elif time.monotonic() - self._last_seen > LOST_SECONDS:
+        elif time.monotonic() - self._last_seen > NO_WORKER_SECONDS:
             under_way = ", ".join(str(each.task) for each in itertools.islice(self._pending.values(), 4))
             raise WorkerError(
-                f"no worker is there, for {LOST_SECONDS:.0f} s; killed, or out of memory? Start some, and give the "
+                f"no worker is there, for {NO_WORKER_SECONDS:.0f} s; killed, or out of memory? Start some, and give the "
                 f"same command. Under way: {under_way}"
             )
 
@@ -219,25 +219,25 @@ class _Pool:
         except Exception:  # an engine's own: who does not answer has no workers
             return False
 
-    def outcome(self, future: Future[Result | Failed]) -> Result | Failed:
+    def outcome(self, future: Future[Result | TaskFailure]) -> Result | TaskFailure:
         """What came of it. `work` returns its failures, so an exception is the engine's: the worker is gone."""
         try:
             return future.result()
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            kind = _Broken if isinstance(error, BrokenExecutor) else Failed
+            kind = _Broken if isinstance(error, BrokenExecutor) else TaskFailure
             return kind(WorkerError(f"a worker died ({text}); killed, or out of memory?"), passing=True)
 
 
 _told = threading.Event()
 
 
-def stop() -> None:
-    """From now on `stop_if_told` stops whoever asks in this process."""
+def request_stop() -> None:
+    """From now on `check_stop` stops whoever asks in this process."""
     _told.set()
 
 
-def stop_if_told() -> None:
+def check_stop() -> None:
     """CancelledReadError if this process was told to stop."""
     if _told.is_set():
         raise CancelledReadError("told to stop: another part failed, or the job was interrupted")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from binidx.format.sidecars.arrow_arrays import arrow_strings, bitmap, to_arrow, to_numpy
+from binidx.format.sidecars.arrow_arrays import to_arrow, to_arrow_strings, to_bitmap, to_numpy
 
 KINDS = [np.bool_, np.int8, np.int32, np.int64, np.uint64, np.float64]
 
@@ -43,7 +43,7 @@ def test_a_wider_type_takes_them_and_a_narrower_one_refuses() -> None:
 
 @pytest.mark.parametrize("values", [[], ["a"], ["", "é", "s3://b/k"]])
 def test_strings(values: list[str]) -> None:
-    found = arrow_strings(values)
+    found = to_arrow_strings(values)
     found.validate(full=True)
     assert found.equals(pa.array(values, pa.string()))
 
@@ -52,7 +52,7 @@ def test_strings(values: list[str]) -> None:
 def test_a_bitmap_says_what_is_there(count: int) -> None:
     there = np.random.default_rng(count).random(count) < 0.5
     numbers = to_arrow(np.arange(count), pa.int64())
-    found = pa.Array.from_buffers(pa.int64(), count, [bitmap(there), numbers.buffers()[1]])
+    found = pa.Array.from_buffers(pa.int64(), count, [to_bitmap(there), numbers.buffers()[1]])
     assert found.is_valid().to_pylist() == there.tolist()
 
 
@@ -60,9 +60,9 @@ def test_pandas_stays_away() -> None:
     program = """if True:
         import sys
         import numpy as np, pyarrow as pa
-        from binidx.format.sidecars.arrow_arrays import bitmap, arrow_strings, to_arrow, to_numpy
+        from binidx.format.sidecars.arrow_arrays import to_bitmap, to_arrow_strings, to_arrow, to_numpy
         to_numpy(pa.chunked_array([to_arrow(np.arange(3), pa.int64())]))
-        to_numpy(strings(["a"]).is_null()), bitmap(np.ones(3, bool))
+        to_numpy(strings(["a"]).is_null()), to_bitmap(np.ones(3, bool))
         before = "pandas" in sys.modules
         pa.array(np.arange(3))
         print(before, "pandas" in sys.modules)

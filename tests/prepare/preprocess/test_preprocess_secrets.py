@@ -26,7 +26,7 @@ from helpers.signed_urls import put_signed, secrets_in, signed, with_user
 from helpers.text_oracle import read_all, read_file
 
 from binidx.errors import AccessError, BinidxError, UnreachableError
-from binidx.jobs.scheduling import Failed
+from binidx.jobs.scheduling import TaskFailure
 from binidx.prepare.preprocess import tokenize_part
 from binidx.prepare.preprocess.job_plan import plan_parts
 from binidx.prepare.preprocess.tokenize_part import Task, run_part
@@ -137,7 +137,7 @@ def test_a_fault_of_ours_comes_across_without_them(s3: Bucket, tmp_path: Path, m
 
     monkeypatch.setattr(tokenize_part, "make_part", broken)
     failed = run_part(Task(job, part))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, TaskFailure)
     assert "KeyError" in str(failed.error)
     assert secrets_in(str(failed.error)) == []
 

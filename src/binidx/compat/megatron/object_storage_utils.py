@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from binidx.errors import ConfigError
-from binidx.format.bin_file import prefix_of
+from binidx.format.bin_file import strip_bin_suffix
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.open import open_object, stream
 from binidx.storage.writing.publish import create_object
@@ -71,7 +71,7 @@ def get_index_cache_path(idx_path: str, object_storage_config: ObjectStorageConf
 
 def dataset_exists(path_prefix: str, idx_path: str, bin_path: str) -> bool:
     """Adapts `IndexedDataset.exists`. Megatron's is true of any prefix in S3: it asks for `bucket`, not `Bucket`."""
-    return IndexedDataset.exists(prefix_of(bin_path) if bin_path else path_prefix)
+    return IndexedDataset.exists(strip_bin_suffix(bin_path) if bin_path else path_prefix)
 
 
 def cache_index_file(remote_path: str, local_path: str) -> None:

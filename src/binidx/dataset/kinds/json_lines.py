@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.pair import KnownPrefix
+from binidx.format.pair import ResolvedPrefix
 from binidx.index.cache.build_context import BuildContext
 from binidx.index.cache.building import Building
 from binidx.index.cache.index_cache import IndexCache
@@ -81,7 +81,7 @@ class JsonLines(IndexedDataset):
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
         self.identity_when_opened = object_identity(uri, storage_options)
         self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=codec_by_name(uri))
-        starts, lengths = self._lines(BuildContext(KnownPrefix.of(uri).checks))
+        starts, lengths = self._lines(BuildContext(ResolvedPrefix.of(uri).checks))
         documents = np.arange(len(starts) + 1, dtype=np.int64)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
         self._stored = little_endian(np.uint8)

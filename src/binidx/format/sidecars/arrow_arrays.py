@@ -24,12 +24,12 @@ def to_arrow(values: NDArray[Any], kind: Any) -> Any:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
-def bitmap(values: NDArray[np.bool_]) -> Any:
+def to_bitmap(values: NDArray[np.bool_]) -> Any:
     """Truth values as a buffer of Arrow's: above all, which values are there."""
     return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
-def arrow_strings(values: Sequence[str]) -> Any:
+def to_arrow_strings(values: Sequence[str]) -> Any:
     """A few strings as an array."""
     encoded = [each.encode() for each in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)

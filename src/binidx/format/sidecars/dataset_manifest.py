@@ -82,18 +82,18 @@ class Machine:
     bytes_per_second: float | None
 
 
-class NamedTokenizer(TypedDict, total=False):
+class ManifestTokenizer(TypedDict, total=False):
     """The fields of a tokenizer that are read again."""
 
     uri: str
     digest: str
 
 
-class DoneJob(TypedDict, total=False):
+class ManifestJob(TypedDict, total=False):
     """The fields of a job that are read again."""
 
     on_error: str
-    tokenizer: NamedTokenizer
+    tokenizer: ManifestTokenizer
 
 
 class DatasetCounts(TypedDict):
@@ -108,7 +108,7 @@ class DatasetManifest(TypedDict, total=False):
     """The fields of the file that are read again; others are for people, and tools of theirs."""
 
     plan: str
-    job: DoneJob
+    job: ManifestJob
     dataset: DatasetCounts
     counts: RowCounts
     machines: dict[str, Machine]

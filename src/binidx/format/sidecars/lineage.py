@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError, MissingDriverError
-from binidx.format.sidecars.arrow_arrays import arrow_strings, bitmap, to_arrow, to_numpy
+from binidx.format.sidecars.arrow_arrays import to_arrow, to_arrow_strings, to_bitmap, to_numpy
 from binidx.prepare.text.batch import Batch, Strings
 from binidx.prepare.tokenizers.engine import Stored
 from binidx.storage.adapters import ReadableFile, WritableFile
@@ -116,17 +116,19 @@ def lineage_table(
     source: str, rows: NDArray[np.int64], places: NDArray[np.int64], ids: Strings | None, hashes: NDArray[np.uint64]
 ) -> Any:
     """Rows of one source, as a table."""
-    return table_of([source], np.zeros(len(rows), np.int32), rows, places, _strings(ids, len(rows)), hashes)
+    return build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, _strings(ids, len(rows)), hashes)
 
 
-def table_of(sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, places: Any, ids: Any, hashes: Any) -> Any:
+def build_lineage_table(
+    sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, places: Any, ids: Any, hashes: Any
+) -> Any:
     """Rows as a table; `numbers` say which of the sources each is of. None: nulls, and Arrow arrays are welcome."""
     given = zip(("row", "byte", "id", "hash"), (rows, places, ids, hashes), strict=True)
     columns = [
         pa.nulls(len(numbers), SCHEMA.field(name).type) if values is None else _column(values, SCHEMA.field(name).type)
         for name, values in given
     ]
-    named = pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), arrow_strings(sources))
+    named = pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), to_arrow_strings(sources))
     return pa.Table.from_arrays([named, *columns], schema=SCHEMA)
 
 
@@ -151,7 +153,7 @@ def hash_document_bytes(tokens: NDArray[Any], bounds: NDArray[np.int64]) -> NDAr
 
 
 @dataclass(frozen=True)
-class PartRows:
+class PartLineage:
     """The sidecar of a part.
 
     Attributes:
@@ -170,14 +172,14 @@ AHEAD_ROWS, AHEAD_PARTS = 1 << 17, 8
 """A sidecar of no more rows is read before its turn, so many at once: 5 MB each, and their ids."""
 
 
-def merge_lineage(parts: Iterable[PartRows], target: str, options: Options) -> int:
+def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -> int:
     """Write the rows of all parts as one sidecar; how many there were.
 
     Raises:
         FormatError: a part has another number of rows.
     """
 
-    def read(part: PartRows) -> Iterable[Any]:
+    def read(part: PartLineage) -> Iterable[Any]:
         rows = _numbered(part, options)
         return list(rows) if sum(part.counts) <= AHEAD_ROWS else rows
 
@@ -192,7 +194,7 @@ def merge_lineage(parts: Iterable[PartRows], target: str, options: Options) -> i
     return writer.num_rows
 
 
-def _numbered(part: PartRows, options: Options) -> Iterator[Any]:
+def _numbered(part: PartLineage, options: Options) -> Iterator[Any]:
     """The rows of a part, counted in their files."""
     first, uri = 0, part.uri
     bases = np.repeat(np.array(part.bases, np.int64), part.counts)
@@ -207,12 +209,12 @@ def _numbered(part: PartRows, options: Options) -> Iterator[Any]:
 
 
 def _groups(uri: str, options: Options) -> Iterator[Any]:
-    found = open_rows(open_object(uri, storage_options=options, cache=False))
+    found = open_lineage(open_object(uri, storage_options=options, cache=False))
     for number in range(found.num_row_groups):
         yield found.read_row_group(number).cast(SCHEMA)
 
 
-def open_rows(reader: RangeReader) -> Any:
+def open_lineage(reader: RangeReader) -> Any:
     """A sidecar as pyarrow's ParquetFile."""
     return parquet.ParquetFile(ReadableFile(reader), read_dictionary=["source"], page_checksum_verification=True)
 
@@ -220,7 +222,7 @@ def open_rows(reader: RangeReader) -> Any:
 def _strings(ids: Strings | None, count: int) -> Any:
     if ids is None:
         return pa.nulls(count, pa.string())
-    validity = bitmap(ids.present)
+    validity = to_bitmap(ids.present)
     offsets = pa.py_buffer((ids.offsets - ids.offsets[0]).astype(np.int32).tobytes())
     data = pa.py_buffer(ids.bytes[ids.offsets[0] : ids.offsets[-1]].tobytes())
     return pa.Array.from_buffers(pa.string(), count, [validity, offsets, data])

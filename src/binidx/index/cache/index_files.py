@@ -26,7 +26,7 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError, ObjectChangedError, StorageError
-from binidx.format.ranged_arrays import RangedArray, beneath_copy, open_in_ranges
+from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks, uncached_reader
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.storage.open import Keep, open_kept, open_object, read_whole
 from binidx.storage.stores import filesystem
@@ -260,7 +260,7 @@ class IndexFiles:
 
     def _open_array(self, name: str, stored: StoredArray, found: Found | None) -> RangedArray:
         uri, dtype = self.array_uri(name), np.dtype(stored.dtype)
-        reader = open_in_ranges(uri, self.storage_options, found=found)
+        reader = open_cached_in_blocks(uri, self.storage_options, found=found)
         if reader.size != stored.bytes:
             raise FormatError(f"{uri}: {reader.size} bytes, needed {stored.bytes}")
         return RangedArray(reader, stored.bytes - prod(stored.shape) * dtype.itemsize, dtype, stored.shape)
@@ -281,7 +281,7 @@ def _is_last(marks: Sequence[tuple[int, int, int]]) -> bool:
 
 def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
     """Check the headers in one round trip; its requests raise ObjectChangedError for an array that was replaced."""
-    readers = [beneath_copy(each.reader) for each in arrays.values()]
+    readers = [uncached_reader(each.reader) for each in arrays.values()]
     headers = read_many([(each, [(0, min(HEADER_BYTES, each.size))]) for each in readers])
     for (name, array), [header] in zip(arrays.items(), headers, strict=True):
         found = parse_npy_header(header)

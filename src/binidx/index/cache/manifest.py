@@ -180,7 +180,7 @@ def origin_of(dataset: IndexedDataset) -> Origin:
         return {name: dataset.identity[name] for name in DECIDING}
 
     def facts() -> Fields:
-        return {ONE_EACH: dataset.one_each}
+        return {ONE_EACH: dataset.documents_are_sequences}
 
     return Origin(data, content, facts)
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.cut import uniform
+from binidx.corpus.cut import uniform_hash
 from binidx.corpus.whole_dataset import Options
 from binidx.errors import ConfigError
 from binidx.format.idx import DType
@@ -332,7 +332,7 @@ class _Counter:
         began, tokenising = time.process_time(), 0.0
         for batches in self._read(piece, BATCH_BYTES):
             total = self._plus(total, batches)
-            place = float(uniform(self._seed + number, num_batches, 1)[0])
+            place = float(uniform_hash(self._seed + number, num_batches, 1)[0])
             num_batches += 1
             if place < share:
                 before = time.process_time()

@@ -35,11 +35,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from binidx.corpus.convert_journal import Target
-from binidx.corpus.merge import merge_tokens, merged_index, open_all
+from binidx.corpus.convert_journal import DatasetTarget
+from binidx.corpus.merge import merge_tokens, merged_index, open_datasets
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import FormatError, ObjectExistsError, redacted
-from binidx.format.bin_file import delete_all, related_objects
+from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.index_writer import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.json_models import JsonFile
@@ -169,8 +169,8 @@ def merge_key(
 ) -> None:
     """The dataset of one key."""
     job = places.job
-    target = Target(job.datasets[key], job.codec, job.target_options)
-    opened = open_all([places.prefix(part, key) for part in parts], job.target_options)
+    target = DatasetTarget(job.datasets[key], job.codec, job.target_options)
+    opened = open_datasets([places.prefix(part, key) for part in parts], job.target_options)
     with merged_index(opened, watch) as columns:
         check_part_counts(key, parts, records, opened)
         make_way = way_for(target, columns, overwrite)
@@ -190,7 +190,7 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
             )
 
 
-def same_bytes(target: Target, columns: IndexColumns) -> bool:
+def same_bytes(target: DatasetTarget, columns: IndexColumns) -> bool:
     """Whether the `.idx` that stands there is what these columns give."""
     reader, start = open_object(target.idx_uri, storage_options=target.options, cache=False), 0
     for block in columns.format():
@@ -201,7 +201,7 @@ def same_bytes(target: Target, columns: IndexColumns) -> bool:
     return start == reader.size
 
 
-def way_for(target: Target, columns: IndexColumns, overwrite: bool) -> Callable[[], object]:
+def way_for(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> Callable[[], object]:
     """What is to go right before the new dataset appears.
 
     Raises:
@@ -211,15 +211,17 @@ def way_for(target: Target, columns: IndexColumns, overwrite: bool) -> Callable[
     old = [target.idx_uri, target.prefix + MANIFEST, target.prefix + LINEAGE] if overwrite else []
     if not overwrite and object_exists(target.idx_uri, target.options) and not same_bytes(target, columns):
         raise ObjectExistsError(f"{target.prefix}: holds another dataset, needed a free name; --overwrite replaces it")
-    return lambda: delete_all([*old, *related_objects(target.bin_uri)], target.options)
+    return lambda: delete_objects([*old, *superseded_objects(target.bin_uri)], target.options)
 
 
 def write_lineage(places: Places, key: str, parts: Sequence[Part], records: Records) -> None:
     """The sidecar of one dataset."""
-    from binidx.format.sidecars.lineage import PartRows, merge_lineage
+    from binidx.format.sidecars.lineage import PartLineage, merge_lineage
 
     rows = (
-        PartRows(places.prefix(part, key) + LINEAGE, bases, [each.num_documents for each in records[part.name].slices])
+        PartLineage(
+            places.prefix(part, key) + LINEAGE, bases, [each.num_documents for each in records[part.name].slices]
+        )
         for part, bases in zip(parts, row_bases(parts, records), strict=True)
     )
     merge_lineage(rows, places.job.datasets[key] + LINEAGE, places.job.target_options)
@@ -298,7 +300,7 @@ def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
             differs = job_difference(standing, told)
             raise ObjectExistsError(f"{places.job_uri}: parts of another job, {differs}; --overwrite drops them")
         for prefix in job.datasets.values():
-            Target(prefix, job.codec, job.target_options).check_free(None, ours=False)
+            DatasetTarget(prefix, job.codec, job.target_options).check_free(None, ours=False)
         if standing is None and not put_if_absent(places.job_uri, told, job.target_options):
             raise ObjectExistsError(f"{places.job_uri}: another job began here in this moment; run it again")
     if overwrite or standing is not None:

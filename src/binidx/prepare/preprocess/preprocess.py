@@ -21,8 +21,8 @@ from typing import Any
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
-from binidx.jobs.engines import Borrowed, available_cores, workers_of
-from binidx.jobs.scheduling import ATTEMPTS, Workers, drive
+from binidx.jobs.engines import BorrowedExecutor, available_cores, open_engine
+from binidx.jobs.scheduling import ATTEMPTS, Engine, run_tasks
 from binidx.prepare.preprocess.finish import finish, job_difference, mark_of, remove_parts, take_place
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.job_plan import Part, Places, plan_digest, plan_parts, undivided
@@ -131,8 +131,8 @@ def preprocess(
     tasks = [Task(job, part) for part in unique(wanted) if part.name not in records]
     if tasks:
         far = is_far(job, parts)
-        chosen = workers_of(engine, workers, far=far) if executor is None else borrowed(executor, workers)
-        for task, record in drive(run_part, tasks, chosen):
+        chosen = open_engine(engine, workers, far=far) if executor is None else borrowed(executor, workers)
+        for task, record in run_tasks(run_part, tasks, chosen):
             records[task.part.name] = record
             watched.add(record)
     made = len(records) - kept
@@ -183,9 +183,9 @@ def unique(parts: Sequence[Part]) -> list[Part]:
     return list({part.name: part for part in parts}.values())
 
 
-def borrowed(executor: Executor, workers: int | None) -> Workers:
+def borrowed(executor: Executor, workers: int | None) -> Engine:
     """Somebody's executor; when it breaks, it is for them to mend."""
-    return Workers(lambda: Borrowed(executor), lambda _: workers or available_cores())
+    return Engine(lambda: BorrowedExecutor(executor), lambda _: workers or available_cores())
 
 
 def finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import BinidxError, FormatError, MismatchError, StorageError, WorkerError, redacted
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.jobs.scheduling import Failed, stop_if_told
+from binidx.jobs.scheduling import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.job_plan import Part, Places
 from binidx.prepare.preprocess.part_writer import PartWriter
@@ -174,16 +174,16 @@ class Task:
         return str(self.part)
 
 
-def run_part(task: Task) -> Record | Failed:
+def run_part(task: Task) -> Record | TaskFailure:
     """Make a part, or say what was in the way."""
     try:
         return make_part(task.job, task.part)
     except BinidxError as error:
-        return Failed(error.__class__(str(error)), passes(error))
+        return TaskFailure(error.__class__(str(error)), passes(error))
     except OSError as error:  # of a disk; those of stores are BinidxErrors
-        return Failed(StorageError(f"{task}: {error}"), passes(error))
+        return TaskFailure(StorageError(f"{task}: {error}"), passes(error))
     except Exception:  # ours to mend: all that is known of it must come across
-        return Failed(WorkerError(f"{task}: {traceback.format_exc()}"), passing=False)
+        return TaskFailure(WorkerError(f"{task}: {traceback.format_exc()}"), passing=False)
 
 
 def make_part(job: Job, part: Part) -> Record:
@@ -252,7 +252,7 @@ class Tokeniser:
             storage_options=job.source_options,
             extent=extent,
         ):
-            stop_if_told()
+            check_stop()
             if standing.result() is not None:
                 break
             self._take(number, batches, writer, counts)

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import MIB, Buckets, Plan, plan_shuffle, shuffle_keys
+from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, plan_shuffle, shuffle_keys
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
-from binidx.format.source import place_of
+from binidx.format.source import absolute_uri
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import Lines, own_bytes, whole_lines
 from binidx.prepare.text.read import PLAIN, CountedPieces, check_read, stored_pieces
@@ -127,13 +127,13 @@ def text_inputs(name: str, options: Options) -> list[Input]:
 
 def check_target(name: str, found: Sequence[Input], options: Options, overwrite: bool) -> None:
     """ConfigError if it is read, ObjectExistsError if it stands there and nobody said `overwrite`."""
-    if any(place_of(each.uri) == place_of(name) for each in found):
+    if any(absolute_uri(each.uri) == absolute_uri(name) for each in found):
         raise ConfigError(f"{name}: is read and written, needed another name to write to")
     if not overwrite and object_exists(name, options):
         raise ObjectExistsError(f"{name}: stands there, needed a free name; --overwrite replaces it")
 
 
-def plan_lines(found: Sequence[Input], memory_bytes: int, options: Options) -> Plan:
+def plan_lines(found: Sequence[Input], memory_bytes: int, options: Options) -> ShufflePlan:
     """Buckets for about so many bytes, in lines as long as those at the head of the first input."""
     num_bytes = sum(plain_bytes(each) for each in found)
     whole = plan_slices([each for each in found if each.size], WHOLE)

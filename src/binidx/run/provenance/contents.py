@@ -205,7 +205,7 @@ def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
 
 def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Any, Any, Any]:
     """Epoch, bounds, documents, starts and stops of samples of one source."""
-    if not dataset.dataset.one_each:
+    if not dataset.dataset.documents_are_sequences:
         epoch, spans = _of_source(dataset, samples)
         ends = spans.start + spans.length
         return epoch, spans.bounds, spans.document, spans.start[spans.bounds[:-1]], ends[spans.bounds[1:] - 1]
@@ -214,7 +214,7 @@ def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Num
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
     """The document of each sequence, and the tokens of the document before it."""
-    if index.one_each:
+    if index.documents_are_sequences:
         return sequences, np.zeros_like(sequences)
     bounds = index.document_indices
     inside = sequences.max(initial=-1) < len(bounds) - 1

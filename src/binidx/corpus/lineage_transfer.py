@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.convert_journal import Target
+from binidx.corpus.convert_journal import DatasetTarget
 from binidx.corpus.whole_dataset import Options, WholeDataset
 from binidx.errors import FormatError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -27,7 +27,7 @@ from binidx.storage.writing.publish import delete_object
 BATCH_ROWS = 1 << 16
 
 
-class Lineage:
+class LineageRows:
     """The rows of several datasets, one after another.
 
     Args:
@@ -66,29 +66,29 @@ class Lineage:
 
     def _all(self) -> Iterator[Any]:
         for prefix, count, there in self._sources:
-            yield from read_rows(prefix, count, self._options) if there else rows_of_none(prefix, count)
+            yield from read_lineage(prefix, count, self._options) if there else placeholder_lineage(prefix, count)
 
 
-def read_rows(prefix: str, count: int | None, options: Options) -> Iterator[Any]:
+def read_lineage(prefix: str, count: int | None, options: Options) -> Iterator[Any]:
     """The rows of one sidecar; FormatError if there are not `count` of them, None: however many."""
-    from binidx.format.sidecars.lineage import SCHEMA, open_rows
+    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     uri = prefix + LINEAGE
-    with invalid_named(uri):
-        found = open_rows(open_object(uri, storage_options=options, cache=False))
+    with lineage_errors(uri):
+        found = open_lineage(open_object(uri, storage_options=options, cache=False))
         if count is not None and found.metadata.num_rows != count:
             raise FormatError(f"{uri}: {found.metadata.num_rows} rows, needed {count}, one for each document")
         for batch in found.iter_batches(BATCH_ROWS):
             yield lineage_table_from_batch(batch).cast(SCHEMA)
 
 
-def rows_of_none(prefix: str, count: int) -> Iterator[Any]:
+def placeholder_lineage(prefix: str, count: int) -> Iterator[Any]:
     """Rows for a dataset that has none."""
-    from binidx.format.sidecars.lineage import table_of
+    from binidx.format.sidecars.lineage import build_lineage_table
 
     for first in range(0, count, BATCH_ROWS):
         rows = np.arange(first, min(first + BATCH_ROWS, count))
-        yield table_of([prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
+        yield build_lineage_table([prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
 
 
 def lineage_table_from_batch(batch: Any) -> Any:
@@ -98,7 +98,7 @@ def lineage_table_from_batch(batch: Any) -> Any:
 
 
 @contextlib.contextmanager
-def invalid_named(uri: str) -> Iterator[None]:
+def lineage_errors(uri: str) -> Iterator[None]:
     """What pyarrow says of a file that is none, as ours."""
     import pyarrow as pa
 
@@ -108,13 +108,13 @@ def invalid_named(uri: str) -> Iterator[None]:
         raise FormatError(f"{uri}: is no lineage ({error}); needed the columns source, row, byte, id, hash") from error
 
 
-class LineageTargets:
+class LineageOutputs:
     """Sidecars on their way, of each target of a call one; unseen until `publish`.
 
     Nothing is written where the sources have none; what stands there of an older dataset goes in any case.
     """
 
-    def __init__(self, lineage: Lineage, places: Sequence[Target]) -> None:
+    def __init__(self, lineage: LineageRows, places: Sequence[DatasetTarget]) -> None:
         self._places = places
         self._writers: list[LineageWriter] = []
         if lineage:
@@ -126,7 +126,9 @@ class LineageTargets:
         """Rows for one of them."""
         self._writers[number].write(table)
 
-    def fill(self, lineage: Lineage, choose: Callable[[int, int], NDArray[np.int64]], watch: ProgressWatcher) -> None:
+    def fill(
+        self, lineage: LineageRows, choose: Callable[[int, int], NDArray[np.int64]], watch: ProgressWatcher
+    ) -> None:
         """Each row to the target that `choose(first row, rows)` names; -1: to none."""
         if not lineage:
             return
@@ -154,9 +156,9 @@ class LineageTargets:
             writer.abandon()
 
 
-def bring_lineage(opened: Sequence[WholeDataset], target: str, options: Options) -> None:
+def copy_lineage(opened: Sequence[WholeDataset], target: str, options: Options) -> None:
     """The rows of all datasets under another prefix; afterwards there are none where the sources have none."""
-    rows, uri = Lineage(opened, options), target + LINEAGE
+    rows, uri = LineageRows(opened, options), target + LINEAGE
     if not rows:
         delete_object(uri, options)
         return
@@ -171,6 +173,6 @@ def bring_lineage(opened: Sequence[WholeDataset], target: str, options: Options)
         writer.abandon()
 
 
-def to_first(first: int, count: int) -> NDArray[np.int64]:
+def assign_to_first(first: int, count: int) -> NDArray[np.int64]:
     """All rows to the one target there is."""
     return np.zeros(count, np.int64)
