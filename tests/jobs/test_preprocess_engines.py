@@ -149,7 +149,7 @@ def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_eve
     monkeypatch.setattr(driver, "NO_WORKER_SECONDS", 1.0)
     with (
         dask_cluster(tmp_path) as (address, _),
-        pytest.raises(WorkerError, match=r"no worker is there, .*: 3$") as raised,
+        pytest.raises(WorkerError, match=r"no worker for .*: 3; ") as raised,
     ):
         list(run_tasks(kills_its_worker(), [3], open_engine(f"dask={address}")))
     assert "killed, or out of memory?" in str(raised.value)

@@ -77,24 +77,24 @@ def test_a_full_window_is_waited_for_also_when_a_pause_is_over() -> None:
 
 
 def test_the_first_failure_for_good_stops_all() -> None:
-    begun = []
+    started = []
 
     def work(task: int) -> int | TaskFailure:
-        begun.append(task)
+        started.append(task)
         time.sleep(0.001)
         return TaskFailure(FormatError("bad line"), False) if task == 10 else task
 
     with pytest.raises(FormatError, match="bad line"):
         list(run_tasks(work, range(1000), threads(2)))
-    assert max(begun) < 20
+    assert max(started) < 20
 
 
 def test_who_stops_listening_stops_the_work() -> None:
-    begun = []
-    found = run_tasks(begun.append, range(1000), threads(2))
+    started = []
+    found = run_tasks(started.append, range(1000), threads(2))
     next(found)
     found.close()
-    assert len(begun) < 20
+    assert len(started) < 20
 
 
 def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: p
     monkeypatch.setattr(module, "NO_WORKER_SECONDS", 0.05)
     for answers in ([2, 2, 0], [2, 2]):  # then none: whoever was asked is gone, too
         counts = itertools.chain(answers, itertools.repeat(0) if 0 in answers else [])
-        with pytest.raises(WorkerError, match=r"no worker is there, for 0 s; .*Under way: 0, 1, 2, 3$"):
+        with pytest.raises(WorkerError, match=r"no worker for 0 s .*running: 0, 1, 2, 3; "):
             list(run_tasks(work, range(9), Engine(Waiting, lambda executor, counts=counts: next(counts))))
 
 

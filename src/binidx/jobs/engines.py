@@ -1,19 +1,20 @@
-"""Where parts are made: on this machine, by Ray, or by Dask. `--engine` names them.
+"""Engines that run the parts of a job: processes of this machine, Ray, or Dask; `--engine` names one.
 
     local             processes of this machine
-    ray               Ray of this machine, or the cluster that RAY_ADDRESS names
+    ray               Ray on this machine, or the cluster at RAY_ADDRESS
     ray:ADDRESS       a Ray cluster
     dask=ADDRESS      the scheduler of a Dask cluster
 
-binidx must be installed where the work is done, in the same version. All others, MPI's or Parsl's, come as an Executor:
+The workers need the same version of binidx. Other engines, such as MPI's or Parsl's, are passed as an Executor:
 `preprocess(job, executor=...)`.
 
-Worker processes of this machine, which end with the process that began them, however that ends.
+Local workers end with the process that started them, however it ends:
 
-    driver ──── pipe ────► worker      the driver never writes: the pipe's end is the sign to stop
+    driver ──── pipe ────► worker      the driver never writes: the end of the pipe is the signal to stop
                   └──────► worker
 
-A worker waits for that end in a thread. Then it stops between two batches, and in any case some seconds later.
+A thread of each worker waits for that end. The worker then stops between two batches, and at the latest after
+`GRACE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -37,44 +38,46 @@ from binidx.jobs.scheduling import Engine, request_stop
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
 
-
 CONNECT_SECONDS = 5
+"""Timeout of the connection to a Dask scheduler."""
 
+GRACE_SECONDS = 5.0
+"""How long a worker may take to finish its writes after the driver has gone."""
 
-"""For the scheduler of a Dask cluster to answer."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""Parameters of glibc's `mallopt`. Source: glibc, malloc.h."""
+
+TRIM_BYTES, MMAP_BYTES = 256 << 20, 32 << 20
+"""Free memory that a worker keeps, and the size from which an allocation is its own mapping (glibc's maximum)."""
 
 
 class RayExecutor(Executor):
-    """Ray's tasks as futures. A connection that was there before stays."""
+    """Ray tasks as futures. An existing connection to Ray is used and stays open."""
 
     def __init__(self, address: str, count: int) -> None:
         self._ray = _import("ray", "ray")
         self._remote = functools.cache(self._ray.remote)
-        self._ours = not self._ray.is_initialized()
-        if self._ours and (address or "RAY_ADDRESS" in os.environ):
-            self._join(address)
-        elif self._ours:
-            self._ray.init(num_cpus=count, include_dashboard=False, **QUIET)
-
-    def _join(self, address: str) -> None:
-        try:
-            self._ray.init(address or None, **QUIET)
-        except (ValueError, OSError) as error:
-            named = f"ray:{address}" if address else "RAY_ADDRESS"
-            raise UnreachableError(f"{named}: {error}; needed the address of a cluster, as HOST:6379") from error
+        self._connected = not self._ray.is_initialized()
+        cluster = {"address": address or None} if address or "RAY_ADDRESS" in os.environ else None
+        if self._connected:
+            try:
+                self._ray.init(**(cluster or {"num_cpus": count, "include_dashboard": False}), **QUIET)
+            except (ValueError, OSError) as error:
+                named = f"ray:{address}" if address else "RAY_ADDRESS"
+                raise UnreachableError(f"{named}: {error}; needed the address of a cluster, as HOST:6379") from error
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        # Without tries of its own: the driver counts them.
+        # No retries by Ray: the driver counts the attempts.
         future: Future[Any] = self._remote(fn).options(max_retries=0).remote(*args, **kwargs).future()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if self._ours:
+        if self._connected:
             self._ray.shutdown()
 
 
 class DaskExecutor(Executor):
-    """Dask's own executor, and the client that it is of."""
+    """Dask's executor together with its client."""
 
     def __init__(self, address: str) -> None:
         distributed = _import("distributed", "dask")
@@ -93,54 +96,39 @@ class DaskExecutor(Executor):
         self.client.close()
 
 
-class BorrowedExecutor(Executor):
-    """Somebody's executor, which stays open."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._executor.submit(fn, *args, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """It is theirs."""
-
-
-def open_engine(engine: str, count: int | None = None, *, far: bool = False) -> Engine:
-    """Where `engine` says; `count` tasks at once, by default as many as there are cores; a cluster has its own count.
+def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> Engine:
+    """Return the engine of a name such as "local", "ray:HOST:6379" or "dask=tcp://HOST:8786".
 
     Args:
-        far: texts or tokens lie in a store: by default twice as many, as half of them wait for it.
+        count: tasks at once; by default the number of cores. A cluster has its own number.
+        remote_data: texts or tokens are in an object store: twice as many by default, as half of the tasks wait.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: the name is none of those above.
     """
-    name, separator, address = min((engine.partition(":"), engine.partition("=")), key=lambda found: len(found[0]))
-    here = count or available_cores() * (2 if far else 1)
-    if name == "dask" and separator == "=" and address:
-        return Engine(lambda: DaskExecutor(address), count_dask)
-    if name == "ray" and (address or not separator):
-        return Engine(lambda: RayExecutor(address, here), count_ray)
-    if engine == "local":
-        return Engine(lambda: LocalExecutor(here), lambda executor: here)
-    raise ConfigError(f"engine: found {engine}, needed local, ray, ray:ADDRESS or dask=ADDRESS")
+    kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda found: len(found[0]))
+    local_count = count or available_cores() * (2 if remote_data else 1)
+    if kind == "dask" and separator == "=" and address:
+        return Engine(lambda: DaskExecutor(address), _count_dask_threads)
+    if kind == "ray" and (address or not separator):
+        return Engine(lambda: RayExecutor(address, local_count), _count_ray_cores)
+    if name == "local":
+        return Engine(lambda: LocalExecutor(local_count), lambda executor: local_count)
+    raise ConfigError(f"engine: found {name}, needed local, ray, ray:ADDRESS or dask=ADDRESS")
 
 
 def available_cores() -> int:
-    """Of this process: those of its machine that it may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def count_dask(executor: Executor) -> int:
-    """Threads of all of its workers now."""
+def _count_dask_threads(executor: Executor) -> int:
     assert isinstance(executor, DaskExecutor)
     return sum(map(int, executor.client.nthreads().values()))
 
 
-def count_ray(executor: Executor) -> int:
-    """Cores of the cluster now."""
-    cores: float = _import("ray", "ray").cluster_resources().get("CPU", 0.0)
-    return math.ceil(cores)
+def _count_ray_cores(executor: Executor) -> int:
+    return math.ceil(_import("ray", "ray").cluster_resources().get("CPU", 0.0))
 
 
 def _import(name: str, extra: str) -> Any:
@@ -150,62 +138,44 @@ def _import(name: str, extra: str) -> Any:
         raise MissingDriverError(f"engine: needs {name}; pip install 'binidx[{extra}]'") from error
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-
-
-"""Source: glibc, malloc.h."""
-
-
-TRIM_BYTES, LARGEST_BYTES = 256 << 20, 32 << 20
-
-
-"""Free memory that a worker does not give back, and what is asked of the kernel alone: at most that, says glibc."""
-
-
-GRACE_SECONDS = 5.0
-
-
-"""For a worker to end what it writes."""
-
-
 class LocalExecutor(ProcessPoolExecutor):
-    """`count` processes; fresh ones, as a fork would take threads and connections of this one along."""
+    """`count` processes, spawned: forked ones would inherit threads and connections."""
 
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("spawn")
-        ours, self._end = context.Pipe(duplex=False)
-        super().__init__(count, context, start_worker, (ours,))
+        worker_end, self._driver_end = context.Pipe(duplex=False)
+        super().__init__(count, context, start_worker, (worker_end,))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """With `cancel_futures` what is under way is stopped, too."""
+        """Shut down; with `cancel_futures`, running tasks are stopped, too."""
         if cancel_futures:
-            self._end.close()
+            self._driver_end.close()
         super().shutdown(wait, cancel_futures=cancel_futures)
-        self._end.close()
+        self._driver_end.close()
 
 
-def start_worker(end: Connection) -> None:
-    """What each worker does first."""
-    # A Ctrl-C reaches all processes of a terminal; the driver alone decides.
+def start_worker(driver: Connection) -> None:
+    """Prepare a new worker process; it stops when the other end of the pipe `driver` closes."""
+    # Ctrl-C reaches all processes of a terminal; only the driver handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_malloc()
-    threading.Thread(target=_stop_at_end, args=(end,), daemon=True).start()
+    threading.Thread(target=_stop_with_driver, args=(driver,), daemon=True).start()
 
 
 def configure_malloc() -> None:
-    """Have glibc's malloc use one arena for all threads, and buffers of megabytes again.
+    """Make glibc's malloc use one arena for all threads and reuse buffers of several megabytes.
 
-    Arenas of their own would each keep what they freed: from S3 to S3 a worker grew by 60 MB within eight parts. And
-    buffers that the kernel is asked for, one by one, come as zeros and go: a twentieth of the CPU.
+    With an arena for each thread a worker grew by 60 MB within eight parts from S3 to S3, as each keeps its free
+    memory. Buffers mapped one by one cost 5 % of the CPU time, as the kernel zeroes each.
     """
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        for name, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, LARGEST_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES)):
+        for name, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES)):
             mallopt(name, value)
 
 
-def _stop_at_end(end: Connection) -> None:
-    wait([end])
+def _stop_with_driver(driver: Connection) -> None:
+    wait([driver])
     request_stop()
     time.sleep(GRACE_SECONDS)
     os._exit(1)

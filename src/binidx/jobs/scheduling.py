@@ -1,18 +1,18 @@
-"""Tasks over an Executor: a bounded window of them, some tried again, all stopped by the first that failed for good.
+"""Run tasks on an engine: a bounded window of running tasks, retries, and a stop at the first permanent failure.
 
-    waiting ──submit──► in flight, at most `window` ──► done
-       ▲                    │
-       ├─ after a pause ────┼─ failed in passing, or the worker died: `ATTEMPTS` times in all
-       └─ one at a time ────┘  the whole pool died, and nobody knows of which
+    queue ──submit──► running, at most `window` ──► result
+      ▲                   │
+      ├─ after a pause ───┼─ transient failure, or the worker died: at most `ATTEMPTS` attempts
+      └─ one at a time ───┘  the whole pool died, so the task that killed it is unknown
 
-All that is asked of an engine is `concurrent.futures.Executor`. Tasks must be idempotent: one may run twice, also at
-the same time.
-
-How work in another process is told to stop: between two batches, so that it leaves nothing half written behind.
+An engine needs nothing but `concurrent.futures.Executor`. Tasks must be idempotent: a task may run twice, even at the
+same time. `request_stop` and `check_stop` end the work inside a worker process between two batches, so that no file
+stays half written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
@@ -27,90 +27,97 @@ from binidx.errors import BinidxError, CancelledReadError, WorkerError
 from binidx.storage.requests.retries import pause
 
 ATTEMPTS = 5
-
-
-"""Of one task, whatever it was that failed in passing. A pool that died of one of many counts for none of them."""
-
+"""Attempts of one task. If a pool dies while it runs several tasks, no attempt of theirs is counted."""
 
 POLL_SECONDS, NO_WORKER_SECONDS = 10.0, 900.0
-
-
-"""Between two looks whether a cluster has workers, while nothing is done; and without any, before it is given up."""
-
+"""Interval between two counts of a cluster's workers while no task ends; how long it may have none."""
 
 Task = TypeVar("Task")
-
-
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Where tasks run.
+    """Place where tasks run.
 
     Attributes:
-        open: makes the Executor; called again when one broke.
-        count: asked of an open one: tasks that it runs at once; 0: it has no worker, now.
+        open: returns the Executor; called again after an executor broke.
+        count: returns how many tasks an open executor runs at once; 0 if it has no worker at present.
+        owned: whether the executor is shut down at the end; False for an executor of the caller.
     """
 
     open: Callable[[], Executor]
     count: Callable[[Executor], int]
+    owned: bool = True
 
 
 @dataclass(frozen=True)
 class TaskFailure:
-    """What a task returns that could not be done: between processes, an exception loses what it carried.
+    """Failure of a task, returned instead of raised: pickling an exception drops its attributes.
 
     Attributes:
-        error: for whoever asked; its message alone comes along.
-        passing: the same task may succeed in a moment.
+        error: the error to raise; only its message crosses processes.
+        transient: whether another attempt may succeed.
     """
 
     error: BinidxError
-    passing: bool
+    transient: bool
 
 
-class _Broken(TaskFailure):
-    """The pool is gone, and with it all that was in flight: of one of them, mostly."""
+class _BrokenPool(TaskFailure):
+    """Death of the pool and of all running tasks; mostly, one of them caused it."""
 
 
 def run_tasks(
-    work: Callable[[Task], Result | TaskFailure], tasks: Iterable[Task], workers: Engine
+    work: Callable[[Task], Result | TaskFailure], tasks: Iterable[Task], engine: Engine
 ) -> Generator[tuple[Task, Result], None, None]:
-    """What `work` returned of each task, as they are done.
+    """Run `work` on each task and yield (task, result) in the order of completion.
+
+    Args:
+        work: called in the workers; returns its failures as `TaskFailure`.
+        tasks: taken from the iterable only as fast as they run.
+        engine: where they run.
 
     Raises:
-        BinidxError: a task failed for good; the others are stopped.
-        WorkerError: the worker of a task died, `ATTEMPTS` times; or there are no workers, for `NO_WORKER_SECONDS`.
+        BinidxError: a task failed permanently; the other tasks are stopped.
+        WorkerError: the worker of one task died `ATTEMPTS` times, or there was no worker for `NO_WORKER_SECONDS`.
     """
-    queue, pending = _Queue(tasks), dict[Future[Result | TaskFailure], _Try[Task]]()
-    with _Pool(workers, pending) as pool:
+    queue, running = _Queue(tasks), dict[Future[Result | TaskFailure], _Attempt[Task]]()
+    with contextlib.closing(_Pool(engine, running)) as pool:
         while True:
-            for each in queue.due(pool.window - len(pending), idle=not pending):
-                pending[pool.submit(work, each.task)] = each
-            if not pending:
+            for attempt in queue.take(pool.window - len(running), idle=not running):
+                running[pool.submit(work, attempt.task)] = attempt
+            if not running:
                 if queue.empty:
                     return
                 time.sleep(queue.seconds or 0)
                 continue
-            # A full window has no room for what is due: were its pause to end the wait, this would never wait.
-            seconds = queue.seconds if len(pending) < pool.window and not queue.suspects else None
+            # With a full window, a task whose pause is over cannot be submitted: its pause must not end the wait.
+            seconds = queue.seconds if len(running) < pool.window and not queue.suspects else None
             timeout = POLL_SECONDS if seconds is None else min(seconds, POLL_SECONDS)
-            done = wait(pending, timeout=timeout, return_when=FIRST_COMPLETED).done
-            pool.look(bool(done))
+            done = wait(running, timeout=timeout, return_when=FIRST_COMPLETED).done
+            pool.check_workers(bool(done))
             for future in done:
-                each, found = pending.pop(future), pool.outcome(future)
-                if isinstance(found, _Broken) and not each.alone:
-                    queue.suspects.append(replace(each, alone=True))
-                elif isinstance(found, TaskFailure):
-                    queue.again(each, found)
+                attempt, result = running.pop(future), _collect(future)
+                if isinstance(result, TaskFailure):
+                    queue.put_back(attempt, result)
                 else:
-                    yield each.task, found
+                    yield attempt.task, result
+
+
+def _collect(future: Future[Result | TaskFailure]) -> Result | TaskFailure:
+    """Return the result of a task. `work` returns its failures, so an exception means that the worker is gone."""
+    try:
+        return future.result()
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        kind = _BrokenPool if isinstance(error, BrokenExecutor) else TaskFailure
+        return kind(WorkerError(f"a worker died ({text}); killed, or out of memory?"), transient=True)
 
 
 @dataclass(frozen=True)
-class _Try(Generic[Task]):
-    """A task and how often it has failed; `alone`: it is to run without others, that its death be its own."""
+class _Attempt(Generic[Task]):
+    """A task and its failures so far; `alone`: no other task may run beside it, so that a death is its own."""
 
     task: Task
     failures: int = 0
@@ -118,126 +125,117 @@ class _Try(Generic[Task]):
 
 
 class _Queue(Generic[Task]):
-    """Tasks to be done: those that failed when their pause is over, then the next.
+    """Tasks to run: failed ones whose pause is over, then new ones.
 
     Attributes:
-        suspects: were in flight when a pool died: they go before all others, one at a time.
+        suspects: tasks that ran when a pool died. They go before all others, one at a time.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self._tasks = (_Try(task) for task in tasks)
-        self._paused: list[tuple[float, int, _Try[Task]]] = []
+        self._new = (_Attempt(task) for task in tasks)
+        self._paused: list[tuple[float, int, _Attempt[Task]]] = []
         self._numbers = itertools.count()
-        self._all_given = False
-        self.suspects = deque[_Try[Task]]()
+        self._exhausted = False
+        self.suspects = deque[_Attempt[Task]]()
 
-    def due(self, count: int, *, idle: bool) -> Iterator[_Try[Task]]:
-        """Up to `count` of them. While there are suspects, one, and only when nothing else runs: `idle`."""
+    def take(self, count: int, *, idle: bool) -> Iterator[_Attempt[Task]]:
+        """Yield up to `count` tasks; while there are suspects, one of them and only if `idle`: nothing else runs."""
         if self.suspects:
             yield from [self.suspects.popleft()] if idle else []
             return
         for _ in range(count):
             if self._paused and self._paused[0][0] <= time.monotonic():
                 yield heapq.heappop(self._paused)[2]
-            elif each := next(self._tasks, None):
-                yield each
+            elif attempt := next(self._new, None):
+                yield attempt
             else:
-                self._all_given = True
+                self._exhausted = True
                 return
 
     @property
     def seconds(self) -> float | None:
-        """Until the next pause is over; None: there is none."""
+        """Seconds until the next pause is over; None if no task is paused."""
         return max(0.0, self._paused[0][0] - time.monotonic()) if self._paused else None
 
     @property
     def empty(self) -> bool:
-        return self._all_given and not self._paused and not self.suspects
+        return self._exhausted and not self._paused and not self.suspects
 
-    def again(self, each: _Try[Task], failed: TaskFailure) -> None:
-        """Put it back, or raise what it failed of."""
-        failures = each.failures + 1
-        if not failed.passing:
-            raise failed.error
-        if failures == ATTEMPTS:
-            raise type(failed.error)(f"{failed.error}; {each.task} failed {failures} times")
-        if isinstance(failed, _Broken):  # alone: nothing else waits
-            time.sleep(pause(failures))
-            self.suspects.appendleft(replace(each, failures=failures))
+    def put_back(self, attempt: _Attempt[Task], failure: TaskFailure) -> None:
+        """Queue a failed task again, or raise its error."""
+        broken, failures = isinstance(failure, _BrokenPool), attempt.failures + 1
+        if broken and not attempt.alone:
+            self.suspects.append(replace(attempt, alone=True))
             return
-        heapq.heappush(
-            self._paused, (time.monotonic() + pause(failures), next(self._numbers), _Try(each.task, failures))
-        )
+        if not failure.transient:
+            raise failure.error
+        if failures == ATTEMPTS:
+            raise type(failure.error)(f"{failure.error}; {attempt.task} failed {failures} times")
+        if broken:  # it ran alone, so no other task waits for this pause
+            time.sleep(pause(failures))
+            self.suspects.appendleft(replace(attempt, failures=failures))
+        else:
+            due = time.monotonic() + pause(failures)
+            heapq.heappush(self._paused, (due, next(self._numbers), _Attempt(attempt.task, failures)))
 
 
 class _Pool:
-    """The executor of the moment.
+    """The current executor of an engine.
 
     Args:
-        pending: what is in flight; at the end it is called off.
+        running: attempts that run, by their futures; cancelled at the end.
 
     Attributes:
-        window: tasks submitted and not done: no worker waits for the next, and few are begun in vain.
+        window: tasks submitted and not done: two for each worker, so that none is idle and few start needlessly.
     """
 
-    def __init__(self, workers: Engine, pending: Mapping[Future[Any], _Try[Any]]) -> None:
-        self._workers, self._pending = workers, pending
-        self._executor = workers.open()
-        self.window = 2 * max(1, workers.count(self._executor))
+    def __init__(self, engine: Engine, running: Mapping[Future[Any], _Attempt[Any]]) -> None:
+        self._engine, self._running = engine, running
+        self._executor = engine.open()
+        self.window = 2 * max(1, engine.count(self._executor))
         self._last_seen = time.monotonic()
 
-    def __enter__(self) -> _Pool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for future in self._pending:
+    def close(self) -> None:
+        for future in self._running:
             future.cancel()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._shutdown(wait=True)
+
+    def _shutdown(self, *, wait: bool) -> None:
+        if self._engine.owned:
+            self._executor.shutdown(wait, cancel_futures=True)
 
     def submit(self, work: Callable[[Task], Result | TaskFailure], task: Task) -> Future[Result | TaskFailure]:
         try:
             return self._executor.submit(work, task)
         except BrokenExecutor:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            self._executor = self._workers.open()
+            self._shutdown(wait=False)
+            self._executor = self._engine.open()
             return self._executor.submit(work, task)
 
-    def look(self, alive: bool) -> None:
-        """WorkerError if there are no workers for too long: what has killed the last of them waits for others."""
-        if alive or self._is_there():
+    def check_workers(self, progress: bool) -> None:
+        """WorkerError if there has been neither progress nor a worker for `NO_WORKER_SECONDS`."""
+        if not progress:
+            with contextlib.suppress(Exception):  # any type, as engines raise their own: no answer, no workers
+                progress = self._engine.count(self._executor) > 0
+        if progress:
             self._last_seen = time.monotonic()
         elif time.monotonic() - self._last_seen > NO_WORKER_SECONDS:
-            under_way = ", ".join(str(each.task) for each in itertools.islice(self._pending.values(), 4))
+            tasks = ", ".join(str(each.task) for each in itertools.islice(self._running.values(), 4))
             raise WorkerError(
-                f"no worker is there, for {NO_WORKER_SECONDS:.0f} s; killed, or out of memory? Start some, and give the "
-                f"same command. Under way: {under_way}"
+                f"engine: no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}; "
+                "start workers and give the same command again"
             )
 
-    def _is_there(self) -> bool:
-        try:
-            return self._workers.count(self._executor) > 0
-        except Exception:  # an engine's own: who does not answer has no workers
-            return False
 
-    def outcome(self, future: Future[Result | TaskFailure]) -> Result | TaskFailure:
-        """What came of it. `work` returns its failures, so an exception is the engine's: the worker is gone."""
-        try:
-            return future.result()
-        except Exception as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            kind = _Broken if isinstance(error, BrokenExecutor) else TaskFailure
-            return kind(WorkerError(f"a worker died ({text}); killed, or out of memory?"), passing=True)
-
-
-_told = threading.Event()
+_stop_requested = threading.Event()
 
 
 def request_stop() -> None:
-    """From now on `check_stop` stops whoever asks in this process."""
-    _told.set()
+    """Make every later `check_stop` in this process raise."""
+    _stop_requested.set()
 
 
 def check_stop() -> None:
-    """CancelledReadError if this process was told to stop."""
-    if _told.is_set():
-        raise CancelledReadError("told to stop: another part failed, or the job was interrupted")
+    """CancelledReadError if `request_stop` was called in this process."""
+    if _stop_requested.is_set():
+        raise CancelledReadError("stopped: another part failed, or the job was interrupted")

@@ -14,14 +14,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
-from binidx.jobs.engines import BorrowedExecutor, available_cores, open_engine
+from binidx.jobs.engines import available_cores, open_engine
 from binidx.jobs.scheduling import ATTEMPTS, Engine, run_tasks
 from binidx.prepare.preprocess.finish import finish, job_difference, mark_of, remove_parts, take_place
 from binidx.prepare.preprocess.job import Job
@@ -33,6 +33,7 @@ from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
 from binidx.storage.requests.retries import pause
 from binidx.storage.stores.filesystem import local_path
+from binidx.storage.threads import READS
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.publish import read_small
 
@@ -131,7 +132,7 @@ def preprocess(
     tasks = [Task(job, part) for part in unique(wanted) if part.name not in records]
     if tasks:
         far = is_far(job, parts)
-        chosen = open_engine(engine, workers, far=far) if executor is None else borrowed(executor, workers)
+        chosen = open_engine(engine, workers, remote_data=far) if executor is None else borrowed(executor, workers)
         for task, record in run_tasks(run_part, tasks, chosen):
             records[task.part.name] = record
             watched.add(record)
@@ -185,7 +186,7 @@ def unique(parts: Sequence[Part]) -> list[Part]:
 
 def borrowed(executor: Executor, workers: int | None) -> Engine:
     """Somebody's executor; when it breaks, it is for them to mend."""
-    return Engine(lambda: BorrowedExecutor(executor), lambda _: workers or available_cores())
+    return Engine(lambda: executor, lambda _: workers or available_cores(), owned=False)
 
 
 def finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
@@ -228,7 +229,7 @@ def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], ove
 def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
     """Of the parts that are done, by name."""
     places = Places(job)
-    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+    with READS.executor(IN_FLIGHT) as threads:
         found = threads.map(lambda part: read_record(places, part), unique(parts))
         return {record.name: record for record in found if record is not None}
 

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,6 +36,7 @@ from binidx.prepare.tokenizers.registry import FIRST, FIRST_OF_WORKER, Checked, 
 from binidx.prepare.tokenizers.sentences import SentenceSplitter
 from binidx.prepare.tokenizers.spec import TokenizerSpec, find_specials, find_unknown
 from binidx.storage.requests.retries import passes
+from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object, read_small
 
 MIN_TOKENS, MAX_TOKENS, EMPTY = "min tokens", "max tokens", "empty"
@@ -183,7 +184,7 @@ def run_part(task: Task) -> Record | TaskFailure:
     except OSError as error:  # of a disk; those of stores are BinidxErrors
         return TaskFailure(StorageError(f"{task}: {error}"), passes(error))
     except Exception:  # ours to mend: all that is known of it must come across
-        return TaskFailure(WorkerError(f"{task}: {traceback.format_exc()}"), passing=False)
+        return TaskFailure(WorkerError(f"{task}: {traceback.format_exc()}"), transient=False)
 
 
 def make_part(job: Job, part: Part) -> Record:
@@ -196,7 +197,7 @@ def make_part(job: Job, part: Part) -> Record:
     places = Places(job)
     began, began_cpu = time.monotonic(), time.thread_time()
     tokeniser, counts, extents = Tokeniser(job, part), list[RowCounts](), [Extent() for _ in part.slices]
-    with ThreadPoolExecutor(1) as thread, PartWriter(places, part) as writer:
+    with READS.executor(1) as thread, PartWriter(places, part) as writer:
         standing = thread.submit(read_record, places, part)  # while the first text is on its way
         for number in range(len(part.slices)):
             counts.append(tokeniser.run(number, writer, standing, extents[number]))
