@@ -62,7 +62,7 @@ def test_pandas_stays_away() -> None:
         import numpy as np, pyarrow as pa
         from binidx.format.sidecars.arrow_arrays import to_bitmap, to_arrow_strings, to_arrow, to_numpy
         to_numpy(pa.chunked_array([to_arrow(np.arange(3), pa.int64())]))
-        to_numpy(strings(["a"]).is_null()), to_bitmap(np.ones(3, bool))
+        to_numpy(to_arrow_strings(["a"]).is_null()), to_bitmap(np.ones(3, bool))
         before = "pandas" in sys.modules
         pa.array(np.arange(3))
         print(before, "pandas" in sys.modules)

@@ -1,7 +1,6 @@
-"""Numbers of Arrow as NumPy's and back, as they lie in memory: for workers, of which a machine has many.
+"""Conversions between Arrow and NumPy arrays that do not import pandas.
 
-pyarrow's own ways, `pa.array` and `to_numpy`, import pandas first where it is installed: 0.3 s of CPU and 40 MB of each
-process.
+pyarrow's `pa.array` and `to_numpy` import pandas if it is installed: 0.3 s of CPU and 40 MB in each worker process.
 """
 
 from __future__ import annotations
@@ -15,29 +14,29 @@ from numpy.typing import NDArray
 
 
 def to_arrow(values: NDArray[Any], kind: Any) -> Any:
-    """Numbers as an array of a type that holds all of theirs, without a copy if it is the same.
+    """Convert numbers to an Arrow array of the type `kind`, without a copy if the type is the same.
 
     Raises:
-        TypeError: it may not hold them.
+        TypeError: `kind` does not hold all values of the array's type.
     """
     values = np.ascontiguousarray(values.astype(kind.to_pandas_dtype(), casting="safe", copy=False))
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def to_bitmap(values: NDArray[np.bool_]) -> Any:
-    """Truth values as a buffer of Arrow's: above all, which values are there."""
+    """Convert booleans to an Arrow buffer, such as the validity bitmap of an array."""
     return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
 def to_arrow_strings(values: Sequence[str]) -> Any:
-    """A few strings as an array."""
+    """Convert a few strings to an Arrow array."""
     encoded = [each.encode() for each in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
     return pa.Array.from_buffers(pa.string(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))])
 
 
 def to_numpy(column: Any) -> NDArray[Any]:
-    """The numbers or truth values of an array or a chunked one; of a null, whatever lies there."""
+    """Convert an Arrow array or chunked array of numbers or booleans; the values of nulls are undefined."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     kind = column.type.to_pandas_dtype()
     found = [_numbers(each, kind) for each in chunks if len(each)]

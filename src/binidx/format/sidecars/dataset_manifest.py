@@ -1,7 +1,9 @@
-"""What may stand beside a dataset and tells of its documents: it goes when they do, and comes along with a copy.
+"""Manifest of a dataset: the job that wrote it and the number of its documents, sequences and tokens.
 
-PREFIX.lineage.parquet   where each document came from
-PREFIX.manifest.json     what the dataset was made of
+PREFIX.manifest.json     the manifest
+PREFIX.lineage.parquet   the origin of each document: `lineage`
+
+Both are sidecars: replacing the dataset removes them, copying it copies them.
 """
 
 from __future__ import annotations
@@ -16,29 +18,25 @@ from binidx.json_models import JsonFile
 from binidx.storage.writing.publish import read_small
 
 LINEAGE = ".lineage.parquet"
-
-
 MANIFEST = ".manifest.json"
-
-
 SIDECARS = (MANIFEST, LINEAGE)
 
 
-def add_counters(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+def _add_counters(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
     return {reason: count for reason, count in (Counter(left) + Counter(right)).items() if count}
 
 
 @dataclass
 class RowCounts:
-    """Rows of a slice, a source or a job, and where they are now.
+    """Counts of the rows of a slice, a source or a job.
 
     Attributes:
-        num_rows: read, blank lines too.
-        num_documents: stored.
-        num_empty: those of them whose text has no token in any key: `Job.empty` says what they are.
-        dropped: reason -> rows: problems by their kind, filters, blank lines.
-        text_bytes: of the texts that were tokenised, in UTF-8: also of those dropped for their tokens.
-        stored_bytes: read, as they lie in the store.
+        num_rows: rows read, blank lines included.
+        num_documents: rows stored as documents.
+        num_empty: stored documents without a token in any key; `Job.empty` decides how they are stored.
+        dropped: dropped rows by reason: the kind of a problem, a filter, "blank line".
+        text_bytes: UTF-8 bytes of all tokenised texts, those dropped for their tokens included.
+        stored_bytes: bytes read from the store, before decompression.
     """
 
     num_rows: int = 0
@@ -49,30 +47,30 @@ class RowCounts:
     stored_bytes: int = 0
 
     def drop(self, reasons: Mapping[str, int]) -> None:
-        """So many rows more, by reason."""
-        self.dropped = add_counters(self.dropped, reasons)
+        """Count dropped rows, by reason."""
+        self.dropped = _add_counters(self.dropped, reasons)
 
     def __add__(self, other: RowCounts) -> RowCounts:
         numbers = {name: getattr(self, name) + getattr(other, name) for name in asdict(self) if name != "dropped"}
-        return RowCounts(**numbers, dropped=add_counters(self.dropped, other.dropped))
+        return RowCounts(**numbers, dropped=_add_counters(self.dropped, other.dropped))
 
     def check(self, subject: str) -> None:
         """FormatError unless every row is a document or was dropped for a reason."""
-        told = self.num_documents + sum(self.dropped.values())
-        if told != self.num_rows:
+        needed = self.num_documents + sum(self.dropped.values())
+        if needed != self.num_rows:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
             found = f"{self.num_documents} documents; dropped: {reasons}"
-            raise FormatError(f"{subject}: {self.num_rows} rows read, needed {told}: {found}")
+            raise FormatError(f"{subject}: {self.num_rows} rows read, needed {needed}: {found}")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What one has done.
+    """Work of one machine.
 
     Attributes:
-        tokens: of all keys.
-        stored_bytes: of text, as it lies in the store.
-        bytes_per_second: of all its workers together, while any was at work; None: its records do not tell.
+        tokens: tokens of all keys.
+        stored_bytes: bytes of text read from the store, before decompression.
+        bytes_per_second: rate of all its workers together while at least one worked; None if not recorded.
     """
 
     parts: int
@@ -83,21 +81,21 @@ class Machine:
 
 
 class ManifestTokenizer(TypedDict, total=False):
-    """The fields of a tokenizer that are read again."""
+    """Fields of a manifest's tokenizer that binidx reads."""
 
     uri: str
     digest: str
 
 
 class ManifestJob(TypedDict, total=False):
-    """The fields of a job that are read again."""
+    """Fields of a manifest's job that binidx reads."""
 
     on_error: str
     tokenizer: ManifestTokenizer
 
 
 class DatasetCounts(TypedDict):
-    """What the `.idx` of a dataset must have."""
+    """Counts that the `.idx` must have."""
 
     documents: int
     sequences: int
@@ -105,7 +103,7 @@ class DatasetCounts(TypedDict):
 
 
 class DatasetManifest(TypedDict, total=False):
-    """The fields of the file that are read again; others are for people, and tools of theirs."""
+    """Fields of a manifest that binidx reads; the other fields are for people and other tools."""
 
     plan: str
     job: ManifestJob
@@ -114,17 +112,14 @@ class DatasetManifest(TypedDict, total=False):
     machines: dict[str, Machine]
 
 
-VERSION = 1
-
-
-MANIFEST_FILE = JsonFile(DatasetManifest, {"binidx_manifest": VERSION}, open=True)
+MANIFEST_FILE = JsonFile(DatasetManifest, {"binidx_manifest": 1}, open=True)
 
 
 def read_manifest(uri: str, options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The manifest that stands there.
+    """Read a manifest; None if there is none.
 
     Raises:
-        FormatError: what stands there is none.
+        FormatError: the object is not a manifest.
     """
     data = read_small(uri, options)
     if data is None:

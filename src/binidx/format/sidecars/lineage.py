@@ -1,13 +1,13 @@
-"""Where each document came from, beside its dataset: row i of `PREFIX.lineage.parquet` is document i.
+"""Lineage: the origin of each document. Row i of `PREFIX.lineage.parquet` describes document i.
 
     source dictionary<int32, string>   URI of the file
-    row    int64                       number of its line there, blank ones counted; its row in parquet
-    byte   int64                       where that line begins, in plain bytes; its row in the row group in parquet
-    id     string                      of the field that was asked for; null where there is none
+    row    int64                       line number in the file, blank lines counted; in parquet the row
+    byte   int64                       first byte of that line in the plain text; in parquet the row in its row group
+    id     string                      value of the field that the user named; null if there is none
     hash   uint64                      xxh3_64 of the document's bytes in the .bin, EOD included
 
-20 to 30 bytes a document. A part counts rows from the first of its slice, as nobody has read what lies before it; when
-the parts come together, the rows before are known, and added.
+A row takes 20 to 30 bytes. A part counts rows from the start of its slices, as the rows before them are unknown;
+`merge_lineage` adds their number.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from binidx.errors import FormatError, MissingDriverError
 from binidx.format.sidecars.arrow_arrays import to_arrow, to_arrow_strings, to_bitmap, to_numpy
-from binidx.prepare.text.batch import Batch, Strings
-from binidx.prepare.tokenizers.engine import Stored
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
@@ -41,7 +39,8 @@ except ImportError as error:  # pragma: no cover - the message is the point
 
 
 Options = Mapping[str, Any] | None
-
+Strings = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]
+"""A nullable string column of n rows: UTF-8 bytes, offsets of shape (n + 1,), and a validity mask of shape (n,)."""
 
 SCHEMA = pa.schema(
     [
@@ -56,13 +55,11 @@ SCHEMA = pa.schema(
 
 
 GROUP_ROWS = 1 << 18
-
-
-"""Rows in memory before they are written: 10 MB or so, and their ids."""
+"""Rows of a row group: about 10 MB in memory, and their ids."""
 
 
 class LineageWriter:
-    """Writes one sidecar, group by group; unseen until `publish`."""
+    """Writer of one lineage file, invisible until `publish`."""
 
     def __init__(self, uri: str, options: Options) -> None:
         self._open = contextlib.ExitStack()
@@ -73,31 +70,52 @@ class LineageWriter:
             SCHEMA,
             compression="zstd",
             use_dictionary=["source"],
-            # Rows and places rise by little: their differences are a byte or two.
+            # Row numbers and positions increase slowly, so that each difference takes a byte or two.
             column_encoding={"row": "DELTA_BINARY_PACKED", "byte": "DELTA_BINARY_PACKED"},
             write_page_checksum=True,
         )
 
-    def add(self, source: str, batch: Batch, found: Stored) -> None:
-        """Append the documents of a batch, as they are stored."""
-        hashes = hash_document_bytes(found.tokens, token_bounds(found))
-        self.write(lineage_table(source, batch.rows, batch.places, batch.ids, hashes))
+    def add(
+        self,
+        source: str,
+        rows: NDArray[np.int64],
+        places: NDArray[np.int64],
+        ids: Strings | None,
+        tokens: NDArray[Any],
+        sequence_lengths: NDArray[np.int32],
+        document_indices: NDArray[np.int64],
+    ) -> None:
+        """Append the documents of one source.
+
+        Args:
+            rows, places: the columns "row" and "byte", shape (num_documents,).
+            ids: the column "id", or None for nulls.
+            tokens: tokens as stored, of all documents.
+            sequence_lengths: shape (num_sequences,).
+            document_indices: first sequence of each document, then the end, shape (num_documents + 1,).
+        """
+        bounds = np.concatenate([[0], np.cumsum(sequence_lengths, dtype=np.int64)])[document_indices] * tokens.itemsize
+        data = tokens.view(np.uint8).data
+        digests = (xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in itertools.pairwise(bounds.tolist()))
+        hashes = np.fromiter(digests, np.uint64, len(rows))
+        names = None if ids is None else _to_arrow(*ids)
+        self.write(build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, names, hashes))
 
     def write(self, table: Any) -> None:
-        """Append rows of `SCHEMA`."""
+        """Append a table of `SCHEMA`."""
         self._tables.append(table)
         self.num_rows += len(table)
         if sum(map(len, self._tables)) >= GROUP_ROWS:
             self._flush()
 
     def publish(self) -> None:
-        """Make it visible."""
+        """Make the file visible."""
         self._flush()
         self._writer.close()
         self._open.close()
 
     def abandon(self) -> None:
-        """Leave nothing of it; after `publish` it does nothing."""
+        """Remove the unpublished file; no effect after `publish`."""
         with contextlib.suppress(_Abandoned), self._open:
             raise _Abandoned
 
@@ -109,20 +127,18 @@ class LineageWriter:
 
 
 class _Abandoned(Exception):
-    """Thrown into an unfinished write so that it leaves nothing."""
-
-
-def lineage_table(
-    source: str, rows: NDArray[np.int64], places: NDArray[np.int64], ids: Strings | None, hashes: NDArray[np.uint64]
-) -> Any:
-    """Rows of one source, as a table."""
-    return build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, _strings(ids, len(rows)), hashes)
+    """Raised inside an unfinished write to remove it."""
 
 
 def build_lineage_table(
     sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, places: Any, ids: Any, hashes: Any
 ) -> Any:
-    """Rows as a table; `numbers` say which of the sources each is of. None: nulls, and Arrow arrays are welcome."""
+    """Return a table of `SCHEMA`.
+
+    Args:
+        numbers: index in `sources` of each row.
+        rows, places, ids, hashes: the other columns as NumPy or Arrow arrays; None for nulls.
+    """
     given = zip(("row", "byte", "id", "hash"), (rows, places, ids, hashes), strict=True)
     columns = [
         pa.nulls(len(numbers), SCHEMA.field(name).type) if values is None else _column(values, SCHEMA.field(name).type)
@@ -136,29 +152,13 @@ def _column(values: Any, kind: Any) -> Any:
     return to_arrow(values, kind) if isinstance(values, np.ndarray) else values
 
 
-def token_bounds(found: Stored) -> NDArray[np.int64]:
-    """First token of each document, then the end, shape (num_documents + 1,)."""
-    ends = np.zeros(len(found.sequence_lengths) + 1, np.int64)
-    np.cumsum(found.sequence_lengths, out=ends[1:])
-    bounds: NDArray[np.int64] = ends[found.document_indices]
-    return bounds
-
-
-def hash_document_bytes(tokens: NDArray[Any], bounds: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """xxh3_64 of the bytes of each document, shape (num_documents,)."""
-    data, places = tokens.view(np.uint8).data, (bounds * tokens.itemsize).tolist()
-    hash_of = xxhash.xxh3_64_intdigest
-    found = (hash_of(data[first:stop]) for first, stop in itertools.pairwise(places))
-    return np.fromiter(found, np.uint64, len(places) - 1)
-
-
 @dataclass(frozen=True)
 class PartLineage:
-    """The sidecar of a part.
+    """Lineage file of a part.
 
     Attributes:
-        bases: rows of its file before each slice.
-        counts: documents of each slice.
+        bases: for each slice, the rows of its file before it.
+        counts: for each slice, its documents.
     """
 
     uri: str
@@ -166,26 +166,24 @@ class PartLineage:
     counts: Sequence[int]
 
 
-AHEAD_ROWS, AHEAD_PARTS = 1 << 17, 8
-
-
-"""A sidecar of no more rows is read before its turn, so many at once: 5 MB each, and their ids."""
+READ_AHEAD_ROWS, READ_AHEAD_PARTS = 1 << 17, 8
+"""Files of at most this many rows are read ahead, this many at once: 5 MB each, and their ids."""
 
 
 def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -> int:
-    """Write the rows of all parts as one sidecar; how many there were.
+    """Write the rows of all parts as one lineage file and return their number.
 
     Raises:
-        FormatError: a part has another number of rows.
+        FormatError: the file of a part has another number of rows than the part has documents.
     """
 
     def read(part: PartLineage) -> Iterable[Any]:
         rows = _numbered(part, options)
-        return list(rows) if sum(part.counts) <= AHEAD_ROWS else rows
+        return list(rows) if sum(part.counts) <= READ_AHEAD_ROWS else rows
 
     writer = LineageWriter(target, options)
     try:
-        with contextlib.closing(map_in_flight(read, parts, AHEAD_PARTS)) as tables:
+        with contextlib.closing(map_in_flight(read, parts, READ_AHEAD_PARTS)) as tables:
             for table in itertools.chain.from_iterable(tables):
                 writer.write(table)
         writer.publish()
@@ -195,10 +193,12 @@ def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -
 
 
 def _numbered(part: PartLineage, options: Options) -> Iterator[Any]:
-    """The rows of a part, counted in their files."""
+    """Yield the rows of a part with row numbers of their files."""
     first, uri = 0, part.uri
     bases = np.repeat(np.array(part.bases, np.int64), part.counts)
-    for table in _groups(uri, options):
+    opened = open_lineage(open_object(uri, storage_options=options, cache=False))
+    for number in range(opened.num_row_groups):
+        table = opened.read_row_group(number).cast(SCHEMA)
         base = bases[first : first + len(table)]
         first += len(table)
         if len(base) == len(table):
@@ -208,21 +208,12 @@ def _numbered(part: PartLineage, options: Options) -> Iterator[Any]:
         raise FormatError(f"{uri}: {first} rows, needed {len(bases)}, one for each document of the part")
 
 
-def _groups(uri: str, options: Options) -> Iterator[Any]:
-    found = open_lineage(open_object(uri, storage_options=options, cache=False))
-    for number in range(found.num_row_groups):
-        yield found.read_row_group(number).cast(SCHEMA)
-
-
 def open_lineage(reader: RangeReader) -> Any:
-    """A sidecar as pyarrow's ParquetFile."""
+    """Open a lineage file as pyarrow's ParquetFile."""
     return parquet.ParquetFile(ReadableFile(reader), read_dictionary=["source"], page_checksum_verification=True)
 
 
-def _strings(ids: Strings | None, count: int) -> Any:
-    if ids is None:
-        return pa.nulls(count, pa.string())
-    validity = to_bitmap(ids.present)
-    offsets = pa.py_buffer((ids.offsets - ids.offsets[0]).astype(np.int32).tobytes())
-    data = pa.py_buffer(ids.bytes[ids.offsets[0] : ids.offsets[-1]].tobytes())
-    return pa.Array.from_buffers(pa.string(), count, [validity, offsets, data])
+def _to_arrow(data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.bool_]) -> Any:
+    ends = pa.py_buffer((offsets - offsets[0]).astype(np.int32).tobytes())
+    text = pa.py_buffer(data[offsets[0] : offsets[-1]].tobytes())
+    return pa.Array.from_buffers(pa.string(), len(present), [to_bitmap(present), ends, text])

@@ -19,7 +19,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from binidx.storage.interfaces import Bytes, Writer
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
 from binidx.storage.stores.filesystem import protocols
+from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ class DatasetWriter:
         self._columns.lengths.extend(found.sequence_lengths)
         self._columns.add_bounds(found.document_indices[1:], plus=before)
         if self._lineage is not None:
-            self._lineage.add(source, batch, found)
+            ids = None if batch.ids is None else (batch.ids.bytes, batch.ids.offsets, batch.ids.present)
+            self._lineage.add(source, batch.rows, batch.places, ids, *found)
 
     def publishing(self) -> list[Callable[[], object]]:
         """What makes all of it visible: in any order, for without its record a part is nothing."""
@@ -195,7 +197,7 @@ class WriteBehind:
     """Pieces on their way: half as large as a batch of text each."""
 
     def __init__(self, write: Callable[[Bytes], object]) -> None:
-        self._write, self._thread = write, ThreadPoolExecutor(1)
+        self._write, self._thread = write, READS.executor(1)
         self._pending: deque[Future[object]] = deque()
 
     def write(self, data: Bytes) -> None:
@@ -254,7 +256,7 @@ class PartWriter:
         """Make all of it visible; what there is of each key."""
         steps = [step for dataset in self._datasets.values() for step in dataset.publishing()]
         steps.append(self._problems.publish)
-        with ThreadPoolExecutor(len(steps)) as threads:  # each asks the store several times
+        with READS.executor(len(steps)) as threads:  # each asks the store several times
             list(threads.map(lambda step: step(), steps))
         return {key: dataset.told() for key, dataset in self._datasets.items()}
 
