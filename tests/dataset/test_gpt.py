@@ -13,7 +13,7 @@ from helpers.gpt_data import TOKENIZER, Tokenizer, assert_same_sample, random_le
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset import gpt
+from binidx.dataset import gpt_index
 from binidx.dataset.config import split_indices
 from binidx.errors import IndexBuildError
 from binidx.index import documents
@@ -168,7 +168,7 @@ def test_a_subclass_with_its_own_getitem_is_asked_through_it(prefix: str) -> Non
 def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
     prefix: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpt, "SMALL", 0)
+    monkeypatch.setattr(gpt_index, "SMALL", 0)
     cache = f"memory://forgotten/{option}"
     for value in (True, False, True):
         shared, own = (
@@ -179,7 +179,7 @@ def test_options_that_megatrons_hash_forgets_do_not_share_an_index(
 
 
 def test_other_indices_of_the_same_split_do_not_share_an_index(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt, "SMALL", 0)
+    monkeypatch.setattr(gpt_index, "SMALL", 0)
     config = gpt_config(prefix, "memory://other-indices")
     low_level = binidx.IndexedDataset(prefix)
     for half in (range(50), range(50, 100)):
@@ -247,7 +247,7 @@ def test_megatrons_float32_count_is_wrong_where_ours_is_exact() -> None:
     assert int(np.ceil(np.float32(tokens - 1) / length)) != -(-(tokens - 1) // length)
 
 
-@pytest.mark.parametrize(("num_documents", "cached"), [(100, False), (gpt.SMALL, True)])
+@pytest.mark.parametrize(("num_documents", "cached"), [(100, False), (gpt_index.SMALL, True)])
 def test_an_index_that_is_built_sooner_than_fetched_has_no_cache(
     tmp_path: Path, num_documents: int, cached: bool
 ) -> None:

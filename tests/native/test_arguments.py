@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.native import blend_index, locate, sample_index, token_files
+from binidx.native import blend_index, gpt_samples, sample_index, token_files
 from binidx.native.gpt_samples import GPTRows, Recipe
-from binidx.native.pieces import Pieces
 
 LENGTHS, DOCUMENTS = np.array([3, 4], np.int32), np.array([1, 0], np.int32)
 ROWS = np.empty((3, 2), np.int32)
@@ -67,7 +66,10 @@ def test_checks_refuse_lengths_and_pointers_that_do_not_match() -> None:
 
 def test_arrays_of_another_shape_are_refused() -> None:
     """With no second axis, (4, 0), their memory is empty, however long they are."""
-    weights, sequences = np.array([0.5, 0.5]), locate.Sequences(LENGTHS, np.array([0, 6]), dtype_code=8, item_bytes=2)
+    weights, sequences = (
+        np.array([0.5, 0.5]),
+        gpt_samples.Sequences(LENGTHS, np.array([0, 6]), dtype_code=8, item_bytes=2),
+    )
     samples, shuffled, rows = (
         sample_index.SampleArrays(LENGTHS, DOCUMENTS),
         np.array([0, 1]),
@@ -80,10 +82,9 @@ def test_arrays_of_another_shape_are_refused() -> None:
         lambda: sample_index.fill_records(samples, np.empty((2, 0), np.int64)),
         lambda: sequences.locate(np.zeros((3, 2), np.int64)),
         lambda: sequences.locate(np.zeros(3, np.int64)),
-        lambda: locate.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
-        lambda: locate.Orders(shuffled, rows, np.zeros((4, 0), np.int32), sequences, add_extra_token=True),
-        lambda: locate.Orders(shuffled, rows.astype(np.int16), DOCUMENTS, sequences, add_extra_token=True),
-        lambda: fill(ranges=np.zeros(2, np.int64)),
+        lambda: gpt_samples.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
+        lambda: gpt_samples.Orders(shuffled, rows, np.zeros((4, 0), np.int32), sequences, add_extra_token=True),
+        lambda: gpt_samples.Orders(shuffled, rows.astype(np.int16), DOCUMENTS, sequences, add_extra_token=True),
         lambda: fill(bounds=np.zeros((2, 0), np.int64)),
     ]
     for call in calls:
@@ -92,14 +93,14 @@ def test_arrays_of_another_shape_are_refused() -> None:
 
 
 def fill(
-    ranges: NDArray[np.int64] | None = None,
     bounds: NDArray[np.int64] | None = None,
     dtype_code: int = 8,
     item_bytes: int = 2,
 ) -> None:
-    pieces = Pieces(None, np.zeros((1, 2), np.int64) if ranges is None else ranges)
     bounds = np.array([0, 1]) if bounds is None else bounds
-    GPTRows(Recipe(4, pad=0), 1).fill(pieces, bounds, [0], dtype_code=dtype_code, item_bytes=item_bytes)
+    GPTRows(Recipe(4, pad=0), 1).fill(
+        [np.zeros(2, np.uint16)], bounds, [0], dtype_code=dtype_code, item_bytes=item_bytes
+    )
 
 
 def test_rows_are_as_many_as_the_samples_say() -> None:
@@ -114,6 +115,6 @@ def test_rows_are_as_many_as_the_samples_say() -> None:
 @pytest.mark.parametrize(("dtype_code", "item_bytes"), [(8, 0), (8, -2), (5, 1), (8, 4), (9, 2), (0, 1)])
 def test_bytes_of_a_token_are_those_of_its_dtype(dtype_code: int, item_bytes: int) -> None:
     with pytest.raises(ValueError, match="bytes of a token"):
-        locate.Sequences(LENGTHS, np.array([0, 6]), dtype_code=dtype_code, item_bytes=item_bytes)
+        gpt_samples.Sequences(LENGTHS, np.array([0, 6]), dtype_code=dtype_code, item_bytes=item_bytes)
     with pytest.raises(ValueError, match="bytes of a token"):
         fill(dtype_code=dtype_code, item_bytes=item_bytes)

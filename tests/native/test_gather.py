@@ -11,9 +11,8 @@ import pytest
 from binidx.errors import IndexBuildError
 from binidx.format.idx import DType
 from binidx.native.arguments import LEVELS
-from binidx.native.gpt_samples import GPTRows, Recipe, Rows, Starts, TextRows
-from binidx.native.gpt_samples import Orders, Sequences
-from binidx.native.pieces import Mapped, scattered_pieces
+from binidx.native.gpt_samples import GPTRows, Orders, Recipe, Rows, Sequences, Starts, TextRows
+from binidx.native.pieces import Mapped
 
 PAD, EOD = 77, 5
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16]
@@ -114,7 +113,7 @@ def test_a_batch_of_pieces_is_the_model(dtype: Any, level: int) -> None:
         outputs, text = empty_rows(recipe, length, len(samples) + 2)
         for each in (outputs, text):
             code = DType.code_from_dtype(dtype)
-            each.fill(scattered_pieces(views), bounds, rows, dtype_code=code, item_bytes=size, level=level)
+            each.fill(views, bounds, rows, dtype_code=code, item_bytes=size, level=level)
         check_rows(outputs, text, rows, [model(pieces, recipe, length) for pieces in parts])
 
 
@@ -199,7 +198,7 @@ def test_a_sample_of_very_many_pieces_finds_room() -> None:
 )
 def test_impossible_pieces_are_errors_and_write_nothing(ranges: Any, bounds: Any, rows: Any, problem: str) -> None:
     outputs, text = empty_rows({}, 4, 1)
-    pieces = scattered_pieces([memoryview(bytes(stop - start)) for start, stop in ranges])
+    pieces = [memoryview(bytes(stop - start)) for start, stop in ranges]
     each: Rows
     for each in (outputs, text):
         with pytest.raises(IndexBuildError, match=problem):
@@ -248,7 +247,7 @@ def test_impossible_orders_are_errors_and_write_nothing(wrong: dict[str, Any]) -
 def test_one_row_may_go_without_its_axis() -> None:
     recipe = Recipe(3, pad=PAD, starts=Starts.EACH_PIECE)
     one, many = GPTRows(recipe, None), GPTRows(recipe, 1)
-    pieces = scattered_pieces([memoryview(np.arange(4, dtype=np.uint16).tobytes())])
+    pieces = [np.arange(4, dtype=np.uint16)]
     for rows in (one, many):
         rows.fill(pieces, np.array([0, 1]), [0], dtype_code=8, item_bytes=2)
     for name in (*OUTPUTS, "cu_seqlens", "max_seqlen"):

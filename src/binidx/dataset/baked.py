@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +29,7 @@ from binidx.index.cache.index_files import parse_npy
 from binidx.index.gpt_indices import ARRAYS
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.open import open_object, read_document, read_whole
+from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import join_uri
 
 OPENED_AT_ONCE = 16
@@ -120,7 +120,7 @@ class BakedDataset:
         uri = join_uri(directory, "baked.json")
         self.baked = read_baked(uri, config.storage_options)
         self._check_config(uri)
-        with ThreadPoolExecutor(OPENED_AT_ONCE, "binidx-open") as threads:
+        with OPENS.executor(OPENED_AT_ONCE) as threads:
             self.parts = list(threads.map(self._open, self.baked.parts()))
         self.dataset_ids = self._dataset_ids() if self.baked.blended else None
 
@@ -142,7 +142,7 @@ class BakedDataset:
         for number in np.unique(part).tolist():
             rows = np.flatnonzero(part == number)
             requests.append((self.parts[number], place[rows].tolist(), rows.tolist()))
-        samples = BakedPart.read_together(requests, len(positions))
+        samples = BakedPart.read_batch(requests, len(positions))
         if self.dataset_ids is None or not isinstance(samples, Samples):
             return samples
         ids = {"dataset_id": self.dataset_ids[positions - self.baked.first]}
@@ -165,7 +165,7 @@ class BakedDataset:
 
     def _dataset_ids(self) -> NDArray[np.int16]:
         uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.baked.parts()]
-        with ThreadPoolExecutor(OPENED_AT_ONCE, "binidx-open") as threads:
+        with OPENS.executor(OPENED_AT_ONCE) as threads:
             found = list(threads.map(lambda uri: parse_npy(_read(uri, self.config.storage_options)), uris))
         ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *found])
         if len(ids) != self.baked.stop - self.baked.first:

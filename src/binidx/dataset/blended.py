@@ -13,10 +13,9 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, normalize
 from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request, recorded_name
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
-from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
+from binidx.index.blend import build_blend_index, build_exhaustive_blend_index, check_blend_index
 from binidx.index.cache.building import Arrays, Building
 from binidx.index.cache.index_cache import Access, IndexCache
-from binidx.index.cache.megatron_cache import check_blend_index
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
 
@@ -92,7 +91,7 @@ class BlendedDataset(Identified):
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
         """Samples as their tokens alone, int32, shape (B, S + 1): `GPTDataset.read_tokens` of a blend."""
         ids, requests = self._requests(idxs)
-        return type(self.datasets[0]).read_tokens_together(requests or [(self.datasets[0], [], [])], len(ids))
+        return type(self.datasets[0]).read_tokens_of_batch(requests or [(self.datasets[0], [], [])], len(ids))
 
     def _requests(self, idxs: Sequence[int]) -> tuple[NDArray[np.int16], list[Request]]:
         """The dataset of each sample, shape (B,), and what is asked of each dataset."""
@@ -103,7 +102,7 @@ class BlendedDataset(Identified):
     def _read(self, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
         kind = type(self.datasets[0])
         if kind.__getitems__ is MegatronDataset.__getitems__:
-            return kind.read_together(requests, num_rows)
+            return kind.read_batch(requests, num_rows)
         batch: list[Sample] = [{}] * num_rows
         for dataset, numbers, rows in requests:
             for row, sample in zip(rows, dataset.__getitems__(numbers), strict=True):

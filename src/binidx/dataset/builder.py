@@ -16,7 +16,7 @@ import operator
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import partial
 from inspect import get_annotations
@@ -48,13 +48,7 @@ from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.prefetch import prefetch
 from binidx.index.cache.thread_budget import Budget
 from binidx.storage.stores.filesystem import local_path
-from binidx.storage.threads import Threads
-
-WAITING_THREADS = 128
-
-
-"""Remote prefixes that are opened at once: as many requests as a process has in flight."""
-
+from binidx.storage.threads import OPENS
 
 SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25
 
@@ -74,12 +68,9 @@ Work = Callable[[Check], Result]
 Submit = Callable[[Callable[[], Any]], Future[Any]]
 
 
-_submit = Threads("binidx-open", lambda: WAITING_THREADS).submit
-
-
 def run_in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
     """What pieces of work give that compute, so many at the same time."""
-    pool = ThreadPoolExecutor(threads, "binidx-build")
+    pool = OPENS.executor(threads)
     try:
         return run_concurrently(works, submit=pool.submit)
     finally:
@@ -87,7 +78,7 @@ def run_in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
 
 
 def run_concurrently(
-    works: Sequence[Work[Result]], at_hand: Sequence[bool] = (), *, submit: Submit = _submit
+    works: Sequence[Work[Result]], at_hand: Sequence[bool] = (), *, submit: Submit = OPENS.submit
 ) -> list[Result]:
     """What pieces of work give that wait for a store, done at the same time.
 

@@ -1,4 +1,4 @@
-"""The base of every kind of dataset: identity, padding, and batches of samples out of one vectored read."""
+"""Base class of all kinds of datasets: identity, padding, and batches of samples from one vectored read."""
 
 from __future__ import annotations
 
@@ -23,15 +23,10 @@ from binidx.index.cache.build_context import BuildContext
 from binidx.index.cache.index_files import IndexFiles
 
 NO_PAD = -1
-
-
-"""A pad id that no stored token has."""
-
+"""Pad id of tokenizers without one; no stored token has it."""
 
 Request = tuple[Any, Sequence[int | None], Sequence[int]]
-
-
-"""A dataset, samples of it, and the rows of the batch that they go to."""
+"""A dataset, positions of its samples in serving order, and the row of the batch of each."""
 
 
 def describe(identifiers: OrderedDict[str, Any]) -> str:
@@ -44,13 +39,13 @@ def _identify(thing: Any) -> Any:
         return thing.unique_identifiers
     except AttributeError:
         raise ConfigError(
-            f"{type(thing).__name__}: has no unique_identifiers, which the names of index caches are made of; "
+            f"{type(thing).__name__}: has no unique_identifiers, which the names of index caches need; "
             "give the tokenizer an OrderedDict of that name"
         ) from None
 
 
 def digest(description: str) -> str:
-    """The md5, in hex, with which Megatron begins the names of index caches."""
+    """Return the md5, in hex, with which Megatron begins the names of index caches."""
     return hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
@@ -64,23 +59,29 @@ def recorded_name(kind: type) -> str:
 
 
 class Identified:
-    """What is known by its `unique_identifiers`: their text and its digest, made when a cache's name needs them."""
+    """Base of datasets that are identified by their `unique_identifiers`.
+
+    Attributes:
+        unique_identifiers: class, data and options, in the order that Megatron hashes.
+        unique_description: their JSON text.
+        unique_description_hash: its md5, in hex.
+    """
 
     unique_identifiers: OrderedDict[str, Any]
     build_context = BuildContext()
-    """Options of the build that makes it, while it does: `built_with`."""
+    """Options of the build, set by `built_with` while the constructor runs."""
 
     @classmethod
     def built_with(cls, context: BuildContext, *arguments: Any, **keywords: Any) -> Self:
-        """`cls(*arguments, **keywords)`, whose index is built with these options.
+        """Return `cls(*arguments, **keywords)`, with its index built with these options.
 
-        Constructors have Megatron's arguments, and subclasses of users have their own, so the options are set before.
+        They cannot be arguments: constructors have Megatron's, or those of a user's subclass.
         """
-        made = cls.__new__(cls, *arguments, **keywords)
-        made.build_context = context
-        made.__init__(*arguments, **keywords)  # type: ignore[misc]
-        del made.build_context
-        return made
+        dataset = cls.__new__(cls, *arguments, **keywords)
+        dataset.build_context = context
+        dataset.__init__(*arguments, **keywords)  # type: ignore[misc]
+        del dataset.build_context
+        return dataset
 
     @cached_property
     def unique_description(self) -> str:
@@ -94,22 +95,35 @@ class Identified:
 class MegatronDataset(Identified, ABC):
     """Samples of one split of one low-level dataset.
 
-    A subclass says which spans of tokens a sample needs (`spans`, pure) and makes the sample of them (`assemble`); the
-    base reads the spans of a whole batch in one go. A subclass with its own `__getitem__` is asked through that.
+    A kind of dataset implements two pure methods: `spans` returns the spans of tokens of a sample, `assemble` makes the
+    sample of them. This class reads the spans, of a whole batch at once. A subclass may also replace `__getitem__`; its
+    batches are then made of single samples.
 
     Args:
         dataset: the low-level dataset.
-        dataset_path: its prefix, as given by the user: part of the identity.
-        indices: the sequences (GPT) or documents of this split, shape (num_in_split,).
-        num_samples: the least number of samples, or None for one epoch.
-        index_split: which split this is.
-        config: what the run asks for.
+        dataset_path: its prefix, as the user wrote it: part of the identity.
+        indices: the sequences (GPT) or documents of this split, shape (num_in_split,), int32.
+        num_samples: the least number of samples; None is one epoch.
+        index_split: the split.
+        config: options of the run.
+
+    Example:
+        >>> class FirstTokens(binidx.MegatronDataset):
+        ...     numel_low_level_dataset = staticmethod(len)
+        ...     def build_low_level_dataset(dataset_path, config):
+        ...         return binidx.IndexedDataset(dataset_path)
+        ...     def __len__(self):
+        ...         return len(self.indices)
+        ...     def spans(self, idx):
+        ...         return [(int(self.indices[idx or 0]), 0, 1)]
+        ...     def assemble(self, idx, sequences):
+        ...         return {"token": torch.from_numpy(sequences[0].astype("int64"))}
 
     Source: Megatron Core, `MegatronDataset`; `spans`, `assemble` and `__getitems__` are ours.
     """
 
     config_class: ClassVar[type[BlendedMegatronDatasetConfig]] = BlendedMegatronDatasetConfig
-    """The config whose options this kind asks for; one that has them under another name will do."""
+    """The config class whose options this kind needs; any config with fields of these names is accepted."""
 
     def __init__(
         self,
@@ -131,7 +145,7 @@ class MegatronDataset(Identified, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # torch's DataLoader prefers __getitems__: without this it would pass by a subclass's own __getitem__.
+        # torch's DataLoader prefers __getitems__: without this it would bypass a subclass's own __getitem__.
         if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
             cls.__getitems__ = _one_by_one  # type: ignore[method-assign]
 
@@ -142,7 +156,7 @@ class MegatronDataset(Identified, ABC):
     def identify(
         cls, dataset_path: str | None, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
     ) -> OrderedDict[str, Any]:
-        """What Megatron hashes for the names of its caches, known before the data is opened."""
+        """Return the identifiers that Megatron hashes for the names of its caches; the data need not be open."""
         return OrderedDict(
             [
                 ("class", recorded_name(cls)),
@@ -157,72 +171,92 @@ class MegatronDataset(Identified, ABC):
     def cached_in(
         cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
     ) -> IndexFiles | None:
-        """Where the index of such a dataset would be cached, where its kind has them prefetched."""
+        """Return the cache files of such a dataset's index; None if this kind has none to prefetch."""
         return None
 
     @classmethod
     def open_later(cls, *arguments: Any) -> Any:
-        """Return a dataset that reads ranges of its index files, where a kind has such: `GPTDataset.open_later`."""
-        raise ConfigError(f"{cls.__name__}: its index cannot be read by ranges; that of GPT datasets can")
+        """Return a dataset that reads ranges of its index files; only GPT datasets can: `GPTDataset.open_later`."""
+        raise ConfigError(f"{cls.__name__}: its index cannot be read by ranges (only GPT datasets' can)")
 
     @property
     def order_identity(self) -> Any:
-        """What its samples and their order depend on, in JSON values: equal wherever the data lies, and for as many
-        samples as come in the same order. A kind that does not say has the text that Megatron hashes."""
+        """Identity of the samples and their order, in JSON values.
+
+        Equal for copies of the data in other places, and for numbers of samples that share one order. By default the
+        text that Megatron hashes.
+        """
         return self.unique_description
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
-        """The config fields that are part of the identity, in the order that is hashed."""
+        """Return the names of config fields in the identity, in the order that is hashed."""
         return ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"]
 
     @staticmethod
     @abstractmethod
     def numel_low_level_dataset(low_level_dataset: Any) -> int:
-        """The elements that splits divide: sequences for GPT, documents for others."""
+        """Return the number of elements that splits divide: sequences for GPT, documents for other kinds."""
 
     @staticmethod
     @abstractmethod
     def build_low_level_dataset(dataset_path: str | None, config: Any) -> Any:
-        """Open the low-level dataset under a prefix. Without a blend there is none: `required`, or data made up."""
+        """Open the low-level dataset of a prefix; the prefix is None for a config without a blend."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def spans(self, idx: int | None) -> list[Span]:
-        """The spans of tokens that make sample `idx`, in order. None is the padding sample: sample 0 without loss."""
+        """Return the spans of a sample's tokens, without reading any.
+
+        Args:
+            idx: position in serving order; None is the padding sample: the tokens of sample 0, without loss.
+
+        Returns:
+            (sequence, first token, number of tokens) of each span, in order.
+        """
 
     @abstractmethod
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """The sample made of the tokens of its spans."""
+        """Return the sample, without reading.
+
+        Args:
+            idx: as for `spans`.
+            sequences: the tokens of each span, 1-D, of the stored dtype.
+        """
 
     def __getitem__(self, idx: int | None) -> Sample:
-        return self.read_one(idx)
+        return self.read_sample(idx)
 
     def __getitems__(self, idxs: Sequence[int | None]) -> Sequence[Sample]:
-        """The samples of a batch, their tokens read in one go."""
-        return self.read_together([(self, idxs, range(len(idxs)))], len(idxs))
+        """Return the samples of a batch, whose tokens are read at once."""
+        return self.read_batch([(self, idxs, range(len(idxs)))], len(idxs))
 
-    def read_one(self, idx: int | None) -> Sample:
-        """One sample: a batch of one, where a subclass knows no quicker way."""
-        return self.read_together([(self, [idx], [0])], 1)[0]
+    def read_sample(self, idx: int | None) -> Sample:
+        """Return one sample: a batch of one, unless a kind has a faster way."""
+        return self.read_batch([(self, [idx], [0])], 1)[0]
 
     @classmethod
-    def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """A batch of `num_rows` samples of several datasets of this class, their tokens read at the same time."""
+    def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
+        """Return a batch of samples of several datasets of this class, whose tokens are read at once.
+
+        Args:
+            requests: the samples of each dataset and their rows.
+            num_rows: size of the batch; each row is in one request.
+        """
         spans = [[dataset.spans(idx) for idx in idxs] for dataset, idxs, _ in requests]
-        wanted = [(request[0].dataset, [*chain(*found)]) for request, found in zip(requests, spans, strict=True)]
+        reads = [(request[0].dataset, [*chain(*each)]) for request, each in zip(requests, spans, strict=True)]
         batch: list[Sample] = [{}] * num_rows
-        for (dataset, idxs, rows), found, tokens in zip(requests, spans, map(iter, read_spans(wanted)), strict=True):
-            for idx, row, sample in zip(idxs, rows, found, strict=True):
+        for (dataset, idxs, rows), each, tokens in zip(requests, spans, map(iter, read_spans(reads)), strict=True):
+            for idx, row, sample in zip(idxs, rows, each, strict=True):
                 batch[row] = dataset.assemble(idx, [next(tokens) for _ in sample])
         return batch
 
     @classmethod
-    def read_tokens_together(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
-        """The tokens alone of a batch of several datasets of this class, where it has such samples."""
-        raise ConfigError(f"{cls.__name__}: has no samples that are tokens alone; GPT datasets have")
+    def read_tokens_of_batch(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
+        """Return the tokens alone of a batch, int32, shape (num_rows, S + 1): `GPTDataset.read_tokens`."""
+        raise ConfigError(f"{cls.__name__}: cannot serve tokens alone (only GPT datasets can)")
 
 
 def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sample]:
@@ -230,7 +264,7 @@ def _one_by_one(self: MegatronDataset, idxs: Sequence[int | None]) -> list[Sampl
 
 
 def required(dataset_path: str | None) -> str:
-    """The prefix; ConfigError where a config without a blend has none."""
+    """Return the prefix; raise ConfigError if it is None, as for a config without a blend."""
     if dataset_path is None:
         raise ConfigError(
             "blend: found none, needs blend=([prefixes], [weights] or None) or blend_per_split; "
@@ -240,7 +274,7 @@ def required(dataset_path: str | None) -> str:
 
 
 def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
-    """The id that pads, or -1 where the tokenizer has none or it is another special token too.
+    """Return the pad id, or -1 if the tokenizer has none or it is also another special token.
 
     Source: Megatron Core, with its two warnings.
     """
@@ -259,10 +293,10 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
 
 
 def token_of(tokenizer: Any, name: str) -> int | None:
-    """The id of "pad", "eod" and the like; None of a tokenizer that has none, or raises at the question."""
+    """Return the id of a special token such as "pad" or "eod"; None if the tokenizer has none."""
     try:
         token: int | None = getattr(tokenizer, name)
-    except Exception:  # tokenizers without this token raise what they like
+    except Exception:  # tokenizers without the token raise errors of any class
         return None
     return token
 

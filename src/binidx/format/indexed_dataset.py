@@ -2,10 +2,6 @@
 
 span   (sequence, first, count)      in tokens
 range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start + count * dtype_size
-
-Spans of many datasets as pieces of memory for C: what is mapped as it lies, the rest read at the same time.
-
-A reader may offer `pieces(ranges)`: where ranges, shape (n, 2), are in memory already, or None where they are not.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ from binidx.format.pair import open_pair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
 from binidx.native.gpt_samples import Sequences
-from binidx.native.pieces import Pieces, scattered_pieces
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.stores.filesystem import same_identity
 from binidx.storage.vectored_reads import read_many
@@ -172,10 +167,10 @@ class IndexedDataset:
         code = DType.code_from_dtype(self.index.dtype)
         return Sequences(lengths, pointers, dtype_code=code, item_bytes=self.index.dtype_size)
 
-    def locate(self, spans: Iterable[Span]) -> list[Range]:
+    def locate(self, spans: Iterable[Span] | NDArray[np.int64]) -> list[Range]:
         """Where spans lie in the `.bin`, in bytes. Pure; spans that leave their sequence are errors, as in `get`."""
-        wanted = np.array(list(spans), np.int64).reshape(-1, 3)
-        return [(start, stop) for start, stop in self.locate_all(wanted).tolist()]
+        array = spans if isinstance(spans, np.ndarray) else np.array(list(spans), np.int64).reshape(-1, 3)
+        return [(start, stop) for start, stop in self.locate_all(array).tolist()]
 
     def locate_all(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
         """The same for arrays: (sequence, first, count), shape (n, 3), to (start, stop), shape (n, 2)."""
@@ -287,26 +282,9 @@ class IndexedDataset:
         return np.split(tokens, ends[:-1])
 
 
-def read_spans(requests: Sequence[tuple[IndexedDataset, Sequence[Span]]]) -> list[list[NDArray[Any]]]:
+def read_spans(
+    requests: Sequence[tuple[IndexedDataset, Sequence[Span] | NDArray[np.int64]]],
+) -> list[list[NDArray[Any]]]:
     """`dataset.read(spans)` of many datasets, the remote ones at the same time."""
     views = read_many([(dataset.bin_reader, dataset.locate(spans)) for dataset, spans in requests])
     return [dataset._arrays(found) for (dataset, _), found in zip(requests, views, strict=True)]
-
-
-def read_pieces(requests: Sequence[tuple[IndexedDataset, NDArray[np.int64]]]) -> list[Pieces]:
-    """The tokens of each dataset's spans, shape (n, 3), where they are in memory.
-
-    Raises:
-        ValueError: a span leaves its sequence.
-    """
-    located = [(dataset.bin_reader, dataset.locate_all(spans)) for dataset, spans in requests]
-    mapped: list[Pieces | None] = [
-        reader.pieces(ranges) if hasattr(reader, "pieces") else None for reader, ranges in located
-    ]
-    missing = [
-        (reader, list(map(tuple, ranges.tolist())))
-        for (reader, ranges), here in zip(located, mapped, strict=True)
-        if here is None
-    ]
-    views = iter(read_many(missing) if missing else [])
-    return [scattered_pieces(next(views)) if here is None else here for here in mapped]

@@ -58,6 +58,11 @@ class Mapped:
         about = self.template
         lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64, 2), len(ranges), about.page_bytes)
 
+    def pieces(self, ranges: NDArray[np.int64]) -> Pieces:
+        """Return ranges (first byte, end) as pieces, shape (n, 2), after telling the disk to read all of them."""
+        self.read_ahead(ranges)
+        return Pieces(self.owner, ranges + int(self.template.base))
+
     def taking(self, *, ask_ahead: bool) -> Any:
         """For one call of C: what it is to take from, and where it says what that was."""
         about = ffi.new(MAPPING, self.template[0])

@@ -109,12 +109,12 @@ def test_words_are_what_megatrons_picture_says(whole: bool) -> None:
     vocabulary = Vocabulary(TOKENIZER)
     begins = next(each for each in vocabulary.ids if each % 3 and each < 300)
     kinds = vocabulary.kinds(np.array([300, begins, 3, 3, begins, 3, 301, begins, 3, 301]))
-    words = Words.of(kinds, whole)
+    words = Words.split(kinds, whole)
     spans = [words.positions[first:end] for first, end in zip(words.bounds, words.bounds[1:], strict=False)]
     assert spans == ([[1, 2, 3], [4, 5], [7, 8]] if whole else [[1], [2], [3], [4], [5], [7], [8]])
     assert kinds.tolist().count(SPECIAL) == 3
     assert kinds.tolist().count(CONTINUES) == 4
-    assert len(Words.of(kinds[:0], whole)) == 0
+    assert len(Words.split(kinds[:0], whole)) == 0
 
 
 def test_the_draw_of_an_ngram_is_numpys_choice() -> None:

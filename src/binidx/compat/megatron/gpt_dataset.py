@@ -22,11 +22,10 @@ from binidx.compat.megatron.object_storage_utils import is_object_storage_path a
 from binidx.compat.megatron.utils import Split
 from binidx.dataset import config as configs
 from binidx.dataset import gpt
-from binidx.dataset.gpt import check_counts
-from binidx.dataset.gpt_batch import build_attention_mask
+from binidx.dataset.gpt import build_attention_mask, open_low_level_dataset
 from binidx.dataset.kinds import mock
 from binidx.dataset.kinds.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
-from binidx.dataset.megatron_dataset import Request, required
+from binidx.dataset.megatron_dataset import Request
 from binidx.dataset.torch_bridge import Sample
 from binidx.index.cache.building import Arrays, Building
 from binidx.index.document_sample import build_document_index
@@ -93,11 +92,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: configs.GPTDatasetConfig) -> IndexedDataset:
         """As ours, of the class that scripts know."""
-        prefix = required(dataset_path)
-        opened = IndexedDataset(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)
-        if config.sequences_per_dataset:
-            check_counts(opened, config.sequences_per_dataset.get(prefix))
-        return opened
+        return open_low_level_dataset(IndexedDataset, dataset_path, config)
 
     # Indices
 
@@ -136,13 +131,13 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         return cls._query_document_sample_shuffle_indices is not mine
 
     @classmethod
-    def _has_own_ways(cls) -> bool:
-        return super()._has_own_ways() or cls._is_queried()
+    def _is_customized(cls) -> bool:
+        return super()._is_customized() or cls._is_queried()
 
     @classmethod
-    def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
+    def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
         if not cls._is_queried():
-            return super().read_together(requests, num_rows)
+            return super().read_batch(requests, num_rows)
         batch: list[Sample] = [{}] * num_rows
         for dataset, idxs, rows in requests:
             for idx, row in zip(idxs, rows, strict=True):

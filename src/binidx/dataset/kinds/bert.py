@@ -1,4 +1,4 @@
-"""BERT's samples: two runs of sentences, and tokens to guess."""
+"""BERT samples: two runs of sentences with some of their tokens masked."""
 
 from __future__ import annotations
 
@@ -10,45 +10,75 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from binidx.dataset.config import Split
-from binidx.dataset.kinds.masked_sentences import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, must_be_given
-from binidx.dataset.kinds.masking import join
+from binidx.dataset.kinds.masked_sentences import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig, check_given
+from binidx.dataset.kinds.masking import concatenate_tokens
 from binidx.errors import ConfigError
-from binidx.format.indexed_dataset import IndexedDataset
 
 SPECIALS = 3
 
 
-"""cls A sep B sep"""
+"""Special tokens of a sample: cls A sep B sep."""
 
 
 @dataclass
 class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
-    """What BERT samples need to know besides.
+    """Config of BERT samples: `MaskedWordPieceDatasetConfig` and one more option.
 
     Args:
-        classification_head: half of the samples have their two runs of sentences swapped, for a model to tell; a sample
-            then has two sentences at least. Must be given.
+        classification_head: True swaps the two runs of sentences in half of the samples, for a model to predict; each
+            sample then has at least two sentences. Required.
+
+    The other arguments are those of `MaskedWordPieceDatasetConfig`; `sequence_length` is at least 5 tokens.
+
+    Raises:
+        ConfigError: `classification_head` is missing, or `sequence_length` is too small.
+
+    Source: Megatron Core, `BERTMaskedWordPieceDatasetConfig`. Difference: errors instead of assertions.
     """
 
     classification_head: bool | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        must_be_given(self, "classification_head")
+        check_given(self, "classification_head")
         if self.sequence_length < SPECIALS + 2:
             raise ConfigError(f"sequence_length: found {self.sequence_length}, needs {SPECIALS + 2} or more for BERT")
 
 
 class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
-    """Samples of BERT: `[cls] A [sep] B [sep]`, padded to S.
+    """BERT samples: `[cls] A [sep] B [sep]`, padded to S tokens.
 
-    A sample is a dict of int64 arrays of shape (S,): `text`; `types`, 0 in A and 1 in B; `labels`, the hidden tokens,
-    else -1; `padding_mask`, 1 and the pad id behind the text; `loss_mask`, 1 at hidden tokens; and two ints:
-    `is_random`, whether A and B were swapped, and `truncated`, whether sentences were cut to fit. Of the hidden tokens
-    80 % are `mask`, 10 % any token, 10 % themselves. As in Megatron a pad is 0 in `text`, and the pad id in `types`.
+    A sample is a dict of int64 arrays of shape (S,), and two ints:
 
-    Source: Megatron Core, `BERTMaskedWordPieceDataset`.
+        text            tokens; 0 at pads
+        types           0 in A, 1 in B, the pad id at pads
+        labels          original tokens where masked, else -1
+        padding_mask    1, and the pad id at pads
+        loss_mask       1 where masked
+        is_random       1 if A and B were swapped
+        truncated       1 if sentences were cut to fit
+
+    Of the masked tokens 80 % become `mask`, 10 % any token, and 10 % stay.
+
+    Args:
+        indexed_dataset: the `.bin`/`.idx` pair, a sequence per sentence.
+        dataset_path: its prefix, as given by the user; part of the identity.
+        indexed_indices: documents of the split, shape (num_in_split,) int32.
+        num_samples: minimum number of samples; None is one epoch.
+        index_split: the split.
+        config: `BERTMaskedWordPieceDatasetConfig`.
+
+    Raises:
+        IndexBuildError: samples are requested of a split without any.
+
+    Example:
+        >>> sizes = [1000, 10, 10]
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.BERTMaskedWordPieceDataset, sizes, lambda: True, config
+        ... )
+        >>> train, valid, test = builder.build()
+
+    Source: Megatron Core, `BERTMaskedWordPieceDataset`; the differences are those of `MaskedWordPieceDataset`.
     """
 
     RECORDED_NAME: ClassVar[str] = "BERTMaskedWordPieceDataset"
@@ -56,32 +86,31 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     config: BERTMaskedWordPieceDatasetConfig
     config_class = BERTMaskedWordPieceDatasetConfig
 
-    def __init__(
-        self,
-        indexed_dataset: IndexedDataset,
-        dataset_path: str | None,
-        indexed_indices: NDArray[np.int32],
-        num_samples: int | None,
-        index_split: Split,
-        config: BERTMaskedWordPieceDatasetConfig,
-    ) -> None:
-        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
-        least = 2 if config.classification_head else 1
-        self.sample_index = self._build_sample_index(config.sequence_length - SPECIALS, least)
+    def _load_sample_index(self) -> None:
+        min_sentences = 2 if self.config.classification_head else 1
+        self.sample_index = self._build_sample_index(self.config.sequence_length - SPECIALS, min_sentences)
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
         return [*MaskedWordPieceDataset._key_config_attributes(), "classification_head"]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> dict[str, Any]:
-        """The sample of these sentences."""
+        """Return the sample of some sentences.
+
+        Args:
+            idx: number of the sample; None is sample 0 without loss.
+            sequences: its sentences, each shape (num_tokens,).
+
+        Returns:
+            The dict described at the class.
+        """
         with self.draws(idx) as (target, rng):
             pivot, swapped = self._pivot(len(sequences), rng)
-            runs = [join(sequences[:pivot]), join(sequences[pivot:])]
+            runs = [concatenate_tokens(sequences[:pivot]), concatenate_tokens(sequences[pivot:])]
             if swapped:
                 runs.reverse()
-            kept = trim(len(runs[0]), len(runs[1]), target, rng)
-            first, second = (run[slice(*bounds)] for run, bounds in zip(runs, kept, strict=True))
+            bounds = trim(len(runs[0]), len(runs[1]), target, rng)
+            first, second = (run[start:stop] for run, (start, stop) in zip(runs, bounds, strict=True))
             tokens = self._merge(first, second)
             text, positions, labels, _, _ = self._create_masked_lm_predictions(tokens, target, rng)
         sample = self._pad(text, len(first) + 2, positions, labels)
@@ -94,7 +123,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         return np.concatenate([cls, first, sep, *([second, sep] if len(second) else [])])
 
     def _pivot(self, num_sentences: int, rng: RandomState) -> tuple[int, bool]:
-        """Where B begins, and whether it comes first."""
+        """Return the first sentence of B, and whether A and B are swapped."""
         if not self.config.classification_head:
             return num_sentences, False
         pivot = int(rng.randint(low=1, high=num_sentences)) if num_sentences >= 3 else 1
@@ -125,13 +154,13 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
 
 
 def trim(num_first: int, num_second: int, target: int, rng: RandomState) -> list[tuple[int, int]]:
-    """What is kept of two runs of tokens, (first, end) of each: the longer loses a token of either end, by chance."""
-    kept = [[0, num_first], [0, num_second]]
+    """Return (start, stop) of two runs of tokens that fit: the longer one loses a token at a random end, repeatedly."""
+    bounds = [[0, num_first], [0, num_second]]
     excess = num_first + num_second - target
-    for chance in rng.random_sample(excess).tolist() if excess > 0 else []:
-        longer = kept[0] if kept[0][1] - kept[0][0] > kept[1][1] - kept[1][0] else kept[1]
-        if chance < 0.5:
+    for draw in rng.random_sample(max(0, excess)).tolist():
+        longer = bounds[0] if bounds[0][1] - bounds[0][0] > bounds[1][1] - bounds[1][0] else bounds[1]
+        if draw < 0.5:
             longer[0] += 1
         else:
             longer[1] -= 1
-    return [(first, end) for first, end in kept]
+    return [(start, stop) for start, stop in bounds]

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.gpt import SMALL, GPTDataset
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.gpt_index import SMALL
 from binidx.errors import IndexBuildError
 from binidx.index.best_fit import ARRAYS, build_best_fit_index
 from binidx.index.cache.building import Arrays, Building
@@ -36,7 +37,7 @@ class BestFitGPTDataset(GPTDataset):
     pieces: NDArray[np.int32]
     bounds: NDArray[np.int64]
 
-    def _keep_index(self, arrays: Arrays) -> None:
+    def _set_index(self, arrays: Arrays) -> None:
         self.pieces, self.bounds, self.shuffle_index = (arrays[name] for name in ARRAYS)
 
     def __len__(self) -> int:
@@ -66,7 +67,7 @@ class BestFitGPTDataset(GPTDataset):
         return PackedPieces(self.pieces, self.bounds, self.shuffle_index)
 
     def _load_or_build(self) -> Arrays:
-        if len(self._documents) <= SMALL and not self.config.cache_small_indices:
+        if len(self.own_sequences) <= SMALL and not self.config.cache_small_indices:
             self._build(building := Building())
             return building.arrays
         where = self._cache
@@ -84,7 +85,7 @@ class BestFitGPTDataset(GPTDataset):
             build_best_fit_index(
                 building,
                 self.dataset.sequence_lengths,
-                self._documents,
+                self.own_sequences,
                 self.config.sequence_length,
                 self.num_samples,
                 RandomState(self.config.random_seed),

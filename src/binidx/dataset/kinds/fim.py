@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.gpt_batch import assemble_gpt_sample
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 
@@ -94,7 +93,7 @@ class GPTFIMDataset(GPTDataset):
         number = (idx or 0) % len(self)
         draws = draws_of(self.config.random_seed, number)
         tokens = np.concatenate([np.empty(0, np.int64), *sequences]).astype(np.int64)
-        return assemble_gpt_sample(self, idx, [self.rearrangement(tokens, draws)])
+        return super().assemble(idx, [self.rearrangement(tokens, draws)])
 
     @cached_property
     def rearrangement(self) -> Rearrangement:

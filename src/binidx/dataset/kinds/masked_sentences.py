@@ -1,4 +1,4 @@
-"""Samples of whole sentences with some of their tokens hidden: what BERT and T5 share."""
+"""Samples of whole sentences with some of their tokens masked: the base of the BERT and T5 datasets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.index.cache.building import Arrays, Building
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.manifest import describe_documents, origin_of
-from binidx.index.documents import compact
+from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments
 from binidx.storage.writing.publish import join_uri
@@ -30,35 +30,35 @@ from binidx.storage.writing.publish import join_uri
 SMALL = 2**15
 
 
-"""Sentences of the split, and samples asked of it, that are cut sooner than a cache is opened."""
+"""Sentences of the split, and requested samples, whose index is built faster than a cache of it is opened."""
 
 
 logger = logging.getLogger(__name__)
 
 
-Predictions = tuple[list[int], list[int], list[int], list[int], list[tuple[list[int], list[int]]]]
+MaskedPredictions = tuple[list[int], list[int], list[int], list[int], list[tuple[list[int], list[int]]]]
 
 
 @dataclass
 class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
-    """What masked samples need to know besides; all of it must be given.
+    """Config of masked samples: `BlendedMegatronDatasetConfig` and options of the masking, all required.
 
     Args:
-        masking_probability: share of the tokens that are hidden, above 0 and below 1.
-        short_sequence_probability: share of the samples that aim at fewer tokens than fit, 0 to 1.
-        masking_max_ngram: words of the longest n-gram that is hidden.
-        masking_do_full_word: hide whole words; False hides pieces.
+        masking_probability: fraction of the tokens that are masked, above 0 and below 1.
+        short_sequence_probability: fraction of the samples with a target length below `sequence_length`, 0 to 1.
+        masking_max_ngram: words of the longest masked n-gram, at least 1.
+        masking_do_full_word: mask whole words; False masks pieces.
         masking_do_permutation: shuffle as many tokens again among themselves.
-        masking_use_longer_ngrams: draw long n-grams more often, instead of short ones.
+        masking_use_longer_ngrams: draw long n-grams more often than short ones.
         masking_use_geometric_distribution: draw n as SpanBERT does; excludes `masking_do_permutation`.
 
-    The tokenizer is of WordPiece: it gives `inv_vocab` (id -> piece, "##" before what carries a word on), `cls`, `sep`,
-    `mask`, `pad`.
+    The other arguments are those of `BlendedMegatronDatasetConfig`. The tokenizer is a WordPiece tokenizer with
+    `inv_vocab` (id -> piece, where "##" begins a piece that continues a word), `cls`, `sep`, `mask`, `pad`.
 
     Raises:
-        ConfigError: one of these is missing or out of its bounds.
+        ConfigError: an option is missing, out of bounds, or excluded by another.
 
-    Source: Megatron Core, `MaskedWordPieceDatasetConfig`.
+    Source: Megatron Core, `MaskedWordPieceDatasetConfig`. Difference: errors instead of assertions.
     """
 
     masking_probability: float | None = None
@@ -71,20 +71,20 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        must_be_given(self, "tokenizer", *MASKING)
-        must_lie("masking_probability", self.masking_probability, lambda p: 0 < p < 1, "above 0 and below 1")
-        must_lie("short_sequence_probability", self.short_sequence_probability, lambda p: 0 <= p <= 1, "0 to 1")
-        must_lie("masking_max_ngram", self.masking_max_ngram, lambda n: n > 0, "at least 1")
+        check_given(self, "tokenizer", *MASKING)
+        check_bounds("masking_probability", self.masking_probability, lambda p: 0 < p < 1, "above 0 and below 1")
+        check_bounds("short_sequence_probability", self.short_sequence_probability, lambda p: 0 <= p <= 1, "0 to 1")
+        check_bounds("masking_max_ngram", self.masking_max_ngram, lambda n: n > 0, "at least 1")
         if self.masking_use_geometric_distribution and self.masking_do_permutation:
             raise ConfigError(
                 "masking_use_geometric_distribution: excludes masking_do_permutation; give one or the other"
             )
         if self.masking_use_geometric_distribution and self.masking_use_longer_ngrams:
-            logger.warning("masking_use_longer_ngrams: of no effect beside masking_use_geometric_distribution")
+            logger.warning("masking_use_longer_ngrams: no effect with masking_use_geometric_distribution")
 
     @cached_property
     def masking(self) -> Masking:
-        """The options as `dataset.masking` takes them."""
+        """The options in the form that `kinds.masking` takes."""
         return Masking(
             probability=float(self.masking_probability or 0),
             max_ngram=int(self.masking_max_ngram or 0),
@@ -96,37 +96,25 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """Of the tokenizer; one for all datasets of this config."""
+        """Vocabulary of the tokenizer, shared by all datasets of this config."""
         return Vocabulary(self.tokenizer)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A worker makes its own: the pieces of 250,000 tokens are 20 ms of work, and 2 MB to send.
-        return {name: value for name, value in vars(self).items() if name not in ("masking", "vocabulary")}
+
+MASKING = [*MaskedWordPieceDatasetConfig.__annotations__]
 
 
-MASKING = [
-    "masking_probability",
-    "short_sequence_probability",
-    "masking_max_ngram",
-    "masking_do_full_word",
-    "masking_do_permutation",
-    "masking_use_longer_ngrams",
-    "masking_use_geometric_distribution",
-]
+"""Fields that are part of the identity, in the order that is hashed."""
 
 
-"""The fields that are part of the identity, in the order that is hashed."""
-
-
-def must_be_given(config: Any, *names: str) -> None:
-    """Raise ConfigError for a field that is None."""
+def check_given(config: Any, *names: str) -> None:
+    """Raise ConfigError if one of these fields is None."""
     for name in names:
         if getattr(config, name) is None:
             raise ConfigError(f"{name}: must be given for {type(config).__name__}")
 
 
-def must_lie(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -> None:
-    """Raise ConfigError for a value out of its bounds."""
+def check_bounds(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -> None:
+    """Raise ConfigError if a value is out of its bounds."""
     if not holds(value):
         raise ConfigError(f"{name}: found {value}, needs {needed}")
 
@@ -134,40 +122,64 @@ def must_lie(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -
 class MaskedWordPieceDataset(MegatronDataset):
     """Samples of neighbouring sentences (stored sequences) of one document, for subclasses to mask.
 
-        sample i  ─ sample_index ─►  sentences first .. end - 1, and the tokens they aim at  ─ .bin ─►  tokens
+        sample i  ─ sample_index ─►  sentences first .. end - 1, and their target length  ─ .bin ─►  tokens
 
-    A subclass calls `_build_sample_index` from its `__init__`, makes samples in `assemble`, and says what stands in the
-    place of a hidden token in `_get_token_mask`. Splits divide documents.
+    A subclass sets `sample_index` by `_build_sample_index` in its `__init__`, makes samples in `assemble`, and returns
+    the replacement of a masked token from `_get_token_mask`. Splits divide documents.
+
+    Args:
+        indexed_dataset: the `.bin`/`.idx` pair, a sequence per sentence.
+        dataset_path: its prefix, as given by the user; part of the identity.
+        indexed_indices: documents of the split, shape (num_in_split,) int32.
+        num_samples: minimum number of samples; None is one epoch.
+        index_split: the split.
+        config: `MaskedWordPieceDatasetConfig`.
 
     Attributes:
-        sample_index: (first sentence, end, tokens aimed at) of each sample, shape (num_samples, 3): whole epochs.
+        sample_index: (first sentence, end, target length in tokens) of each sample of whole epochs, shape
+            (num_samples, 3).
 
     Raises:
-        IndexBuildError: samples are asked of a split that has none (Megatron goes through 2^31 epochs).
+        IndexBuildError: samples are requested of a split without any (Megatron Core goes through 2^31 epochs).
 
-    Source: Megatron Core, `MaskedWordPieceDataset`. Differences: `num_samples` None is one epoch, as it says there (it
-    raises TypeError); with `masking_do_permutation` its samples differ from call to call, as it draws n-grams from
-    NumPy's global state; here they are drawn from the sample's own. A sample is a function of seed and number.
+    Source: Megatron Core, `MaskedWordPieceDataset`. Differences: a sample is a function of seed and number, also with
+    `masking_do_permutation`, where Megatron Core draws n-grams from NumPy's global state, so that its samples differ
+    from call to call; `num_samples` None is one epoch, as documented there (it raises TypeError).
     """
 
     config: MaskedWordPieceDatasetConfig
     sample_index: NDArray[Any]
 
+    def __init__(
+        self,
+        indexed_dataset: IndexedDataset,
+        dataset_path: str | None,
+        indexed_indices: NDArray[np.int32],
+        num_samples: int | None,
+        index_split: Split,
+        config: MaskedWordPieceDatasetConfig,
+    ) -> None:
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
+        self._load_sample_index()
+
+    def _load_sample_index(self) -> None:
+        """Set `sample_index`; does nothing in this class, as in Megatron Core."""
+
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
-        """Documents."""
+        """Return the number of documents, which splits divide."""
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: MaskedWordPieceDatasetConfig) -> IndexedDataset:
-        """Open the `.bin`/`.idx` pair under a prefix, at any URI."""
+        """Return the opened `.bin`/`.idx` pair of a prefix, at any URI."""
         return IndexedDataset(
             required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options
         )
 
     @property
     def token_lookup(self) -> list[int]:
-        """All ids of the vocabulary."""
+        """All ids of the vocabulary, in the order of `inv_vocab`."""
         return self.config.vocabulary.ids
 
     @staticmethod
@@ -175,19 +187,28 @@ class MaskedWordPieceDataset(MegatronDataset):
         return [*MegatronDataset._key_config_attributes(), *MASKING]
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.sample_index)
 
     # Index
 
     def _build_sample_index(self, sequence_length: int, min_sentences_per_sample: int) -> NDArray[Any]:
-        """The `sample_index` of samples that aim at so many tokens: out of the cache, or built for it."""
+        """Return the index of samples, from the cache or built.
+
+        Args:
+            sequence_length: maximum target length of a sample, in tokens.
+            min_sentences_per_sample: minimum number of sentences of a sample.
+
+        Returns:
+            (first sentence, end, target length) of each sample, shape (num_samples, 3).
+        """
         fingerprint = {
             "class": recorded_name(type(self)),
             "random_seed": self.config.random_seed,
             "sequence_length": sequence_length,
             "min_sentences_per_sample": min_sentences_per_sample,
             "short_sequence_probability": self.config.short_sequence_probability,
-            "documents": describe_documents(compact(self.indices)),
+            "documents": describe_documents(as_range(self.indices)),
         }
 
         def build(building: Building) -> None:
@@ -218,8 +239,8 @@ class MaskedWordPieceDataset(MegatronDataset):
         return bounds[-1] - bounds[0] <= SMALL and (self.num_samples or 0) <= SMALL
 
     def _bounds(self) -> NDArray[np.int64]:
-        """First sentence of each document of the split, and the end, shape (num_in_split + 1,)."""
-        bounds, run = self.dataset.document_indices, compact(self.indices)
+        """Return the first sentence of each document of the split, and the end, shape (num_in_split + 1,)."""
+        bounds, run = self.dataset.document_indices, as_range(self.indices)
         if len(run) == 0:
             return bounds[:1]
         if not isinstance(run, range):
@@ -247,7 +268,10 @@ class MaskedWordPieceDataset(MegatronDataset):
     # Samples
 
     def row(self, idx: int | None) -> tuple[int, int, int]:
-        """(number of the sample, its first sentence, the end); None is sample 0.
+        """Return (number of a sample, its first sentence, the end of its sentences).
+
+        Args:
+            idx: number of the sample; a negative one counts from the end, None is sample 0.
 
         Raises:
             IndexError: there is no such sample.
@@ -260,26 +284,31 @@ class MaskedWordPieceDataset(MegatronDataset):
         return number, first, end
 
     def spans(self, idx: int | None) -> list[Span]:
-        """Whole sentences."""
+        """Return the spans of whole sentences of a sample; None is sample 0."""
         _, first, end = self.row(idx)
         lengths = self.dataset.sequence_lengths[first:end].tolist()
         return [(sentence, 0, length) for sentence, length in zip(range(first, end), lengths, strict=True)]
 
     @contextmanager
-    def draws(self, idx: int | None) -> Iterator[tuple[int, RandomState]]:
-        """Tokens that the sample aims at, and for the block its random state, of the seed and its number alone."""
+    def random_draws(self, idx: int | None) -> Iterator[tuple[int, RandomState]]:
+        """Lend, for a block, the target length of a sample in tokens, and its random state of seed and number alone."""
         number = self.row(idx)[0]
         with random_state((self.config.random_seed + number) % 2**32) as rng:
             yield int(self.sample_index[number, 2]), rng
 
     def _create_masked_lm_predictions(
         self, token_ids: Sequence[int] | NDArray[Any], target_sequence_length: int, numpy_random_state: RandomState
-    ) -> Predictions:
-        """Hide some of the tokens.
+    ) -> MaskedPredictions:
+        """Mask some of the tokens.
+
+        Args:
+            token_ids: tokens of the sample, shape (n,).
+            target_sequence_length: target length of the sample in tokens.
+            numpy_random_state: source of all draws.
 
         Returns:
-            The tokens as the model sees them; positions of the hidden ones, rising; what they were; for each token 1
-            where a word or a special token begins, else 0; positions and tokens of each hidden n-gram.
+            The tokens as the model sees them; increasing positions of the masked ones; their original tokens; for each
+            token 1 where a word or a special token begins, else 0; positions and original tokens of each n-gram.
 
         Source: Megatron Core's method of this name, and its draws.
         """
@@ -293,4 +322,4 @@ class MaskedWordPieceDataset(MegatronDataset):
 
     @abstractmethod
     def _get_token_mask(self, numpy_random_state: RandomState) -> int | None:
-        """What stands in the place of a hidden token; None for the token itself."""
+        """Return the replacement of a masked token; None for the token itself."""

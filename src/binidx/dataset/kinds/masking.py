@@ -1,12 +1,12 @@
-"""Which tokens of a sample are hidden, and what stands in their place: whole words or pieces, singly or in n-grams.
+"""Masking of tokens for BERT and T5: whole words or pieces of words, singly or in n-grams.
 
-    tokens       cls  un  ##aff ##able  the  sep        of WordPiece: a "##" carries the word on
+    tokens       cls  un  ##aff ##able  the  sep        WordPiece: "##" begins a piece that continues a word
     words              ───────────────  ───             or each piece for itself
-    order        words by a shuffle; each draws the n of its n-gram, and takes fewer words where n would hide too many,
-                 none where one word does or one is hidden already; until enough tokens are hidden
+    order        words in shuffled order; each draws the n of its n-gram, and takes fewer words where n would mask too
+                 many tokens, none where one word does or a word is masked already; until enough tokens are masked
 
-Every number is drawn from one `RandomState`, in Megatron Core's order, so that its samples are equal. It is three times
-slower than this for a choice of n from a list of probabilities, which is one number and its place in their sums.
+Every number is drawn from one `RandomState`, in Megatron Core's order, so that the samples are equal. Megatron Core takes
+three times as long, mostly for drawing n from a list of probabilities; here that is one number and a binary search.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,35 +28,38 @@ from binidx.errors import ConfigError, FormatError
 MISSING, BEGINS, CONTINUES, SPECIAL = range(4)
 
 
-"""What a token is to masking: not in the vocabulary, first piece of a word, a later one, or never hidden."""
+"""Kinds of tokens: not in the vocabulary, first piece of a word, a later piece, or a special token, never masked."""
 
 
 GEOMETRIC = 0.2
 
 
-"""SpanBERT's share of n-grams that end with each word (https://arxiv.org/abs/1907.10529, section 3.1)."""
+"""SpanBERT's probability that an n-gram ends with a word (https://arxiv.org/abs/1907.10529, section 3.1)."""
 
 
-Span = tuple[list[int], list[int]]
+MaskedSpan = tuple[list[int], list[int]]
 
 
-"""Positions of the tokens of an n-gram, and what they were."""
+"""Positions of the tokens of an n-gram, and the original tokens."""
 
 
 Ngrams = Iterator[tuple[int, int]]
 
 
-"""First place of each in `Words.positions`, and the end."""
+"""(start, stop) of n-grams in `Words.positions`."""
 
 
 class Vocabulary:
-    """What masking asks of a WordPiece tokenizer.
+    """Kinds of the tokens of a WordPiece tokenizer.
 
     Args:
-        tokenizer: gives `inv_vocab` (id -> piece), `cls` and `sep`.
+        tokenizer: has `inv_vocab` (id -> piece), `cls` and `sep`.
 
     Attributes:
         ids: all ids, in the order of `inv_vocab`.
+
+    Raises:
+        ConfigError: a negative id.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -69,38 +73,34 @@ class Vocabulary:
         self._kinds[special] = SPECIAL
 
     def kinds(self, tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """What each token is, shape (n,).
+        """Return the kind of each token, shape (n,).
 
         Raises:
-            FormatError: one is not in the vocabulary.
+            FormatError: a token is not in the vocabulary.
         """
-        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < len(self._kinds):
-            raise _unknown(tokens[(tokens < 0) | (tokens >= len(self._kinds))][0])
-        kinds: NDArray[np.uint8] = self._kinds[tokens]
+        inside = (tokens >= 0) & (tokens < len(self._kinds))
+        kinds: NDArray[np.uint8] = np.where(inside, self._kinds[tokens * inside], MISSING)
         if not kinds.all():
-            raise _unknown(tokens[kinds == MISSING][0])
+            token = tokens[kinds == MISSING][0]
+            raise FormatError(f"token {token}: not in the tokenizer's inv_vocab; use the tokenizer of the data")
         return kinds
-
-
-def _unknown(token: int) -> FormatError:
-    return FormatError(f"token {token}: not in the tokenizer's inv_vocab; needs the tokenizer that the data is of")
 
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a sample that may be hidden.
+    """The words of a sample that may be masked.
 
     Attributes:
-        positions: of their tokens, in order; neighbours but for special tokens between.
-        bounds: for each word its first place in `positions`, then the end, shape (num_words + 1,).
+        positions: positions of their tokens in the sample, in order; special tokens are left out.
+        bounds: for each word its first index in `positions`, then the end, shape (num_words + 1,).
     """
 
     positions: list[int]
     bounds: list[int]
 
     @classmethod
-    def of(cls, kinds: NDArray[np.uint8], whole: bool) -> Words:
-        """`whole` words, or each token one. Pieces before the first word's beginning are one word."""
+    def split(cls, kinds: NDArray[np.uint8], whole: bool) -> Words:
+        """Split a sample into `whole` words, or each token into one. Pieces before the first word form one word."""
         maskable = np.flatnonzero(kinds != SPECIAL)
         begins = kinds[maskable] == BEGINS if whole else np.ones(len(maskable), np.bool_)
         begins[:1] = True
@@ -111,23 +111,23 @@ class Words:
 
 
 @dataclass
-class Masked:
-    """A sample with some of its tokens hidden.
+class MaskedTokens:
+    """A sample with some of its tokens masked.
 
     Attributes:
         tokens: the sample as the model sees it.
-        labels: (position, original token) of the hidden ones; then of the permuted ones, the token before they moved.
-        spans: each n-gram that was hidden, in the order of the text.
+        labels: (position, original token) of the masked and of the permuted tokens, in order.
+        spans: each masked n-gram, in the order of the text.
     """
 
     tokens: list[int]
     labels: list[tuple[int, int]]
-    spans: list[Span]
+    spans: list[MaskedSpan]
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are chosen. See `MaskedWordPieceDatasetConfig` for the options."""
+    """Choice of the masked tokens; the options are those of `MaskedWordPieceDatasetConfig`."""
 
     probability: float
     max_ngram: int
@@ -143,25 +143,27 @@ class Masking:
         target: int,
         rng: RandomState,
         token_mask: Callable[[RandomState], int | None],
-    ) -> Masked:
-        """Hide some of `tokens`.
+    ) -> MaskedTokens:
+        """Mask some of `tokens`.
 
         Args:
-            kinds: what each of them is, from `Vocabulary.kinds`.
-            target: tokens that the sample aimed at: no more than `probability` of them are hidden.
-            rng: all draws are of it.
-            token_mask: draws what stands in the place of a hidden token; None for itself.
+            tokens: shape (n,).
+            kinds: their kinds, from `Vocabulary.kinds`, shape (n,).
+            target: target length of the sample in tokens; at most `probability` of it is masked.
+            rng: source of all draws.
+            token_mask: draws the replacement of a masked token; None for the token itself.
         """
-        words = Words.of(kinds, self.whole_words)
+        words = Words.split(kinds, self.whole_words)
         most = min(self.probability * target, max(1, round(len(tokens) * self.probability)))
         order = np.arange(len(words))
         rng.shuffle(order)
         taken = bytearray(len(words.positions))
-        masked = Masked(tokens.tolist(), [], [])
-        self._hide(masked, words, self._ngrams(words, order, most, taken, self._draw(rng)), rng, token_mask)
+        masked = MaskedTokens(tokens.tolist(), [], [])
+        ngrams = self._ngrams(words, order, most, taken, self._draw(rng))
+        self._mask(masked, words, ngrams, lambda: token_mask(rng))
         rng.shuffle(order)
         if self.permutation:
-            self._permute(masked, words, self._ngrams(words, order, most, taken, self._drawn_by_chance(rng)), rng)
+            self._permute(masked, words, self._ngrams(words, order, most, taken, self._draw_choice(rng)), rng)
         masked.labels.sort(key=lambda label: label[0])
         masked.spans.sort(key=lambda span: span[0][0])
         return masked
@@ -169,7 +171,7 @@ class Masking:
     def _ngrams(
         self, words: Words, order: NDArray[np.int64], most: float, taken: bytearray, draw: Callable[[], int]
     ) -> Ngrams:
-        """N-grams of which no token is taken, until `most` tokens are; takes them."""
+        """Yield n-grams without taken tokens, until `most` tokens are yielded, and mark them in `taken`."""
         bounds, num_words, num_tokens = words.bounds, len(words), 0
         for word in order.tolist():
             if num_tokens >= most:
@@ -184,23 +186,19 @@ class Masking:
                 yield first, end
 
     @staticmethod
-    def _hide(
-        masked: Masked, words: Words, ngrams: Ngrams, rng: RandomState, token_mask: Callable[[RandomState], int | None]
-    ) -> None:
+    def _mask(masked: MaskedTokens, words: Words, ngrams: Ngrams, draw_mask: Callable[[], int | None]) -> None:
         for first, end in ngrams:
             positions = words.positions[first:end]
             originals = [masked.tokens[position] for position in positions]
             for position in positions:
-                mask = token_mask(rng)
-                if mask is not None:
+                if (mask := draw_mask()) is not None:
                     masked.tokens[position] = mask
             masked.labels += zip(positions, originals, strict=True)
             masked.spans.append((positions, originals))
 
     @staticmethod
-    def _permute(masked: Masked, words: Words, ngrams: Ngrams, rng: RandomState) -> None:
-        places = [place for first, end in ngrams for place in range(first, end)]
-        positions = np.array(sorted(words.positions[place] for place in places), np.int64)
+    def _permute(masked: MaskedTokens, words: Words, ngrams: Ngrams, rng: RandomState) -> None:
+        positions = np.array(sorted(chain.from_iterable(words.positions[slice(*ngram)] for ngram in ngrams)), np.int64)
         moved = positions.copy()
         rng.shuffle(moved)
         before = list(masked.tokens)
@@ -209,23 +207,23 @@ class Masking:
             masked.labels.append((position, before[position]))
 
     def _draw(self, rng: RandomState) -> Callable[[], int]:
-        """The n of the next n-gram to be hidden."""
+        """Return a function that draws the n of the next masked n-gram."""
         if self.geometric:
             return lambda: min(int(rng.geometric(GEOMETRIC)), self.max_ngram)
-        return self._drawn_by_chance(rng)
+        return self._draw_choice(rng)
 
-    def _drawn_by_chance(self, rng: RandomState) -> Callable[[], int]:
-        """As `rng.choice(1 .. max_ngram, p=chances)`."""
+    def _draw_choice(self, rng: RandomState) -> Callable[[], int]:
+        """Return a function that draws as `rng.choice(range(1, max_ngram + 1), p=probabilities)`."""
         sums, draw = self._sums, rng.random_sample
         return lambda: bisect_right(sums, draw()) + 1
 
     @cached_property
     def _sums(self) -> list[float]:
-        """The chance that n is at most 1, 2, ...: those of n are as 1 / n, or the other way round."""
+        """Cumulative probabilities of n = 1, 2, ...; those of n are proportional to 1 / n, or reversed."""
         chances = 1.0 / np.arange(1, self.max_ngram + 1)
         chances = chances / chances.sum(keepdims=True)
         chances = chances[::-1] if self.longer_ngrams else chances
-        # Summed and divided as often as Megatron and NumPy do: the last bits count.
+        # Summed and divided as often as in Megatron and NumPy, so that the last bits are equal.
         sums = (chances / chances.sum(keepdims=True)).cumsum()
         return [float(each) for each in sums / sums[-1]]
 
@@ -235,7 +233,7 @@ _spare: list[RandomState] = []
 
 @contextmanager
 def random_state(seed: int) -> Iterator[RandomState]:
-    """`RandomState(seed)` for a block. They are used again: NumPy takes 140 us to make one, and 3 to seed it."""
+    """Lend a `RandomState(seed)` for a block. NumPy takes 140 us to make one, and 3 us to seed a used one."""
     try:
         rng = _spare.pop()
     except IndexError:
@@ -247,6 +245,6 @@ def random_state(seed: int) -> Iterator[RandomState]:
         _spare.append(rng)
 
 
-def join(sentences: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-    """The tokens of sentences, one after the other."""
+def concatenate_tokens(sentences: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    """Return the tokens of all sentences, int64."""
     return np.concatenate([np.empty(0, np.int64), *sentences]).astype(np.int64, copy=False)

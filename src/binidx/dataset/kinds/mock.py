@@ -7,7 +7,7 @@ What Megatron makes when a config has no blend; here a script that forgot its da
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,6 +71,7 @@ class MadeUp:
     """
 
     uri = "mock.bin"
+    identity: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, bounds: NDArray[np.int64], vocab_size: int, eod: int) -> None:
         self.bounds, self.vocab_size, self.eod = bounds, vocab_size, eod

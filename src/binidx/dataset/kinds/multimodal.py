@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.gpt_batch import assemble_gpt_sample, build_attention_mask, gpt_recipe
+from binidx.dataset.gpt import assemble_gpt_sample, build_attention_mask, gpt_recipe
 from binidx.dataset.kinds.mock import MockGPTDataset
 from binidx.dataset.megatron_dataset import MegatronDataset, required
 from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
-from binidx.native.gather import Recipe
+from binidx.native.gpt_samples import Recipe
 from binidx.native.permutations import RandomState
 
 if TYPE_CHECKING:

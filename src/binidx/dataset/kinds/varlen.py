@@ -99,16 +99,16 @@ class VarlenGPTDataset(GPTDataset):
             raise ConfigError("inter_document_masking: found False, samples of documents need True")
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
 
-    def read_one(self, idx: int | None) -> Sample:
-        return apart(super().read_one(idx), self.config.padding_multiple)
+    def read_sample(self, idx: int | None) -> Sample:
+        return apart(super().read_sample(idx), self.config.padding_multiple)
 
     @classmethod
-    def read_together(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
+    def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
         multiples = [0] * num_rows
         for dataset, _, rows in requests:
             for row in rows:
                 multiples[row] = dataset.config.padding_multiple
-        return [*map(apart, super().read_together(requests, num_rows), multiples)]
+        return [*map(apart, super().read_batch(requests, num_rows), multiples)]
 
 
 def apart(sample: Mapping[str, Any], multiple: int) -> Sample:

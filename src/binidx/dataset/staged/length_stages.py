@@ -30,9 +30,9 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import recorded_name
 from binidx.errors import BlendError, ConfigError
 from binidx.index.cache.building import Arrays, Building
-from binidx.index.document_sample import build_sample_index
-from binidx.index.documents import fill
-from binidx.index.gpt_indices import build_window_order, shuffle_dtype
+from binidx.index.document_sample import build_sample_index, shuffle_dtype
+from binidx.index.documents import fill_numbers
+from binidx.index.gpt_indices import build_window_order
 
 MIXED_WINDOWS = 1024
 
@@ -227,7 +227,7 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
         with building.array("sample_index", rows.shape, rows.dtype) as out:
             out[:] = rows
         with building.array("shuffle_index", (len(rows) - 1,), shuffle_dtype(len(rows) - 1)) as out:
-            fill(out, range(len(out)), config.num_dataset_builder_threads)
+            fill_numbers(out, range(len(out)), config.num_dataset_builder_threads)
 
     if windows._is_small() and not config.cache_small_indices:
         build(building := Building())
