@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
         return int(module.main(arguments))
-    except KeyboardInterrupt:  # before the command began: its own words come from `_face.run`
+    except KeyboardInterrupt:  # before the command began: its own words come from `_command.run`
         print(f"\nbinidx {name}: interrupted", file=sys.stderr)
         return 130
 

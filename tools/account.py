@@ -26,8 +26,8 @@ from binidx.errors import MissingDriverError
 from binidx.run.provenance.accounts import SourceAccount, account
 from binidx.storage.writing.publish import create_object
 
-from ._face import parser, run
-from ._orders import add_run, open_run, step_at, stop_step
+from ._command import parser, run
+from ._order_rows import add_run, open_run, step_at, stop_step
 from ._table import table as columns
 
 UNITS = ((10**9, "billion "), (10**6, "million "), (10**3, "thousand "), (1, ""))

@@ -24,8 +24,8 @@ if __name__ == "__main__":  # python tools/bake.py: see convert.py
 from binidx.errors import ConfigError
 from binidx.run.provenance.baking import bake, plan_bake
 
-from ._face import counts, human_bytes, parser, run
-from ._orders import add_run, open_run, steps_of
+from ._command import counts, human_bytes, parser, run
+from ._order_rows import add_run, open_run, steps_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

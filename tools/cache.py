@@ -45,7 +45,7 @@ from binidx.storage.cache.maintenance import CachedObjectInfo, cached_contents, 
 from binidx.storage.cache.warm import Warmed, wanted_bytes, warm
 from binidx.storage.settings import OURS, ReadSettings, parse_bytes
 
-from ._face import human_bytes, human_seconds, json_object, parser, run
+from ._command import human_bytes, human_seconds, json_object, parser, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,7 +120,7 @@ def directory_of(arguments: argparse.Namespace) -> str:
 
 def run_warm(arguments: argparse.Namespace) -> int:
     """Fetch, and say what was done."""
-    from ._cache_jobs import jobs_of_run, jobs_of_uris
+    from ._warm_jobs import jobs_of_run, jobs_of_uris
 
     directory = directory_of(arguments)
     given = dict(arguments.storage_options or {})

@@ -44,8 +44,8 @@ from binidx.errors import ConfigError
 from binidx.storage.codecs.segments import check_level
 from binidx.storage.writing.copy import PART_BYTES, SAVE_SECONDS
 
-from ._bar import Bar
-from ._face import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
+from ._command import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
+from ._progress import Bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:

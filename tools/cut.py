@@ -33,8 +33,8 @@ if __name__ == "__main__":  # python tools/cut.py: see convert.py
 from binidx.corpus.cut import CutResult, head_dataset, split_dataset
 from binidx.storage.writing.copy import ProgressWatcher
 
-from ._bar import Bar
-from ._face import DATASET, add_writing, counts, human_seconds, parser, prefix, run
+from ._command import DATASET, add_writing, counts, human_seconds, parser, prefix, run
+from ._progress import Bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:

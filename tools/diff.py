@@ -26,8 +26,8 @@ if __name__ == "__main__":  # python tools/diff.py: see convert.py
 
 from binidx.corpus.diff import Difference, diff_datasets
 
-from ._bar import Bar
-from ._face import DATASET, human_seconds, json_object, parser, prefix, run
+from ._command import DATASET, human_seconds, json_object, parser, prefix, run
+from ._progress import Bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,11 +31,11 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, Estimated, estimate_tokens
 from binidx.prepare.preprocess.sampling import Estimate
 from binidx.prepare.text.batch import Filters, parse_keep
-from binidx.prepare.text.slices import FORMATS
+from binidx.prepare.text.read import FORMATS
 
-from ._bar import Bar
-from ._face import DATASET_ENDS, human_bytes, human_seconds, json_object, num_bytes, parser, run
-from ._tokenizer import add_tokenizer, tokenizer_of
+from ._command import DATASET_ENDS, human_bytes, human_seconds, json_object, num_bytes, parser, run
+from ._progress import Bar
+from ._tokenizer_options import add_tokenizer, tokenizer_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

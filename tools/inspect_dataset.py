@@ -35,10 +35,10 @@ from binidx.format.source import PairSource
 from binidx.format.virtual_source import VirtualSource, open_source
 from binidx.storage.codecs.segments import SegmentedObject
 
-from ._face import DATASET, human_bytes, json_object, parser, prefix, run
-from ._lengths import bins, draw, percentiles
-from ._orders import decoder
-from ._texts import describe_texts, first_texts
+from ._command import DATASET, human_bytes, json_object, parser, prefix, run
+from ._document_texts import describe_texts, first_texts
+from ._histogram import bins, draw, percentiles
+from ._order_rows import decoder
 
 BLOCK = 1 << 20
 """Values looked at together, so that no pass makes a second index in memory."""

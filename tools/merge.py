@@ -35,8 +35,8 @@ if __name__ == "__main__":  # python tools/merge.py: see convert.py
 from binidx.corpus.merge import MergeResult, merge_datasets, merge_virtually
 from binidx.errors import ConfigError
 
-from ._bar import Bar
-from ._face import DATASET, add_writing, counts, human_bytes, human_seconds, parser, prefix, run
+from ._command import DATASET, add_writing, counts, human_bytes, human_seconds, parser, prefix, run
+from ._progress import Bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:

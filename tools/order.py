@@ -32,8 +32,8 @@ from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
 from binidx.run.run_file import RUN_FILE, is_packed_run
 from binidx.storage.open import read_document
 
-from ._face import parser, run
-from ._orders import add_run, open_run, steps_of
+from ._command import parser, run
+from ._order_rows import add_run, open_run, steps_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,7 +25,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
-from ._face import DATASET, json_object, parser, prefix, run
+from ._command import DATASET, json_object, parser, prefix, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:

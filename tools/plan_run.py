@@ -29,8 +29,8 @@ from binidx.run.plan.run_plan import RunPlan, plan_run
 from binidx.run.run_file import Run
 from binidx.storage.stats import counted
 
-from ._face import human_bytes, human_seconds, json_object, parser, run
-from ._sizes import add_sizes, sized
+from ._command import human_bytes, human_seconds, json_object, parser, run
+from ._run_size import add_sizes, sized
 from ._table import MOST_ROWS, table
 
 RANKS_OF_A_NODE = 8

@@ -40,8 +40,8 @@ from binidx.index.cache.index_files import MANIFEST, npy_of
 from binidx.run.run_file import Run
 from binidx.storage.writing.publish import object_exists
 
-from ._face import human_bytes, human_seconds, json_object, parser, run
-from ._sizes import add_sizes, sized
+from ._command import human_bytes, human_seconds, json_object, parser, run
+from ._run_size import add_sizes, sized
 from ._table import MOST_ROWS, shortened, table
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")

@@ -28,21 +28,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 if __name__ == "__main__":  # python tools/preprocess.py: see convert.py
     __package__ = "binidx.tools"
 
+from binidx.format.sidecars.dataset_manifest import Machine
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
-from binidx.prepare.preprocess.preprocess import Report, Shard, job_status, preprocess
+from binidx.prepare.preprocess.preprocess import JobStatus, Report, Shard, job_status, preprocess
 from binidx.prepare.text.batch import Filters, parse_keep
-from binidx.prepare.text.slices import FORMATS
+from binidx.prepare.text.read import FORMATS
 
-from ._face import human_seconds, json_object, num_bytes, parser, run
-from ._preprocess_bar import PreprocessBar
-from ._preprocess_status import describe_machines, describe_status
-from ._tokenizer import add_tokenizer, tokenizer_of
+from ._command import human_seconds, json_object, num_bytes, parser, run
+from ._progress import PreprocessBar
+from ._table import table as columns
+from ._tokenizer_options import add_tokenizer, tokenizer_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -231,6 +232,38 @@ def describe_counts(counts: dict[str, Any]) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts["dropped"].items()))
         text += f" + {sum(counts['dropped'].values()):,} dropped: {reasons}"
     return text
+
+
+def describe_status(status: JobStatus) -> str:
+    """`s3://corpus/en: 12 of 40 parts, 31% of the text; ...`, and the machines."""
+    if status.finished:
+        return "\n".join([f"{status.output}: finished, {status.parts:,} parts", *describe_machines(status.machines)])
+    share = status.done_bytes / status.total_bytes if status.total_bytes else 0.0
+    words = [f"{status.output}: {status.parts_done:,} of {status.parts:,} parts, {share:.0%} of the text"]
+    if status.bytes_per_second is not None:
+        words.append(f"{status.bytes_per_second / 1e6:,.1f} MB/s")
+    if status.seconds_left is not None:
+        words.append(f"{human_seconds(status.seconds_left)} left at that pace")
+    if status.last_part_seconds is not None:
+        words.append(f"the last part {human_seconds(status.last_part_seconds)} ago")
+    return "\n".join(["; ".join(words), *describe_machines(status.machines, least=1)])
+
+
+def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> list[str]:
+    """A line each, where there are as many as `least`."""
+    if len(machines) < least:
+        return []
+    rows = [
+        (
+            name or "(not told)",
+            f"{each.parts:,}",
+            f"{each.documents:,}",
+            f"{each.tokens:,}",
+            "" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e6:,.1f}",
+        )
+        for name, each in machines.items()
+    ]
+    return columns(("machine", "parts", "documents", "tokens", "MB/s"), rows).splitlines()
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
-from ._bar import Bar
-from ._face import DATASET, add_writing, counts, human_bytes, human_seconds, num_bytes, parser, prefix, run
+from ._command import DATASET, add_writing, counts, human_bytes, human_seconds, num_bytes, parser, prefix, run
+from ._progress import Bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,8 +20,8 @@ if __name__ == "__main__":  # python tools/trace_step.py: see convert.py
 
 from binidx.errors import ConfigError
 
-from ._face import parser, run
-from ._orders import add_run, decoder, open_run, print_rows, rows_of
+from ._command import parser, run
+from ._order_rows import add_run, decoder, open_run, print_rows, rows_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,8 +25,8 @@ if __name__ == "__main__":  # python tools/verify.py: see convert.py
 
 from binidx.corpus.verify import Verification, verify_dataset
 
-from ._bar import Bar
-from ._face import DATASET, counts, human_bytes, human_seconds, json_object, parser, prefix, run
+from ._command import DATASET, counts, human_bytes, human_seconds, json_object, parser, prefix, run
+from ._progress import Bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,8 +25,8 @@ from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.run.provenance.run_order import RunOrder
 
-from ._face import parser, run
-from ._orders import add_run, open_run, print_rows, rows_of, stop_step
+from ._command import parser, run
+from ._order_rows import add_run, open_run, print_rows, rows_of, stop_step
 
 SEARCHES = 8
 """Lineages read at the same time: a row group of each, 6 MB."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from binidx.tools import COMMANDS, main
-from binidx.tools._face import human_bytes, human_seconds, parser, run
+from binidx.tools._command import human_bytes, human_seconds, parser, run
 from conftest import Bucket
 
 import binidx

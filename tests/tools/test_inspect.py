@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from binidx.tools import main
-from binidx.tools._lengths import PERCENTILES, bins, draw, percentiles
+from binidx.tools._histogram import PERCENTILES, bins, draw, percentiles
 from conftest import Bucket
 from helpers.random_datasets import Document, build_ours
 from helpers.shuffle_oracle import read_documents

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from binidx.tools import main
-from binidx.tools._preprocess_bar import PreprocessBar
+from binidx.tools._progress import PreprocessBar
 from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from binidx.errors import MissingDriverError
 
-from .._face import parser, run
+from .._command import parser, run
 
 MIN_STEPS = 4
 NEEDED = ("s3fs", "tokenizers")

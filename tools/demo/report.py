@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from .._face import human_bytes
+from .._command import human_bytes
 from ..seaweed import S3Server
 from .ledger import Cost, Ledger
 from .plan import Plan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from binidx.corpus.convert import convert_dataset
 
-from .._face import human_bytes
+from .._command import human_bytes
 from ..seaweed import S3Server, s3_server
 from .corpus import build_corpus, count_bytes
 from .data import SPLIT, batch_hash, batches, build_datasets

@@ -18,7 +18,7 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import SampleContents, read_text
 from binidx.run.provenance.run_order import RunOrder
 
-from ._face import json_object
+from ._command import json_object
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed."""

@@ -12,7 +12,7 @@ from binidx.errors import ConfigError
 from binidx.format.bin_file import open_bin
 from binidx.format.idx import get_idx_path
 from binidx.format.virtual_source import open_source
-from binidx.storage.adapters import Joined
+from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.warm import Job
 from binidx.storage.interfaces import Range, RangeReader
@@ -76,7 +76,7 @@ def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> li
 
 def parts_of(reader: RangeReader, ranges: Sequence[Range]) -> Iterator[tuple[RangeReader, Sequence[Range]]]:
     """Of a virtual merge what is wanted of each part."""
-    if isinstance(reader, Joined):
+    if isinstance(reader, JoinedReader):
         yield from reader.split(ranges)[1]
     else:
         yield reader, ranges
