@@ -21,7 +21,6 @@ from binidx.index.document_sample import (
     Indices,
     build_document_and_sample_index,
     count_tokens,
-    empty_indices,
     plan_epochs,
 )
 from binidx.index.documents import Documents
@@ -45,8 +44,7 @@ def rows(directory: Path) -> list[Row]:
 def time_rows(directory: Path, num_documents: int) -> list[Row]:
     lengths, documents = corpus(num_documents)
     plan = planned(lengths, documents)
-    out = empty_indices(len(documents), plan)
-    ours(lengths, documents, plan, out)
+    out = ours(lengths, documents, plan)
     return [
         *sample_rows(lengths, plan, out),
         token_row(lengths, out[0]),
@@ -172,7 +170,7 @@ def memory_rows() -> list[Row]:
 def memory_row(lengths: np.ndarray, documents: np.ndarray, epochs: float) -> Row:
     """What NumPy allocates beside the results of `out`, by tracemalloc; it does not see Megatron's C++ sample index."""
     plan = planned(lengths, documents, epochs)
-    out = empty_indices(len(documents), plan)
+    out = ours(lengths, documents, plan)
     each = len(documents) * plan.num_epochs
     found = peak_bytes(lambda: ours(lengths, documents, plan, out)) / each
     shuffled = plan.num_epochs - (plan.separate_final_epoch and plan.num_epochs > 1)

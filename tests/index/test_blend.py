@@ -191,15 +191,15 @@ def test_nothing_asked_is_nothing_given() -> None:
 @pytest.mark.parametrize(
     ("weights", "size", "message"),
     [
-        ([0.5, 0.0], 1, r"weights \[0.5, 0.0\], needs each above 0 and finite"),
-        ([0.5, -0.5], 1, "needs each above 0"),
-        ([0.5, np.nan], 1, "needs each above 0 and finite"),
-        ([np.inf], 1, "needs each above 0 and finite"),
-        ([], 1, r"shape \(0,\) of datasets, needs 1 to 32766"),
+        ([0.5, 0.0], 1, r"weights \[0.5, 0.0\], need each above 0 and finite"),
+        ([0.5, -0.5], 1, "need each above 0"),
+        ([0.5, np.nan], 1, "need each above 0 and finite"),
+        ([np.inf], 1, "need each above 0 and finite"),
+        ([], 1, r"datasets of shape \(0,\), need 1 to 32766"),
         ([[0.5, 0.5]], 1, r"shape \(1, 2\)"),
         ([1.0] * 32767, 1, r"shape \(32767,\)"),
-        ([1.0], -1, "-1 samples, needs 0 to"),
-        ([1.0], 2**60, "samples, needs 0 to"),
+        ([1.0], -1, "-1 samples, need 0 to"),
+        ([1.0], 2**60, "samples, need 0 to"),
     ],
 )
 def test_weights_and_sizes_that_are_none_are_errors(weights: list[float], size: int, message: str) -> None:
@@ -209,7 +209,7 @@ def test_weights_and_sizes_that_are_none_are_errors(weights: list[float], size: 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [([3, -1], r"sizes \[3, -1\], needs each 0 or more"), ([], r"shape \(0,\)"), ([2**52, 2**52], "samples, needs 0")],
+    [([3, -1], r"sizes \[3, -1\], need each 0 or more"), ([], r"shape \(0,\)"), ([2**52, 2**52], "samples, need 0")],
 )
 def test_exhaustive_sizes_that_are_none_are_errors(sizes: list[int], message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):

@@ -76,7 +76,7 @@ def test_is_built_in_the_file_it_ends_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("out", [np.zeros(19, np.int32), np.zeros(20), np.zeros((4, 5), np.int32), np.zeros(40)[::2]])
 def test_refuses_a_place_of_another_shape(out: np.ndarray) -> None:
-    with pytest.raises(IndexBuildError, match=r"needs contiguous \(20,\) of int32"):
+    with pytest.raises(IndexBuildError, match=r"need contiguous \(20,\) of int32"):
         build_document_index(np.arange(10), 2, RandomState(1), True, out=out)
 
 
@@ -88,12 +88,12 @@ def test_int64_numbers_are_taken_when_int32_holds_them() -> None:
 @pytest.mark.parametrize(
     ("documents", "num_epochs", "message"),
     [
-        (np.array([0, 2**31]), 1, "numbers from 0 to 2147483648, needs 0 to 2147483647"),
+        (np.array([0, 2**31]), 1, "numbers from 0 to 2147483648, need 0 to 2147483647"),
         (np.array([0, 2**32], np.uint64), 1, "to 4294967296"),
         (np.array([-1, 0], np.int32), 1, "numbers from -1 to 0"),
-        (np.array([0.5]), 1, "1-D float64, needs 1-D integers"),
+        (np.array([0.5]), 1, "1-D float64, need 1-D integers"),
         (np.array([[1]]), 1, "2-D int64"),
-        (np.array([1]), 0, "0 epochs, needs at least 1"),
+        (np.array([1]), 0, "0 epochs, need at least 1"),
     ],
 )
 def test_numbers_that_are_no_documents_are_errors(documents: np.ndarray, num_epochs: int, message: str) -> None:

@@ -17,7 +17,6 @@ from binidx.index.document_sample import (
     build_document_and_sample_index,
     build_document_index,
     build_sample_index,
-    empty_indices,
     plan_epochs,
 )
 from binidx.native import sample_index
@@ -130,7 +129,7 @@ def test_out_may_lie_in_npy_files(tmp_path: Path) -> None:
     needed = build_document_and_sample_index(lengths, documents, plan, RandomState(3), 64)
     out = tuple(
         np.lib.format.open_memmap(tmp_path / f"{n}.npy", "w+", array.dtype, array.shape)
-        for n, array in enumerate(empty_indices(300, plan))
+        for n, array in enumerate(needed)
     )
     found: Any = build_document_and_sample_index(lengths, documents, plan, RandomState(3), 64, out=out)  # type: ignore[arg-type]
     assert all(array is given for array, given in zip(found, out, strict=True))
@@ -159,9 +158,9 @@ PLAN = EpochPlan(2, 7, 3, True, 1)
         ([3, 4], [0, 2], PLAN, r"documents\[1\]: 2, needs 0 <= sequence < 2"),
         ([3, 4], [-1, 0], PLAN, r"documents\[0\]: -1, needs 0 <= sequence < 2"),
         ([3, -4], [0, 1], PLAN, r"sequence_lengths\[1\]: -4, needs 0 or more tokens"),
-        ([3, 4], [0, 1, 1], PLAN, "the documents hold 11 tokens, needs those of the plan: 7"),
-        ([3, 4], [], PLAN, "the documents hold 0 tokens"),
-        ([3, 4], [0, 1], EpochPlan(0, 7, 3, True, 1), "0 epochs, needs at least 1"),
+        ([3, 4], [0, 1, 1], PLAN, "found 11 tokens, need those of the plan: 7"),
+        ([3, 4], [], PLAN, "documents: found 0 tokens"),
+        ([3, 4], [0, 1], EpochPlan(0, 7, 3, True, 1), "found 0 epochs, need at least 1"),
     ],
 )
 def test_documents_that_are_not_there_are_errors(
@@ -176,8 +175,8 @@ def test_documents_that_are_not_there_are_errors(
 @pytest.mark.parametrize(
     ("documents", "message"),
     [
-        (np.array([0, 2**31]), "numbers from 0 to 2147483648, needs 0 to 2147483647"),
-        (np.array([0.5]), "1-D float64, needs 1-D integers"),
+        (np.array([0, 2**31]), "found numbers from 0 to 2147483648, need 0 to 2147483647"),
+        (np.array([0.5]), "1-D float64, need 1-D integers"),
         (np.array([[1]], np.int32), "2-D int32"),
     ],
 )
@@ -186,10 +185,12 @@ def test_numbers_that_are_no_documents_are_errors(documents: np.ndarray, message
         build_document_and_sample_index(np.ones(2, np.int32), documents, PLAN, RandomState(0), 4)
 
 
-@pytest.mark.parametrize("shapes", [((3,), (4, 2)), ((4,), (3, 2)), ((4,), (4,))])
-def test_an_out_of_another_shape_is_an_error(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    ("shapes", "needed"), [(((3,), (4, 2)), r"\(4,\)"), (((4,), (3, 2)), r"\(4, 2\)"), (((4,), (4,)), r"\(4, 2\)")]
+)
+def test_an_out_of_another_shape_is_an_error(shapes: tuple[tuple[int, ...], tuple[int, ...]], needed: str) -> None:
     out = np.empty(shapes[0], np.int32), np.empty(shapes[1], np.int32)
-    with pytest.raises(IndexBuildError, match=r"out: shapes .*, needs \(4,\) and \(4, 2\) of int32"):
+    with pytest.raises(IndexBuildError, match=rf"out: found shape .*, need contiguous {needed} of int32"):
         build_document_and_sample_index(
             np.array([3, 4], np.int32), np.arange(2, dtype=np.int32), PLAN, RandomState(0), 4, out=out
         )

@@ -97,7 +97,11 @@ def test_samples_of_no_tokens_are_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((10, 4, -1), "-1 samples"), ((-1, 4, 1), "of -1 tokens"), ((10, 0, 1), "sequence_length: 0, needs at least 1")],
+    [
+        ((10, 4, -1), "-1 samples"),
+        ((-1, 4, 1), "of -1 tokens"),
+        ((10, 0, 1), "sequence_length: found 0, need at least 1"),
+    ],
 )
 def test_arguments_below_their_range_are_errors(arguments: tuple[int, int, int], message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):

@@ -94,14 +94,14 @@ def test_two_builds_at_once_on_two_threads_each_give_the_same_bytes(
 def test_a_range_is_its_numbers_without_their_memory() -> None:
     for numbers in (range(0), range(5, 9), range(3, 600_000), range(9, 1, -2)):
         array = np.empty(len(numbers), np.int32)
-        documents.fill(array, numbers, 2)
+        documents.fill_numbers(array, numbers, 2)
         assert array.tolist() == [*numbers]
         assert documents.documents_digest(array.astype(np.int64)) == documents.documents_digest(numbers)
-        assert documents.compact(array) == (numbers if numbers.step == 1 and len(numbers) else pytest.approx(array))
+        assert documents.as_range(array) == (numbers if numbers.step == 1 and len(numbers) else pytest.approx(array))
 
 
 @pytest.mark.parametrize("changed", [0, 1, 300_000, 599_999])
 def test_numbers_with_one_that_is_another_are_no_range(changed: int) -> None:
     array = np.arange(600_000, dtype=np.int32)
     array[changed] += 1
-    assert documents.compact(array) is array
+    assert documents.as_range(array) is array

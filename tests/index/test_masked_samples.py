@@ -134,7 +134,7 @@ def test_epochs_are_whole() -> None:
 
 
 def test_samples_asked_of_documents_that_have_none_are_an_error_and_no_endless_loop() -> None:
-    with pytest.raises(IndexBuildError, match=r"found 0 samples in 2 documents, needs 1: .* 2 or more sequences"):
+    with pytest.raises(IndexBuildError, match=r"found 0 samples in 2 documents, need 1: .* 2 or more sequences"):
         planned(1, [5, 5], [0, 1, 2], least=2)
     assert planned(None, [5, 5], [0, 1, 2], least=2).num_samples == 0
 

@@ -231,5 +231,5 @@ def test_documents_that_are_not_there_are_errors(
 
 
 def test_a_sequence_length_of_0_is_an_error() -> None:
-    with pytest.raises(IndexBuildError, match="sequence_length: 0, needs at least 1"):
+    with pytest.raises(IndexBuildError, match="sequence_length: found 0, need at least 1"):
         build_sample_index(np.array([3], np.int32), np.array([0], np.int32), 0, 3)

@@ -10,9 +10,9 @@ import pytest
 from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
-from binidx.index.document_sample import build_document_index
+from binidx.index.document_sample import build_document_index, shuffle_dtype
 from binidx.index.documents import WINDOW
-from binidx.index.gpt_indices import build_shuffle_index, shuffle_dtype
+from binidx.index.gpt_indices import build_shuffle_index
 from binidx.native.permutations import RandomState
 
 
@@ -63,11 +63,11 @@ def test_nothing_larger_than_the_index_is_made() -> None:
 
 
 def test_refuses_a_place_of_another_dtype() -> None:
-    with pytest.raises(IndexBuildError, match=r"shape \(10,\) of int32, needs contiguous \(10,\) of uint32"):
+    with pytest.raises(IndexBuildError, match=r"shape \(10,\) of int32, need contiguous \(10,\) of uint32"):
         build_shuffle_index(5, 10, RandomState(0), out=np.zeros(10, np.int32))
 
 
 @pytest.mark.parametrize(("first", "total"), [(-1, 5), (6, 5), (0, -1)])
 def test_a_first_part_larger_than_the_whole_is_an_error(first: int, total: int) -> None:
-    with pytest.raises(IndexBuildError, match=f"{first} of {total} samples, needs 0 to all of them"):
+    with pytest.raises(IndexBuildError, match=f"{first} of {total} samples, need 0 to all of them"):
         build_shuffle_index(first, total, RandomState(0))

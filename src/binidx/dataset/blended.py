@@ -1,4 +1,4 @@
-"""Several datasets served as one, in proportion to their weights."""
+"""Blend of several datasets in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -18,32 +18,38 @@ from binidx.index.cache.building import Arrays, Building
 from binidx.index.cache.index_cache import Access, IndexCache
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
-
-
 MAX_DATASETS = 32767
-
-
 COUNTED_AT_ONCE = 1 << 20
 
 
 class BlendedDataset(Identified):
-    """Samples of several datasets, each step taken from the one that is furthest behind its weight.
+    """Samples of several datasets, each drawn from the dataset that is furthest behind its weight.
+
+    A sample is the dataset's own, with `dataset_id` (int16) before its other keys.
 
     Args:
-        datasets: of one class and one split.
+        datasets: datasets of one class and one split.
         weights: one per dataset, all floats or all ints, above 0.
-        size: samples to serve; None serves `weights[d]` samples of each dataset d.
-        config: what the run asks for; indices are cached where `path_to_cache` says, and only there, since the datasets
-            of a blend may lie in several stores.
-        access: "ranges" for a blend whose order is asked for, and few of its samples: nothing is read of its datasets.
+        size: number of samples; None is `weights[d]` samples of each dataset d.
+        config: options of the run. The indices are cached in `path_to_cache`, and nowhere if it is None, since the
+            datasets may be in several stores.
+        access: "load" for whole index arrays; "ranges" to read only the ranges that are used, without reading the
+            datasets' own indices.
 
-    A sample is the dataset's own, with `dataset_id` (int16) before it.
+    Attributes:
+        dataset_index: dataset of each sample, shape (size,), int16.
+        dataset_sample_index: position of each sample in its dataset, shape (size,), int64.
 
     Raises:
-        ConfigError: datasets or weights that cannot be blended.
+        ConfigError: the datasets or weights cannot be blended.
         BlendError: the blend needs more samples of a dataset than it has.
 
-    Source: Megatron Core, `BlendedDataset`.
+    Example:
+        >>> blend = binidx.BlendedDataset([en, code], [0.7, 0.3], 1000, config)
+        >>> blend[0]["dataset_id"]
+        np.int16(0)
+
+    Source: Megatron Core, `BlendedDataset`; `access` and batches are ours.
     """
 
     RECORDED_NAME: ClassVar[str] = "BlendedDataset"
@@ -81,7 +87,7 @@ class BlendedDataset(Identified):
         return {"dataset_id": dataset_id, **self.datasets[dataset_id][int(self.dataset_sample_index[idx])]}
 
     def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
-        """The samples of a batch, the tokens of all datasets read at the same time."""
+        """Return the samples of a batch; the tokens of all datasets are read at once."""
         ids, requests = self._requests(idxs)
         samples = self._read(requests, len(ids))
         if isinstance(samples, Samples):
@@ -89,12 +95,19 @@ class BlendedDataset(Identified):
         return [{"dataset_id": d, **sample} for d, sample in zip(ids, samples, strict=True)]
 
     def read_tokens(self, idxs: Sequence[int]) -> NDArray[np.int32]:
-        """Samples as their tokens alone, int32, shape (B, S + 1): `GPTDataset.read_tokens` of a blend."""
+        """Return the tokens of samples alone, int32, shape (B, S + 1), as `GPTDataset.read_tokens`.
+
+        Args:
+            idxs: positions in the blend, B of them.
+
+        Raises:
+            ConfigError: the datasets are not GPT datasets with integer tokens of up to 32 bits.
+        """
         ids, requests = self._requests(idxs)
         return type(self.datasets[0]).read_tokens_of_batch(requests or [(self.datasets[0], [], [])], len(ids))
 
     def _requests(self, idxs: Sequence[int]) -> tuple[NDArray[np.int16], list[Request]]:
-        """The dataset of each sample, shape (B,), and what is asked of each dataset."""
+        """Return the dataset of each sample, shape (B,), and the request for each dataset."""
         ids, numbers = self.dataset_index[list(idxs)], self.dataset_sample_index[list(idxs)]
         rows = {int(dataset_id): np.flatnonzero(ids == dataset_id) for dataset_id in np.unique(ids)}
         return ids, [(self.datasets[d], numbers[where].tolist(), where.tolist()) for d, where in rows.items()]
@@ -111,7 +124,7 @@ class BlendedDataset(Identified):
 
     @property
     def order_identity(self) -> Any:
-        """As `MegatronDataset.order_identity`. A longer blend with weights begins with the shorter one."""
+        """As `MegatronDataset.order_identity`; without the size, since a longer blend begins with the shorter one."""
         datasets = [dataset.order_identity for dataset in self.datasets]
         return {
             "class": recorded_name(type(self)),
@@ -137,12 +150,12 @@ class BlendedDataset(Identified):
             arrays = building.arrays
         else:
             cache = self._cache(self.config.path_to_cache)
-            wanted = self.unique_description, self._fingerprint(), ARRAYS
-            arrays = cache.load_or_build(*wanted, self._build, self.access)
+            key = self.unique_description, self._fingerprint(), ARRAYS
+            arrays = cache.load_or_build(*key, self._build, self.access)
         return arrays["dataset_index"], arrays["dataset_sample_index"]
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What the arrays depend on besides the description: nothing."""
+        """Return the inputs of the arrays that the description lacks: none."""
         return {}
 
     def _cache(self, directory: str) -> IndexCache:
@@ -167,7 +180,7 @@ class BlendedDataset(Identified):
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)
 
     def _check_sizes(self) -> None:
-        served = samples_of_each(self.dataset_index, len(self.datasets))
+        served = count_samples(self.dataset_index, len(self.datasets))
         for number, (dataset, count) in enumerate(zip(self.datasets, served, strict=True)):
             if count > len(dataset):
                 raise BlendError(
@@ -177,16 +190,16 @@ class BlendedDataset(Identified):
                 )
 
 
-def samples_of_each(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
-    """How often each dataset is named. In blocks, since NumPy counts in int64: 8 GB for a billion samples."""
+def count_samples(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
+    """Return how often each dataset occurs. In blocks: NumPy copies to int64, 8 GB for a billion samples."""
     served = np.zeros(num_datasets, np.int64)
-    for rows in blocks(0, len(dataset_index), COUNTED_AT_ONCE):
+    for rows in row_blocks(0, len(dataset_index), COUNTED_AT_ONCE):
         served += np.bincount(dataset_index[rows], minlength=num_datasets)
     return list(served.tolist())
 
 
-def blocks(first: int, stop: int, size: int) -> Iterator[slice]:
-    """Rows from `first` to `stop`, so many at a time."""
+def row_blocks(first: int, stop: int, size: int) -> Iterator[slice]:
+    """Return slices of up to `size` rows that cover `first` to `stop`."""
     return (slice(begin, min(begin + size, stop)) for begin in range(first, stop, size))
 
 

@@ -1,49 +1,49 @@
-"""From which dataset each sample of a blend is drawn, and which of its samples it is."""
+"""Blend index: the dataset of each sample of a blend, and the number of the sample in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.index.document_sample import out_or_empty
+from binidx.index.documents import check_array, check_within, out_or_empty
 from binidx.native import arguments, blend_index
 
-MAX_DATASETS = 2**15 - 2
-
-
-"""Megatron Core asks for fewer than 32767."""
-
-
 BlendIndex = tuple[NDArray[np.int16], NDArray[np.int64]]
+
+MAX_DATASETS = 2**15 - 2
+"""Megatron Core accepts fewer than 32767 datasets."""
+
+CHECKED_AT_ONCE = 1 << 20
 
 
 def build_blend_index(
     weights: Sequence[float] | NDArray[np.float64], size: int, *, num_threads: int = 1, out: BlendIndex | None = None
 ) -> BlendIndex:
-    """`size` samples, each from the dataset that is furthest behind its share; a tie goes to the lowest number.
+    """Return an index of `size` samples, each from the dataset that is furthest behind its share; the first of equals.
 
     Args:
         weights: share of each dataset, shape (num_datasets,), used as given: normalise them before.
         size: samples in all.
-        num_threads: how many threads draw; the rows are the same for any number.
-        out: where both go, contiguous, of their shapes and dtypes; new arrays by default.
+        num_threads: number of threads; the rows are the same for any number.
+        out: both arrays to fill, contiguous, of their shapes and dtypes; None: new arrays.
 
     Returns:
         dataset_index and dataset_sample_index, both of shape (size,).
 
     Raises:
-        IndexBuildError: a weight that is not positive and finite, too many datasets or none, a negative size.
+        IndexBuildError: a weight is not positive and finite, there are too many datasets or none, or size is negative.
 
     Source: Megatron Core, build_blending_indices, as its x86-64 wheels compute it: no fused multiply-add.
     """
     shares = np.ascontiguousarray(weights, np.float64)
     _check_datasets(shares, size)
     if not (np.isfinite(shares) & (shares > 0)).all():
-        raise IndexBuildError(f"blend: weights {shares.tolist()}, needs each above 0 and finite")
-    index = _checked_index(out, size)
+        raise IndexBuildError(f"blend: found weights {shares.tolist()}, need each above 0 and finite")
+    index = _out_or_new_index(out, size)
     blend_index.blend_weighted(shares, *index, num_threads=num_threads)
     return index
 
@@ -51,37 +51,62 @@ def build_blend_index(
 def build_exhaustive_blend_index(
     sizes: Sequence[int] | NDArray[np.int64], *, num_threads: int = 1, out: BlendIndex | None = None
 ) -> BlendIndex:
-    """Every sample of every dataset, spread in proportion: the rule of `build_blend_index` among those not yet spent.
+    """Return an index of every sample of every dataset, spread in proportion.
+
+    The rule is that of `build_blend_index`, among the datasets that have samples left.
 
     Args:
-        sizes: samples of each dataset, shape (num_datasets,); 0 is a dataset that is never drawn from.
-        num_threads: how many threads draw; the rows are the same for any number.
-        out: where both go, contiguous, of their shapes and dtypes; new arrays by default.
+        sizes: samples of each dataset, shape (num_datasets,); an empty dataset is never drawn from.
+        num_threads: number of threads; the rows are the same for any number.
+        out: both arrays to fill, contiguous, of their shapes and dtypes; None: new arrays.
 
     Returns:
         dataset_index and dataset_sample_index, both of shape (sum of sizes,).
 
     Raises:
-        IndexBuildError: a negative size, too many datasets or none.
+        IndexBuildError: a size is negative, or there are too many datasets or none.
 
-    Source: Megatron Core, build_exhaustive_blending_indices; there a size of 0 is drawn from and writes past the end.
+    Source: Megatron Core, build_exhaustive_blending_indices, which draws from empty datasets and writes past the end.
     """
     counts = np.ascontiguousarray(sizes, np.int64)
     _check_datasets(counts, total := sum(map(int, sizes)))
     if (counts < 0).any():
-        raise IndexBuildError(f"blend: sizes {counts.tolist()}, needs each 0 or more")
-    index = _checked_index(out, total)
+        raise IndexBuildError(f"blend: found sizes {counts.tolist()}, need each 0 or more")
+    index = _out_or_new_index(out, total)
     blend_index.blend_exhaustive(counts, *index, num_threads=num_threads)
     return index
 
 
+def check_blend_index(arrays: Mapping[str, NDArray[Any]], sizes: Sequence[int], size: int | None) -> None:
+    """Raise ValueError unless the arrays can be the indices of a blend.
+
+    Args:
+        arrays: dataset_index and dataset_sample_index.
+        sizes: samples of each dataset.
+        size: samples of the blend; None: any number.
+    """
+    datasets, samples = arrays["dataset_index"], arrays["dataset_sample_index"]
+    check_array("dataset_index", datasets, (np.int16,), 1)
+    check_array("dataset_sample_index", samples, (np.int64,), 1)
+    if len(datasets) != len(samples) or (size is not None and len(datasets) != size):
+        raise ValueError(f"found {len(datasets)} and {len(samples)} samples, need {size or 'equal numbers'}")
+    limits = np.array(sizes, np.int64)
+    for first in range(0, len(datasets), CHECKED_AT_ONCE):
+        which, numbers = datasets[first : first + CHECKED_AT_ONCE], samples[first : first + CHECKED_AT_ONCE]
+        check_within("dataset_index", which, 0, len(sizes) - 1)
+        wrong = (numbers < 0) | (numbers >= limits[which])
+        if wrong.any():
+            number, found = which[wrong][0], numbers[wrong][0]
+            raise ValueError(f"dataset {number}: found sample {found}, need 0 to {sizes[number] - 1}")
+
+
 def _check_datasets(datasets: NDArray[np.float64] | NDArray[np.int64], size: int) -> None:
     if datasets.ndim != 1 or not 1 <= len(datasets) <= MAX_DATASETS:
-        raise IndexBuildError(f"blend: shape {datasets.shape} of datasets, needs 1 to {MAX_DATASETS}")
+        raise IndexBuildError(f"blend: found datasets of shape {datasets.shape}, need 1 to {MAX_DATASETS}")
     if not 0 <= size < arguments.MAX_COUNT:
-        raise IndexBuildError(f"blend: {size} samples, needs 0 to {arguments.MAX_COUNT}")
+        raise IndexBuildError(f"blend: found {size} samples, need 0 to {arguments.MAX_COUNT}")
 
 
-def _checked_index(out: BlendIndex | None, size: int) -> BlendIndex:
+def _out_or_new_index(out: BlendIndex | None, size: int) -> BlendIndex:
     datasets, samples = out or (None, None)
     return out_or_empty(datasets, size, np.int16), out_or_empty(samples, size, np.int64)

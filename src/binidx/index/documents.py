@@ -1,98 +1,151 @@
-"""The documents of a split: numbers of stored sequences, as an array or, without any memory, as a range.
+"""Documents of a split, and the arrays of an index: allocated, filled from documents, and checked.
 
-Work over all of them goes in windows of 1 MiB of numbers, each by itself, several threads at a time.
+Documents are numbers of stored sequences, as an array or, without any memory, as a range. Work over all of them is done
+in windows of 1 MiB of numbers, several threads at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import IndexBuildError
+from binidx.storage.threads import CPU
 
 Documents = NDArray[np.int32] | range
-
-
 Result = TypeVar("Result")
-
 
 WINDOW = 2**18
 
 
-def check_documents(documents: NDArray[Any] | range, *, signs: bool = True) -> None:
-    """Raise IndexBuildError unless all are sequence numbers that int32 holds.
+class ArrayAllocator(Protocol):
+    """Provides the arrays of an index to the function that fills them: in memory, or in the files they end in.
 
-    `signs=False` leaves an int32 array to C, which refuses those below 0 when it looks their lengths up.
+    Implemented by `index.cache.building.Building`.
     """
-    if not signs and not isinstance(documents, range) and documents.dtype == np.int32 and documents.ndim == 1:
-        return
+
+    def array(
+        self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, in_order: bool = True
+    ) -> AbstractContextManager[NDArray[Any]]:
+        """Return a context manager of a new array, which is complete at the end of the block.
+
+        Args:
+            name: of the array within its index.
+            shape, dtype: of the array; its content is undefined.
+            in_order: whether it is filled from one end to the other; False: at random places, several times.
+        """
+
+
+def out_or_empty(out: NDArray[Any] | None, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return `out`, or a new array for None.
+
+    Raises:
+        IndexBuildError: `out` is not contiguous or has another shape or dtype.
+    """
+    if out is None:
+        return np.empty(shape, dtype)
+    needed = shape if isinstance(shape, tuple) else (shape,)
+    if out.shape != needed or out.dtype != dtype or not out.flags.c_contiguous:
+        raise IndexBuildError(
+            f"out: found shape {out.shape} of {out.dtype}, need contiguous {needed} of {np.dtype(dtype)}"
+        )
+    return out
+
+
+def check_array(name: str, array: NDArray[Any], dtypes: Sequence[type], dimensions: int) -> None:
+    """Raise ValueError unless an array has one of the dtypes, and so many dimensions."""
+    if array.dtype not in dtypes or array.ndim != dimensions:
+        needed = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise ValueError(f"{name}: found {array.ndim}-D {array.dtype}, need {dimensions}-D {needed}")
+
+
+def check_within(name: str, values: NDArray[Any], low: int, high: int) -> None:
+    """Raise ValueError unless all values are from `low` to `high`."""
+    found = int(values.min()), int(values.max())
+    if found[0] < low or found[1] > high:
+        raise ValueError(f"{name}: found {found[0]} to {found[1]}, need {low} to {high}")
+
+
+def check_documents(documents: NDArray[Any] | range, *, signs: bool = True) -> None:
+    """Raise IndexBuildError unless all documents are sequence numbers that int32 holds.
+
+    Args:
+        documents: shape (num_documents,).
+        signs: False does not read an int32 array; C refuses its negative numbers when it uses them.
+    """
     if isinstance(documents, range):
         low, high = (min(documents[0], documents[-1]), max(documents[0], documents[-1])) if documents else (0, 0)
     elif documents.ndim != 1 or documents.dtype.kind not in "iu":
-        raise IndexBuildError(f"documents: {documents.ndim}-D {documents.dtype}, needs 1-D integers")
+        raise IndexBuildError(f"documents: found {documents.ndim}-D {documents.dtype}, need 1-D integers")
+    elif not signs and documents.dtype == np.int32:
+        return
     else:
         low, high = (int(documents.min()), int(documents.max())) if len(documents) else (0, 0)
     if low < 0 or high > np.iinfo(np.int32).max:
-        raise IndexBuildError(f"documents: numbers from {low} to {high}, needs 0 to {np.iinfo(np.int32).max}")
+        raise IndexBuildError(f"documents: found numbers from {low} to {high}, need 0 to {np.iinfo(np.int32).max}")
 
 
-def kept(documents: NDArray[np.int32] | range) -> Documents:
-    """Few as an array; of more than WINDOW that follow each other only the ends."""
+def compact_documents(documents: NDArray[np.int32] | range) -> Documents:
+    """Return documents in the form that datasets store: at most WINDOW as an array, more as a range if possible."""
     if len(documents) > WINDOW:
-        return documents if isinstance(documents, range) else compact(documents)
+        return documents if isinstance(documents, range) else as_range(documents)
     if isinstance(documents, range):
         return np.arange(documents.start, documents.stop, documents.step, dtype=np.int32)
     return documents
 
 
-def compact(documents: NDArray[Any]) -> Documents:
-    """A range where the documents are one, so that the array can go; else what was given."""
+def as_range(documents: NDArray[Any]) -> Documents:
+    """Return the range of consecutive documents, so that their array can be freed; other documents as they are."""
     if not len(documents) or documents.dtype.kind not in "iu" or documents.ndim != 1:
         return documents
     whole = range(int(documents[0]), int(documents[0]) + len(documents))
-    same = all((window(documents, first) == window(whole, first)).all() for first in windows(len(documents)))
+    same = all((get_window(documents, first) == get_window(whole, first)).all() for first in windows(len(documents)))
     return whole if same and whole[-1] == documents[-1] else documents
 
 
 def documents_digest(documents: NDArray[Any] | range) -> str:
-    """XXH3 of their numbers as int32, in hex: the same for an array and its range."""
+    """Return the XXH3 of the numbers as int32, in hex: the same for an array and its range."""
     digest = xxhash.xxh3_128()
     for first in windows(len(documents)):
-        digest.update(window(documents, first).data)
+        digest.update(get_window(documents, first).data)
     return digest.hexdigest()
 
 
-def window(documents: NDArray[Any] | range, first: int) -> NDArray[np.int32]:
-    """WINDOW of them from number `first` on, contiguous."""
-    some = documents[first : first + WINDOW]
-    if isinstance(some, range):
-        return np.arange(some.start, some.stop, some.step, dtype=np.int32)
-    return np.ascontiguousarray(some, np.int32)
+def get_window(documents: NDArray[Any] | range, first: int) -> NDArray[np.int32]:
+    """Return the WINDOW documents from position `first` on, contiguous."""
+    part = documents[first : first + WINDOW]
+    if isinstance(part, range):
+        return np.arange(part.start, part.stop, part.step, dtype=np.int32)
+    return np.ascontiguousarray(part, np.int32)
 
 
 def windows(count: int) -> range:
-    """Where the windows of so many begin."""
+    """Return the first position of each window of `count` documents."""
     return range(0, count, WINDOW)
 
 
-def fill(out: NDArray[Any], documents: NDArray[Any] | range, threads: int = 1) -> None:
-    """`out[:] = documents`, without a copy of a range."""
+def fill_numbers(out: NDArray[Any], numbers: NDArray[Any] | range, threads: int = 1) -> None:
+    """Do `out[:] = numbers`, without an array of a range."""
 
-    def put(first: int) -> None:
-        some = documents[first : first + WINDOW]
-        out[first : first + WINDOW] = np.arange(some.start, some.stop, some.step) if isinstance(some, range) else some
+    def fill_window(first: int) -> None:
+        part = numbers[first : first + WINDOW]
+        out[first : first + WINDOW] = np.arange(part.start, part.stop, part.step) if isinstance(part, range) else part
 
-    map_windows(put, windows(len(documents)), threads)
+    map_windows(fill_window, windows(len(numbers)), threads)
 
 
 def map_windows(work: Callable[[int], Result], windows: range, threads: int) -> list[Result]:
-    """`work` of each window, in their order, so many at a time. The first one's error is raised."""
+    """Return the results of all windows in their order; `threads` windows are worked on at once.
+
+    Raises:
+        The error of the first window that failed.
+    """
     if min(threads, len(windows)) <= 1:
         return [work(first) for first in windows]
-    with ThreadPoolExecutor(threads, "binidx-index") as pool:
+    with CPU.executor(threads) as pool:
         return list(pool.map(work, windows))

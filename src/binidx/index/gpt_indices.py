@@ -1,51 +1,44 @@
-"""The order in which samples are served.
-
-Long windows cut into shorter samples: which part of which window is served when.
-
-    windows of 8 tokens, served in groups of 3        0       1       2       3 ..
-    samples of 4 tokens                               0a 0b   1a 1b   2a 2b
-    served                                            0a 1a 2a  0b 1b 2b | 3a ..
-
-The parts of a window lie as far apart as a group allows; when a group is over each of its windows was served whole.
-
-The three indices of a GPT dataset, straight into their files.
-"""
+"""Indices of a GPT dataset: the shuffle index, all three in their files, and checks of indices of unknown origin."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.index.cache.building import Building
 from binidx.index.document_sample import (
     EpochPlan,
     build_document_and_sample_index,
-    goes_in_order,
     index_shapes,
-    out_or_empty,
+    is_filled_in_order,
     row_dtype,
+    shuffle_dtype,
 )
-from binidx.index.documents import Documents, fill
+from binidx.index.documents import ArrayAllocator, Documents, check_array, check_within, fill_numbers, out_or_empty
+from binidx.native.gpt_samples import Orders, Sequences
 from binidx.native.permutations import RandomState
+
+ARRAYS = ("document_index", "sample_index", "shuffle_index")
+
+SAMPLES_CHECKED = 1000
 
 
 def build_shuffle_index(
     num_samples: int, total_size: int, rng: RandomState, *, out: NDArray[Any] | None = None, threads: int = 1
 ) -> NDArray[np.uint32] | NDArray[np.int64]:
-    """The numbers 0 to total_size, the first `num_samples` and the rest each shuffled among themselves.
+    """Return the numbers 0 to total_size, the first `num_samples` and the rest each shuffled among themselves.
 
-    Memory: the index, 4 * total_size bytes (8 from 2**32 - 2 samples on), and nothing else; where `out` lies in a
-    mapped file it is page cache.
+    Memory: the index, 4 * total_size bytes (8 from 2**32 - 2 samples on), and nothing else.
 
     Args:
-        num_samples: samples before a separate final epoch; total_size when there is none.
+        num_samples: samples before a separate last epoch; total_size when there is none.
         total_size: all samples.
-        rng: the one that shuffled the document index.
-        out: where the index goes, contiguous, of its shape and `shuffle_dtype`; a new array by default.
-        threads: so many put the numbers there; one shuffles them.
+        rng: the generator that shuffled the document index.
+        out: contiguous array to fill, of the index's shape and `shuffle_dtype`; None: a new array.
+        threads: number of threads that write the numbers; one thread shuffles them.
 
     Returns:
         Shape (total_size,): uint32, or int64 from 2**32 - 2 samples on.
@@ -56,38 +49,42 @@ def build_shuffle_index(
     Source: Megatron Core, _build_shuffle_index.
     """
     if not 0 <= num_samples <= total_size:
-        raise IndexBuildError(f"shuffle index: {num_samples} of {total_size} samples, needs 0 to all of them")
+        raise IndexBuildError(f"shuffle index: found {num_samples} of {total_size} samples, need 0 to all of them")
     index = out_or_empty(out, total_size, shuffle_dtype(total_size))
-    fill(index, range(total_size), threads)
+    fill_numbers(index, range(total_size), threads)
     rng.shuffle(index[:num_samples])
     rng.shuffle(index[num_samples:])
     return index
 
 
-def shuffle_dtype(total_size: int) -> type[np.uint32] | type[np.int64]:
-    """What holds the numbers of so many samples. uint32 ends one early, as in Megatron Core."""
-    return np.uint32 if total_size < 2**32 - 2 else np.int64
-
-
 def build_window_order(
     num_samples: int, parts: int, group: int, rows: slice | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The window and the part of each sample, both of shape (num_samples,), or of those in `rows`.
+    """Return the window and the part of it that each sample is, where long windows are cut into shorter samples.
+
+        windows of 8 tokens, served in groups of 3        0       1       2       3 ..
+        samples of 4 tokens                               0a 0b   1a 1b   2a 2b
+        served                                            0a 1a 2a  0b 1b 2b | 3a ..
+
+    The parts of a window are as far apart as a group allows; at the end of a group all its windows were served whole.
 
     Args:
         num_samples: a multiple of parts: whole windows.
         parts: samples of a window.
         group: windows whose parts are served in turn; the last group may have fewer.
-        rows: from a sample to another.
+        rows: the samples to return; None: all.
+
+    Returns:
+        Two arrays of shape (num_samples,), or of the length of `rows`.
 
     Raises:
-        IndexBuildError: not whole windows, or groups of nothing.
+        IndexBuildError: num_samples is no whole number of windows, or parts or group is below 1.
 
     Source: ours.
     """
     if parts < 1 or group < 1 or num_samples < 0 or num_samples % parts:
         raise IndexBuildError(
-            f"windows: {num_samples} samples, {parts} a window, {group} in a group; needs whole windows"
+            f"windows: found {num_samples} samples, {parts} a window, {group} in a group; need whole windows"
         )
     sample = np.arange(num_samples) if rows is None else np.arange(rows.start, rows.stop)
     first = sample // (group * parts) * group
@@ -96,11 +93,8 @@ def build_window_order(
     return first + within % width, within // width
 
 
-ARRAYS = ("document_index", "sample_index", "shuffle_index")
-
-
 def build_gpt_index(
-    building: Building,
+    allocator: ArrayAllocator,
     sequence_lengths: NDArray[np.int32],
     documents: Documents,
     plan: EpochPlan,
@@ -110,7 +104,7 @@ def build_gpt_index(
     add_extra_token: bool = True,
     threads: int = 1,
 ) -> None:
-    """document_index, sample_index and shuffle_index; see the functions that build each.
+    """Build document_index, sample_index and shuffle_index, each straight into the array that `allocator` provides.
 
     Memory: with n = len(documents) * plan.num_epochs and s = plan.num_samples, the anonymous memory of a build for a
     local disk is at most 2 MiB a thread and the larger of
@@ -118,18 +112,18 @@ def build_gpt_index(
         8 n bytes of records while n <= 2**27, above it 4 n of the document index, and
         4 s bytes of the shuffle index, where these are over 1 GiB (8 s from 2**32 samples on).
 
-    The files are page cache: 4 n + 8 s + 4 s bytes, which the kernel writes out and drops at will. For 10**9 documents
-    of 1,000 tokens in samples of 4,096: 4 GB of memory and 7 GB of files.
+    The files are page cache: 4 n + 8 s + 4 s bytes. For 10**9 documents of 1,000 tokens in samples of 4,096: 4 GB of
+    memory and 7 GB of files.
 
     Cost: 6 ns a document, and as much again for the first touch of its memory and file pages.
 
-    Source: Megatron Core, GPTDataset._build_document_sample_shuffle_indices, which goes by 27 n bytes of memory.
+    Source: Megatron Core, GPTDataset._build_document_sample_shuffle_indices, which takes 27 n bytes of memory.
     """
     positions, rows = index_shapes(len(documents), plan)
-    in_order = goes_in_order(len(documents), plan)
+    in_order = is_filled_in_order(len(documents), plan)
     with (
-        building.array("document_index", positions, np.int32, in_order=in_order) as document_index,
-        building.array("sample_index", rows, row_dtype(positions[0])) as sample_index,
+        allocator.array("document_index", positions, np.int32, in_order=in_order) as document_index,
+        allocator.array("sample_index", rows, row_dtype(positions[0])) as sample_index,
     ):
         build_document_and_sample_index(
             sequence_lengths,
@@ -141,8 +135,57 @@ def build_gpt_index(
             out=(document_index, sample_index),
             threads=threads,
         )
-    del document_index, sample_index  # they are files by now, and what they were filled in goes
+    del document_index, sample_index  # the files are complete: free the memory that they were built in
     size = plan.num_samples
-    dtype: Any = shuffle_dtype(size)
-    with building.array("shuffle_index", (size,), dtype, in_order=False) as shuffle_index:
+    with allocator.array("shuffle_index", (size,), shuffle_dtype(size), in_order=False) as shuffle_index:
         build_shuffle_index(plan.num_samples_shuffled_first, size, rng, out=shuffle_index, threads=threads)
+
+
+def check_gpt_index(
+    arrays: Mapping[str, NDArray[Any]], sequences: Sequences, documents: Documents, sequence_length: int, extra: bool
+) -> None:
+    """Raise ValueError unless the arrays can be the indices of a GPT split: shapes, dtypes, ranges, tokens of samples.
+
+    The check proves that no sample leads outside the data (which the C core checks again for each), and that a thousand
+    samples have the right length; not that the order is the one that `build_gpt_index` would build.
+
+    Args:
+        arrays: document_index, sample_index and shuffle_index.
+        sequences: of the dataset.
+        documents: of the split.
+        sequence_length: tokens of a sample.
+        extra: whether a sample has one more token, its last label.
+    """
+    document_index, sample_index, shuffle_index = (arrays[name] for name in ARRAYS)
+    check_array("document_index", document_index, (np.int32,), 1)
+    check_array("sample_index", sample_index, (np.int32, np.int64), 2)
+    check_array("shuffle_index", shuffle_index, (np.uint32, np.int64), 1)
+    if sample_index.shape != (len(shuffle_index) + 1, 2):
+        raise ValueError(f"sample_index: found shape {sample_index.shape}, need {(len(shuffle_index) + 1, 2)}")
+    if len(documents) == 0 or len(document_index) % len(documents):
+        raise ValueError(f"document_index: found {len(document_index)} entries, need a multiple of {len(documents)}")
+    check_within("document_index", document_index, min(documents), max(documents))
+    if len(shuffle_index):
+        check_within("shuffle_index", shuffle_index, 0, len(shuffle_index) - 1)
+    check_within("positions of sample_index", sample_index[:, 0], 0, len(document_index) - 1)
+    orders = Orders(shuffle_index, sample_index, document_index, sequences, add_extra_token=extra)
+    _check_samples(orders, sequences, sequence_length + extra)
+
+
+def _check_samples(orders: Orders, sequences: Sequences, tokens: int) -> None:
+    """Check that evenly spread samples hold `tokens` of existing sequences; the last may be shorter."""
+    served = orders.arrays[0]
+    some = np.unique(np.linspace(0, len(served) - 1, min(len(served), SAMPLES_CHECKED)).astype(np.int64))
+    if not len(some):
+        return
+    try:
+        spans, bounds = orders.spans(some.tolist())
+    except IndexBuildError as error:
+        raise ValueError(str(error)) from error
+    if (right := sequences.locate(spans)[1]) < len(spans):
+        sequence, first, count = spans[right].tolist()
+        raise ValueError(f"sequence {sequence}: a sample needs {count} tokens from {first}, which it does not have")
+    found = np.add.reduceat(spans[:, 2], bounds[:-1])
+    wrong = (found != tokens) & (served[some] != len(served) - 1)
+    if wrong.any():
+        raise ValueError(f"found a sample of {found[wrong][0]} tokens, need {tokens}")

@@ -1,6 +1,6 @@
-"""Which sequences make which sample of a masked dataset: BERT, T5.
+"""Sample index of a masked dataset (BERT, T5): the sequences of each sample.
 
-A sample is a run of whole sequences (sentences) of one document, cut where it has met its target of tokens.
+A sample is a run of whole sequences (sentences) of one document, which ends where it has reached its target of tokens.
 """
 
 from __future__ import annotations
@@ -14,28 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import IndexBuildError
-from binidx.index.cache.building import Building
+from binidx.index.documents import ArrayAllocator, check_array
 from binidx.native.arguments import MAX_COUNT
 from binidx.native.mappings import MaskedDocuments, shuffle_mapping_rows
 
 ARRAYS = ("sample_index",)
 
-
 ALL_EPOCHS = 2**31 - 2
-
-
-"""As many as Megatron tries, to reach a number of samples."""
-
+"""Largest number of epochs that Megatron goes through to reach a number of samples."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class MappingPlan:
-    """The samples of a masked dataset before they are written.
+    """Samples of a masked dataset: their number, and how to write them.
 
     Args:
-        documents: the documents, judged.
+        documents: of the split.
         seed: of the targets; the order has seed + 1.
         num_epochs: whole epochs that are served.
         num_samples: rows of the index.
@@ -56,41 +52,44 @@ class MappingPlan:
         return np.uint64 if self.documents.c.num_sequences > np.iinfo(np.uint32).max else np.uint32
 
     def fill(self, rows: NDArray[Any]) -> None:
-        """Rows in document order, then shuffled in place."""
+        """Write the rows in document order, then shuffle them in place."""
         self.documents.fill(rows, self.seed, self.num_epochs)
         shuffle_mapping_rows(rows, self.seed + 1)
 
 
 def plan_mapping(documents: MaskedDocuments, seed: int, num_samples: int | None) -> MappingPlan:
-    """As many whole epochs as give `num_samples`, or one for None.
+    """Return the plan of the fewest whole epochs that give `num_samples`; of one epoch for None.
 
     Raises:
-        IndexBuildError: samples are asked of documents that have none (Megatron loops over 2^31 epochs).
+        IndexBuildError: samples were requested of documents that have none (Megatron loops over 2^31 epochs).
     """
-    asked = (1, MAX_COUNT - 1) if num_samples is None else (ALL_EPOCHS, num_samples)
-    made, num_epochs = documents.count(seed, *asked)
-    if made < (num_samples or 0):
+    epochs, samples = (1, MAX_COUNT - 1) if num_samples is None else (ALL_EPOCHS, num_samples)
+    found, num_epochs = documents.count(seed, epochs, samples)
+    if found < (num_samples or 0):
         least = documents.c.least
         raise IndexBuildError(
-            f"found {made} samples in {documents.c.num_documents} documents, needs {num_samples}: a document has some "
+            f"found {found} samples in {documents.c.num_documents} documents, need {num_samples}: a document has some "
             f"if it has {least} or more sequences, none of them of more than 512 tokens"
         )
-    return MappingPlan(documents, seed, num_epochs, made)
+    return MappingPlan(documents, seed, num_epochs, found)
 
 
-def build_masked_sample_index(building: Building, plan: MappingPlan) -> None:
-    """The `sample_index` of a masked dataset: (first sequence, end, tokens aimed at), shape (num_samples, 3).
+def build_masked_sample_index(allocator: ArrayAllocator, plan: MappingPlan) -> None:
+    """Build the `sample_index` of a masked dataset: (first sequence, end, target of tokens), shape (num_samples, 3).
 
     Cost: 3 ns a sequence and epoch where short samples are drawn, else of one epoch; 5 ns a row.
 
     Source: Megatron Core, `build_mapping`.
     """
-    with building.array("sample_index", plan.shape, plan.dtype, in_order=False) as rows:
+    with allocator.array("sample_index", plan.shape, plan.dtype, in_order=False) as rows:
         plan.fill(rows)
 
 
 def short_ratio(probability: float) -> int:
-    """One sample in so many is short. Source: Megatron Core: C's `round`, which takes halves away from zero."""
+    """Return n where one sample in n is short; 0: none is.
+
+    Source: Megatron Core: C's `round`, which takes halves away from zero.
+    """
     return floor(min(1.0 / probability, 2.0**52) + 0.5) if probability > 0 else 0
 
 
@@ -105,7 +104,10 @@ def build_mapping(
     verbose: bool,
     min_num_sent: int,
 ) -> NDArray[Any]:
-    """Megatron's helper of this name, argument by argument; `verbose` logs where its prints."""
+    """Return the samples of a masked dataset, shape (num_samples, 3): first sequence, end, target of tokens.
+
+    Source: Megatron Core's helper of this name, argument by argument; `verbose` logs where its prints.
+    """
     documents = MaskedDocuments(
         np.ascontiguousarray(docs, np.int64),
         np.ascontiguousarray(sizes, np.int32),
@@ -113,7 +115,7 @@ def build_mapping(
         least=min_num_sent,
         short_ratio=short_ratio(short_seq_prob),
     )
-    return _mapped(documents, seed, num_epochs, max_num_samples, verbose)
+    return _build_rows(documents, seed, num_epochs, max_num_samples, verbose)
 
 
 def build_blocks_mapping(
@@ -127,10 +129,12 @@ def build_blocks_mapping(
     verbose: bool,
     use_one_sent_blocks: bool,
 ) -> NDArray[Any]:
-    """Megatron's helper of this name: blocks of a document beside its title, for inverse cloze tasks.
+    """Return blocks of documents beside their titles, for inverse cloze tasks.
 
     Returns:
         Shape (num_blocks, 4): first sequence, end, document, number of the block within its epoch.
+
+    Source: Megatron Core's helper of this name, argument by argument; `verbose` logs where its prints.
     """
     documents = MaskedDocuments(
         np.ascontiguousarray(docs, np.int64),
@@ -139,24 +143,19 @@ def build_blocks_mapping(
         least=1 if use_one_sent_blocks else 2,
         titles=np.ascontiguousarray(titles_sizes, np.int32),
     )
-    return _mapped(documents, seed, num_epochs, max_num_samples, verbose)
+    return _build_rows(documents, seed, num_epochs, max_num_samples, verbose)
 
 
-def _mapped(
+def _build_rows(
     documents: MaskedDocuments, seed: int, num_epochs: int, max_num_samples: int, verbose: bool
 ) -> NDArray[Any]:
-    made, epochs = documents.count(seed, num_epochs, min(max_num_samples, MAX_COUNT - 1))
-    plan = MappingPlan(documents, seed, epochs, made)
+    found, epochs = documents.count(seed, num_epochs, min(max_num_samples, MAX_COUNT - 1))
+    plan = MappingPlan(documents, seed, epochs, found)
     if verbose:
         logger.info(
             "%d documents (%d empty, %d of one sentence, %d with long sentences): %d samples of %d epochs, %s",
-            documents.c.num_documents,
-            documents.num_empty,
-            documents.num_single,
-            documents.num_long,
-            made,
-            epochs,
-            np.dtype(plan.dtype).name,
+            *(documents.c.num_documents, documents.num_empty, documents.num_single, documents.num_long),
+            *(found, epochs, np.dtype(plan.dtype).name),
         )
     rows = np.empty(plan.shape, plan.dtype)
     plan.fill(rows)
@@ -164,13 +163,12 @@ def _mapped(
 
 
 def check_sample_index(rows: NDArray[Any], first: int, end: int, sequence_length: int) -> None:
-    """Raise ValueError unless the rows may be a `sample_index` of sequences `first` .. `end` - 1."""
-    if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype not in (np.uint32, np.uint64):
-        raise ValueError(
-            f"sample_index: shape {rows.shape} of {rows.dtype}, needs (num_samples, 3) of uint32 or uint64"
-        )
+    """Raise ValueError unless the rows can be a `sample_index` of sequences `first` to `end` - 1."""
+    check_array("sample_index", rows, (np.uint32, np.uint64), 2)
+    if rows.shape[1] != 3:
+        raise ValueError(f"sample_index: found shape {rows.shape}, need (num_samples, 3)")
     firsts, ends, targets = rows.T
     if len(rows) and not (firsts.min() >= first and (firsts < ends).all() and ends.max() <= end):
-        raise ValueError(f"sample_index: sequences {firsts.min()} to {ends.max()}, needs some of {first} to {end}")
+        raise ValueError(f"sample_index: found sequences {firsts.min()} to {ends.max()}, need some of {first} to {end}")
     if len(rows) and targets.max() > sequence_length:
-        raise ValueError(f"sample_index: a sample of {targets.max()} tokens, needs at most {sequence_length}")
+        raise ValueError(f"sample_index: found a sample of {targets.max()} tokens, need at most {sequence_length}")

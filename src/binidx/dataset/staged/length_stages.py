@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset, blocks
+from binidx.dataset.blended import BlendedDataset, row_blocks
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import recorded_name
 from binidx.errors import BlendError, ConfigError
@@ -170,7 +170,7 @@ class LengthStagedDataset(BlendedDataset):
         for stage in self.stages:
             parts = self.config.sequence_length // stage.sequence_length
             groups = self.mixed_windows * parts
-            for rows in blocks(0, stage.num_samples, max(1, AT_ONCE // groups) * groups):
+            for rows in row_blocks(0, stage.num_samples, max(1, AT_ONCE // groups) * groups):
                 window, part = build_window_order(stage.num_samples, parts, self.mixed_windows, rows)
                 windows = range(begun + rows.start // parts, begun + rows.stop // parts)
                 here = slice(first + rows.start, first + rows.stop)

@@ -31,7 +31,7 @@ import xxhash
 from binidx.errors import FormatError
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.documents import Documents, compact, documents_digest
+from binidx.index.documents import Documents, as_range, documents_digest
 from binidx.json_models import JsonFile
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.filesystem import same_object
@@ -187,7 +187,7 @@ def origin_of(dataset: IndexedDataset) -> Origin:
 
 def describe_documents(documents: Documents) -> str:
     """Which sequences a split has, told of a range without a pass over its numbers: "0:300000000", else a digest."""
-    run = documents if isinstance(documents, range) else compact(documents)
+    run = documents if isinstance(documents, range) else as_range(documents)
     return f"{run.start}:{run.stop}" if isinstance(run, range) and run.step == 1 else documents_digest(documents)
 
 

@@ -23,8 +23,7 @@ from math import ceil, expm1
 import numpy as np
 
 from binidx.index.cache.index_files import npy_of
-from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype
-from binidx.index.gpt_indices import shuffle_dtype
+from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
 
 SECONDS_PER_DOCUMENT = 20e-9
 
