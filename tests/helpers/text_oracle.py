@@ -23,7 +23,7 @@ class Read:
     """All that slices gave: texts of each document and key, and the rest beside them."""
 
     documents: list[list[Document]] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     ids: list[str | None] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Read:
         check_batches(batches)
         self.documents += [list(each) for each in zip(*map(documents_of, batches), strict=True)]
         first = batches[0]
-        self.places += first.places.tolist()
+        self.positions += first.positions.tolist()
         self.rows += first.rows.tolist()
         self.ids += first.ids.tolist() if first.ids else []
         self.problems += first.problems
@@ -58,7 +58,7 @@ def check_batches(batches: Sequence[Batch]) -> None:
         assert each.documents[-1] == len(each.offsets) - 1
         assert (each.offsets[1:] >= each.offsets[:-1]).all()
         assert (each.documents[1:] >= each.documents[:-1]).all()
-        assert len(each.documents) - 1 == each.num_documents == len(each.places)
+        assert len(each.documents) - 1 == each.num_documents == len(each.positions)
         assert each.num_rows == each.num_documents + len(each.problems) + each.dropped.total()
         assert each.problems is batches[0].problems
         assert each.dropped == batches[0].dropped

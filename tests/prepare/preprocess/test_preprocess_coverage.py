@@ -22,7 +22,7 @@ from binidx.prepare.preprocess.record import VERSION, Record
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text import read as reading
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.text.jsonl import own_bytes
+from binidx.prepare.text.jsonl import select_lines
 from binidx.prepare.text.slices import Extent
 
 
@@ -89,13 +89,13 @@ def test_a_reader_that_loses_a_line_of_each_later_slice_makes_no_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lossy(pieces: Any, first: int, last: int | None) -> Any:
-        own = list(own_bytes(pieces, first, last))
+        own = list(select_lines(pieces, first, last))
         held = b"".join(bytes(piece) for _, piece in own)
         lost = held.find(b"\n") + 1 if first else 0
         return iter([(own[0][0] + lost, held[lost:])] if own else [])
 
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en")
-    monkeypatch.setattr(reading, "own_bytes", lossy)
+    monkeypatch.setattr(reading, "select_lines", lossy)
     with pytest.raises(FormatError, match=r"0.jsonl: plain bytes \d+ to \d+ were read by no part"):
         run(job)
     assert not list(tmp_path.glob("en_text*"))

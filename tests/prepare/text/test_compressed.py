@@ -14,7 +14,7 @@ from helpers.text_oracle import read_file
 
 from binidx.errors import FormatError
 from binidx.prepare.text import decompress
-from binidx.prepare.text.decompress import gunzipped, unzstd
+from binidx.prepare.text.decompress import decompress_gzip, decompress_zstd
 
 DATA = b"".join(b'{"text": "document %d"}\n' % number for number in range(300))
 NAMES = {"jsonl.gz": gzip.compress, "jsonl.zst": zstandard.compress}
@@ -27,9 +27,9 @@ def inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Both ways to read gzip."""
     if request.param == "zlib":
         monkeypatch.setitem(sys.modules, "isal", None)
-    decompress._inflate.cache_clear()
+    decompress._gzip_library.cache_clear()
     yield
-    decompress._inflate.cache_clear()
+    decompress._gzip_library.cache_clear()
 
 
 @pytest.mark.parametrize(("suffix", "compress"), NAMES.items())
@@ -42,7 +42,7 @@ def test_compressed_lines_are_those_that_were_compressed(
     found = read_file(path, batch_bytes=512)
     assert found.texts == [[f"document {number}"] for number in range(300)]
     assert found.rows == list(range(300))
-    assert found.places[17] == DATA.index(b'{"text": "document 17"')
+    assert found.positions[17] == DATA.index(b'{"text": "document 17"')
     assert found.num_bytes == path.stat().st_size
 
 
@@ -98,7 +98,9 @@ def test_an_empty_file_has_no_documents(tmp_path: Path, suffix: str) -> None:
     assert read_file(path).texts == []
 
 
-@pytest.mark.parametrize(("read", "compress"), [(gunzipped, gzip.compress), (unzstd, zstandard.compress)])
+@pytest.mark.parametrize(
+    ("read", "compress"), [(decompress_gzip, gzip.compress), (decompress_zstd, zstandard.compress)]
+)
 def test_pieces_are_bounded_whatever_they_were_compressed_from(
     read: Callable[..., Iterator[bytes]], compress: Compress
 ) -> None:
@@ -113,7 +115,9 @@ def test_pieces_are_bounded_whatever_they_were_compressed_from(
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 7, 64, 1000])
-@pytest.mark.parametrize(("read", "compress"), [(gunzipped, gzip.compress), (unzstd, zstandard.compress)])
+@pytest.mark.parametrize(
+    ("read", "compress"), [(decompress_gzip, gzip.compress), (decompress_zstd, zstandard.compress)]
+)
 def test_pieces_may_come_in_any_size(read: Callable[..., Iterator[bytes]], compress: Compress, cut: int) -> None:
     packed = compress(DATA[:2000]) + compress(b"") + compress(DATA[2000:])
     assert b"".join(read([packed[at : at + cut] for at in range(0, len(packed), cut)], "a")) == DATA
@@ -126,6 +130,8 @@ def test_frames_of_every_kind_are_read(options: dict[str, int]) -> None:
     data = DATA * 200
     packed = zstandard.ZstdCompressor(**options).compress(data)
     streamed = zstandard.ZstdCompressor(**options).compressobj()
-    assert b"".join(unzstd([packed], "a")) == data
-    assert b"".join(unzstd([streamed.compress(data) + streamed.flush()], "a")) == data
-    assert b"".join(unzstd([zstandard.ZstdCompressor(**options).compress(bytes(1 << 20))], "a")) == bytes(1 << 20)
+    assert b"".join(decompress_zstd([packed], "a")) == data
+    assert b"".join(decompress_zstd([streamed.compress(data) + streamed.flush()], "a")) == data
+    assert b"".join(decompress_zstd([zstandard.ZstdCompressor(**options).compress(bytes(1 << 20))], "a")) == bytes(
+        1 << 20
+    )

@@ -6,6 +6,7 @@ import gzip
 import io
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -18,12 +19,22 @@ from helpers.text_oracle import cut_at, random_lines
 from binidx.errors import FormatError
 from binidx.prepare.text import read as reading
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.text.jsonl import own_bytes
+from binidx.prepare.text.jsonl import select_lines
 from binidx.prepare.text.read import read_slice
-from binidx.prepare.text.slices import JSONL, ZSTD, Extent, Input, InputBlock, Read, Slice, check_extents, plan_slices
+from binidx.prepare.text.slices import (
+    JSONL,
+    ZSTD,
+    Extent,
+    Input,
+    InputBlock,
+    Slice,
+    SliceExtent,
+    check_extents,
+    plan_slices,
+)
 
 
-def read(slices: Iterable[Slice], **options: int) -> list[Read]:
+def read(slices: Iterable[Slice], **options: int) -> list[SliceExtent]:
     """Each slice with its extent, its rows thrown away."""
     found = [(piece, Extent()) for piece in slices]
     for piece, extent in found:
@@ -32,7 +43,7 @@ def read(slices: Iterable[Slice], **options: int) -> list[Read]:
     return found
 
 
-def counted(found: Iterable[Read]) -> int:
+def counted(found: Iterable[SliceExtent]) -> int:
     return sum(extent.count for _, extent in found)
 
 
@@ -122,7 +133,7 @@ def test_an_input_that_is_named_twice_is_read_twice(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(random_data(1, 9))
     found = read(plan_slices(find_inputs([f"{tmp_path}/{name}.jsonl" for name in "aabaa"]), 30))
     check_extents(found)
-    with pytest.raises(FormatError, match=r"a.jsonl: plain bytes 0 to \d+ were read, and it ends at"):
+    with pytest.raises(FormatError, match=r"a.jsonl: plain bytes 0 to \d+ were read, but the input ends at"):
         check_extents(found[:-1])
 
 
@@ -133,21 +144,21 @@ def one_more(
     pieces: Iterable[bytes | memoryview], first: int, last: int | None
 ) -> Iterator[tuple[int, bytes | memoryview]]:
     """As if a line that ends right before the bound went on after it."""
-    return own_bytes(pieces, first, None if last is None else last + 1)
+    return select_lines(pieces, first, None if last is None else last + 1)
 
 
 def one_less(
     pieces: Iterable[bytes | memoryview], first: int, last: int | None
 ) -> Iterator[tuple[int, bytes | memoryview]]:
     """As if a line that begins right after the bound's newline belonged to the slice behind it."""
-    return own_bytes(pieces, first + 1 if first else 0, last)
+    return select_lines(pieces, first + 1 if first else 0, last)
 
 
 def without_the_last(
     pieces: Iterable[bytes | memoryview], first: int, last: int | None
 ) -> Iterator[tuple[int, bytes | memoryview]]:
     """As if what has no newline at the end were no line."""
-    data = b"".join(bytes(piece) for _, piece in own_bytes(pieces, first, last))
+    data = b"".join(bytes(piece) for _, piece in select_lines(pieces, first, last))
     yield first, data[: data.rfind(b"\n") + 1]
 
 
@@ -161,7 +172,7 @@ def test_a_wrong_rule_for_the_lines_of_a_slice_is_found(
     cuts = [cut_at(path, [0, cut, len(data)]) for cut in range(1, len(data))]
     for cut in cuts:
         check_extents(read(cut))
-    monkeypatch.setattr(reading, "own_bytes", rule)
+    monkeypatch.setattr(reading, "select_lines", rule)
     wrong = 0
     for cut in cuts:
         found = read(cut)
@@ -182,13 +193,16 @@ def test_bytes_that_stay_behind_in_a_compressed_file_are_found(tmp_path: Path, m
     def first_member(pieces: Iterable[bytes | memoryview], piece: Slice) -> Iterator[bytes]:
         yield gzip.GzipFile(fileobj=io.BytesIO(bytes(next(iter(pieces)))[:60])).read(2)
 
-    monkeypatch.setitem(reading.PLAIN, "jsonl.gz", first_member)
-    with pytest.raises(FormatError, match=r"a.jsonl.gz: plain bytes 0 to 2 were read, and it ends at no place"):
+    row = replace(reading.FORMATS["jsonl.gz"], decompress=first_member)
+    monkeypatch.setitem(reading.FORMATS, "jsonl.gz", row)
+    with pytest.raises(
+        FormatError, match=r"a.jsonl.gz: plain bytes 0 to 2 were read, but the input ends at an unknown position"
+    ):
         check_extents(read(plan_slices(find_inputs(str(path)), 10)))
 
 
 def test_what_no_part_or_two_have_is_named_by_its_bytes() -> None:
-    def slices(*extents: Extent, uri: str = "s3://t/en.jsonl", size: int = 30, kind: str = JSONL) -> list[Read]:
+    def slices(*extents: Extent, uri: str = "s3://t/en.jsonl", size: int = 30, kind: str = JSONL) -> list[SliceExtent]:
         return [
             (Slice(uri, kind, {"size": size}, 10 * n, 10 * n + 10, 10 * n, 10, None), extent)
             for n, extent in enumerate(extents)
@@ -198,19 +212,19 @@ def test_what_no_part_or_two_have_is_named_by_its_bytes() -> None:
     check_extents([*good, *good])
     check_extents([])
     packed = {"kind": ZSTD, "uri": "en.jsonl.zst"}
-    cases: list[tuple[str, list[Read]]] = [
-        ("en.jsonl: plain bytes 12 to 15 were read by no part, needed", slices(Extent(0, 12), Extent(15, 15, 30))),
+    cases: list[tuple[str, list[SliceExtent]]] = [
+        ("en.jsonl: plain bytes 12 to 15 were read by no part", slices(Extent(0, 12), Extent(15, 15, 30))),
         ("plain bytes 10 to 12 were read twice", slices(Extent(0, 12), Extent(10, 20, 30))),
         ("plain bytes 0 to 3 were read by no part", slices(Extent(3, 9), Extent(12, 18, 30))),
-        ("plain bytes 0 to 12 were read, and it ends at 30", slices(Extent(0, 12), Extent())),
-        ("plain bytes 0 to 30 were read, and it ends at 30 and 31", slices(Extent(0, 30, 31))),
-        ("plain bytes 0 to 12 were read, and it ends at no place", slices(Extent(0, 12), **packed)),
-        ("plain bytes 0 to 12 were read, and it ends at 13", slices(Extent(0, 12), Extent(0, 0, 13), **packed)),
-        ("were read, and it ends at 12 and 13", slices(Extent(0, 12, 12), Extent(0, 0, 13), **packed)),
+        ("plain bytes 0 to 12 were read, but the input ends at 30", slices(Extent(0, 12), Extent())),
+        ("plain bytes 0 to 30 were read, but the input ends at 30 and 31", slices(Extent(0, 30, 31))),
+        ("plain bytes 0 to 12 were read, but the input ends at an unknown position", slices(Extent(0, 12), **packed)),
+        ("plain bytes 0 to 12 were read, but the input ends at 13", slices(Extent(0, 12), Extent(0, 0, 13), **packed)),
+        ("were read, but the input ends at 12 and 13", slices(Extent(0, 12, 12), Extent(0, 0, 13), **packed)),
         ("rows 5 to 6 were read by no part", slices(Extent(0, 5, 9), Extent(6, 3, 9), uri="a", kind="parquet")),
     ]  # fmt: skip
     for message, found in cases:
         with pytest.raises(FormatError) as raised:
             check_extents([*good, *found])
         assert message in str(raised.value)
-        assert str(raised.value).endswith("needed each once; remove the parts and run again")
+        assert str(raised.value).endswith("(need each once); remove the parts and run again")

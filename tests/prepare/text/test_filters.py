@@ -64,7 +64,7 @@ def test_filters_are_what_they_say(
 def test_keep_is_read_from_the_command_line() -> None:
     assert parse_keep(["lang=en", "lang=de", "a=b=c", "x="]) == {"lang": ["en", "de"], "a": ["b=c"], "x": [""]}
     for text in ("lang", "=en", ""):
-        with pytest.raises(ConfigError, match="needed FIELD=VALUE"):
+        with pytest.raises(ConfigError, match="need FIELD=VALUE"):
             parse_keep([text])
 
 

@@ -135,7 +135,7 @@ def test_a_byte_order_mark_is_left_out_where_the_file_begins(tmp_path: Path) -> 
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\n\xef\xbb\xbf" + GOOD)
     found = read_file(path)
-    assert (found.texts, found.places) == ([["good"]], [3])
+    assert (found.texts, found.positions) == ([["good"]], [3])
     assert [each.kind for each in found.problems] == ["malformed"]
 
 
@@ -152,7 +152,7 @@ def test_a_line_beyond_the_limit_is_one_problem(tmp_path: Path, batch_bytes: int
         ("too long", row, b"") for row in (1, 3, 5)
     ]
     assert found.problems[0].byte == len(GOOD) + 1
-    assert found.places[-1] == path.read_bytes().rindex(GOOD)
+    assert found.positions[-1] == path.read_bytes().rindex(GOOD)
     assert found.num_rows == 6
 
 
@@ -251,5 +251,5 @@ def test_keys_that_make_no_sense_are_refused(keys: list[str]) -> None:
 @pytest.mark.parametrize("sizes", [{"batch_bytes": 0}, {"max_line_bytes": 0}])
 def test_batches_and_lines_of_no_bytes_are_refused(sizes: dict[str, int]) -> None:
     piece = Slice("a.jsonl", "jsonl", {"size": 0}, 0, 0, 0, 0, 0)
-    with pytest.raises(ConfigError, match="needed 1 or more"):
+    with pytest.raises(ConfigError, match="need 1 or more"):
         read_all([piece], **sizes)

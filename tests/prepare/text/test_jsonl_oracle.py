@@ -25,7 +25,7 @@ def read(data: bytes) -> tuple[list[Row], list[tuple[int, str]]]:
     ((batches, fields),) = LineReader(PIECE, KEYS, FIELDS, 1 << 30).batches([Lines(memoryview(data), 7)])
     texts = zip(*map(documents_of, batches), strict=True)
     values = zip(*(column.tolist() for column in fields), strict=True)
-    rows, places = batches[0].rows.tolist(), (batches[0].places - 7).tolist()
+    rows, places = batches[0].rows.tolist(), (batches[0].positions - 7).tolist()
     found = [(*each[:2], list(each[2]), list(each[3])) for each in zip(rows, places, texts, values, strict=True)]
     problems = [(each.row, each.kind) for each in batches[0].problems]
     assert batches[0].num_rows == len(found) + len(problems) + batches[0].dropped["blank line"]

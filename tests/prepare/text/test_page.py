@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from binidx.prepare.text.batch import KINDS
-from binidx.prepare.text.inputs import SUFFIXES
+from binidx.prepare.text.read import FORMATS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "text.md").read_text()
 
@@ -31,4 +31,5 @@ def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_table_names_every_kind_of_problem_and_every_format() -> None:
     assert [kind for kind in KINDS if f"`{kind}`" not in PAGE] == []
-    assert [suffix for suffix in SUFFIXES if f".{suffix.split('.')[1]}" not in PAGE] == []
+    suffixes = [suffix for row in FORMATS.values() for suffix in row.suffixes]
+    assert [suffix for suffix in suffixes if f".{suffix.split('.')[1]}" not in PAGE] == []

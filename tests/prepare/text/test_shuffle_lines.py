@@ -83,9 +83,13 @@ def test_what_cannot_be_shuffled_leaves_what_stands_there(tmp_path: Path, monkey
     (tmp_path / "new.jsonl").write_bytes(b"before")
     cases = [
         (FormatError, "cut.jsonl.gz", {"inputs": [tmp_path / "cut.jsonl.gz"]}),
-        (FormatError, "byte 0 has 67,108,865 bytes, needed 67,108,864", {"inputs": [tmp_path / "long.jsonl"]}),
-        (ConfigError, "is read and written", {"target": tmp_path / "in.jsonl"}),
-        (ObjectExistsError, "new.jsonl: stands there", {"overwrite": False}),
+        (
+            FormatError,
+            "found 67,108,865 bytes at byte 0, need at most 67,108,864",
+            {"inputs": [tmp_path / "long.jsonl"]},
+        ),
+        (ConfigError, "both an input and the target", {"target": tmp_path / "in.jsonl"}),
+        (ObjectExistsError, "new.jsonl: exists", {"overwrite": False}),
         (ConfigError, "needed 536,870,912 or more", {"memory_bytes": 1 << 20}),
         (ConfigError, "No such file or directory, needed a folder", {"scratch": str(tmp_path / "nowhere")}),
     ]

@@ -32,7 +32,8 @@ from binidx.prepare.preprocess.job_plan import part_bytes_of
 from binidx.prepare.preprocess.sampling import Estimate, Seen, Stratum, draw, estimate_total
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.text.read import REQUEST_BYTES, read_slice
+from binidx.prepare.text.read import read_slice
+from binidx.prepare.text.stored_bytes import REQUEST_BYTES
 from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices
 from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens
 from binidx.prepare.tokenizers.registry import choose_engine

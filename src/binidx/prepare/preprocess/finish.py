@@ -29,7 +29,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -48,10 +47,11 @@ from binidx.prepare.preprocess.job_plan import Part, Places, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.progress import count_machines
 from binidx.prepare.preprocess.record import Record
-from binidx.prepare.text.inputs import local_files, stored_objects
-from binidx.prepare.text.slices import Read, check_extents
+from binidx.prepare.text.inputs import list_files, list_objects
+from binidx.prepare.text.slices import SliceExtent, check_extents
 from binidx.storage.open import open_object
 from binidx.storage.stores import filesystem
+from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, put_if_absent, read_small
@@ -158,7 +158,7 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
     remove_parts(places, parts)
 
 
-def extents_of(parts: Sequence[Part], records: Records) -> Iterator[Read]:
+def extents_of(parts: Sequence[Part], records: Records) -> Iterator[SliceExtent]:
     """Each slice with what was read for it, in the order of the inputs."""
     for part in parts:
         yield from zip(part.slices, records[part.name].extents, strict=True)
@@ -240,7 +240,7 @@ def write_quarantine(places: Places, parts: Sequence[Part], records: Records) ->
 def remove_parts(places: Places, parts: Sequence[Part]) -> None:
     """All that the parts left, records first; job.json last, so that who is killed here comes back."""
     uris = set(itertools.chain.from_iterable(places.objects(part) for part in parts))
-    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+    with REQUESTS.executor(IN_FLIGHT) as threads:
         list(threads.map(lambda uri: delete_object(uri, places.job.target_options), sorted(uris)))
     delete_object(places.job_uri, places.job.target_options)
     if (folder := filesystem.local_path(places.folder)) is not None:
@@ -251,14 +251,14 @@ def remove_others(places: Places, parts: Sequence[Part]) -> None:
     """What another job left where our parts will lie."""
     ours = {name_of(uri) for uri in (places.job_uri, *itertools.chain(*map(places.objects, parts)))}
     theirs = [uri for uri in objects_in(places) if name_of(uri) not in ours]
-    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+    with REQUESTS.executor(IN_FLIGHT) as threads:
         list(threads.map(lambda uri: delete_object(uri, places.job.target_options), theirs))
 
 
 def objects_in(places: Places) -> list[str]:
     """All that lies in the folder of the parts, where there is one."""
     path = filesystem.local_path(places.folder)
-    return stored_objects(f"{places.folder}/", places.job.target_options) if path is None else local_files(path) or []
+    return list_objects(f"{places.folder}/", places.job.target_options) if path is None else list_files(path) or []
 
 
 def name_of(uri: str) -> str:

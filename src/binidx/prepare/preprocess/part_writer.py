@@ -32,7 +32,7 @@ from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.prepare.preprocess.job_plan import Part, Places
 from binidx.prepare.preprocess.record import TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
-from binidx.prepare.text.jsonl import whole_lines
+from binidx.prepare.text.jsonl import group_lines
 from binidx.prepare.tokenizers.engine import Stored
 from binidx.storage.interfaces import Bytes, Writer
 from binidx.storage.open import open_object
@@ -123,7 +123,7 @@ def merge_quarantine(parts: Iterable[tuple[str, Sequence[int]]], target: str, op
 def _lines(uri: str, options: Any) -> Iterator[dict[str, Any]]:
     reader = open_object(uri, storage_options=options, cache=False)
     pieces = ((each[0], reader.read([each])[0]) for each in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
-    for lines in whole_lines(pieces, QUARANTINE_BLOCK_BYTES, sys.maxsize):
+    for lines in group_lines(pieces, QUARANTINE_BLOCK_BYTES, sys.maxsize):
         yield from map(json.loads, bytes(lines.data).splitlines())
 
 

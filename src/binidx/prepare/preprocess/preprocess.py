@@ -164,8 +164,8 @@ def located(job: Job) -> Job:
 
 def inputs_of(job: Job) -> list[Input]:
     """What it reads, without what it writes itself into the same folder."""
-    leave_out = Places(job).is_output
-    return find_inputs(job.inputs, format=job.format, storage_options=job.source_options, leave_out=leave_out)
+    exclude = Places(job).is_output
+    return find_inputs(job.inputs, format=job.format, storage_options=job.source_options, exclude=exclude)
 
 
 def repeated(inputs: Sequence[Input]) -> dict[str, int]:

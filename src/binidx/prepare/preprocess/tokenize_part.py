@@ -84,7 +84,7 @@ class Tokenised:
             offsets=np.zeros(1, np.int64),
             documents=_bounds(np.diff(self.batch.documents)[wanted]),
             rows=self.batch.rows[wanted],
-            places=self.batch.places[wanted],
+            positions=self.batch.positions[wanted],
             ids=None if self.batch.ids is None else select_strings(self.batch.ids, wanted),
         )
         return Tokenised(batch, ids, _bounds(lengths[texts]))
@@ -134,8 +134,8 @@ def without_specials(
             SPECIAL,
             piece.uri,
             int(first.rows[number]),
-            int(first.places[number]),
-            f"row {first.rows[number]}" if piece.format == PARQUET else f"byte {first.places[number]}",
+            int(first.positions[number]),
+            f"row {first.rows[number]}" if piece.format == PARQUET else f"byte {first.positions[number]}",
             f"{counts[number]} of them in its text",
             b"\n".join(each.text(number) for each in found),
         )

@@ -1,16 +1,13 @@
-"""What readers of text give: documents in one buffer, and what became of all others.
+"""Batches: documents of one key in one buffer, and the rows that are not documents.
 
-    texts      P a r i s r o m e O s l o      UTF-8, one after the other
-    offsets    0         5       9       13   where each text begins, then the end
-    documents  0         1               3    the first text of each document, then their number
+    texts      P a r i s r o m e O s l o      UTF-8, one text after the other
+    offsets    0         5       9       13   start of each text, then the end
+    documents  0         1               3    first text of each document, then the number of texts
 
-A JSON string is a document of one text, a list of strings one of so many: "Paris", ["rome", "Oslo"]. A text may be
-empty, and is kept: what has no tokens is no sequence, and only who tokenises knows that.
+A JSON string is a document of one text, a list of strings a document of several: "Paris", ["rome", "Oslo"]. An empty
+text stays in its batch: only the tokenizer decides whether it becomes a sequence.
 
-Which documents are wanted; each one that is not is counted under the first reason that drops it.
-
-keep        a field equals one of some values; a string as it is, anything else as JSON (3, true)
-characters  Unicode code points of all texts of the document, of the first key
+`Filters` drop documents by field values and by length; a dropped document counts under the first reason that applies.
 """
 
 from __future__ import annotations
@@ -18,26 +15,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from binidx.errors import ConfigError, redacted
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A row that is no document.
+    """Row that is not a document.
 
     Attributes:
         kind: one of KINDS.
         uri: of the input.
-        row: its number, counted as in `Batch.rows`.
-        byte: as in `Batch.places`.
-        where: for people: "line 18, byte 2034"; "byte 2034" where nobody has counted the lines; "row 17" in parquet.
-        detail: what was found, in words.
-        line: the bytes of the line, for a quarantine; empty where there are none (parquet, a line that is too long).
+        row: number of the row, counted as in `Batch.rows`.
+        byte: position of the row, as in `Batch.positions`.
+        where: location for messages: "line 18, byte 2034"; "byte 2034" if the line number is unknown; "row 17".
+        detail: description of the found value.
+        line: bytes of the line, for the quarantine; empty for Parquet and for lines that are too long.
     """
 
     kind: str
@@ -55,26 +51,34 @@ class Problem:
 KINDS = {
     "malformed": "the line is not JSON, as Python's json.loads reads it",
     "not utf-8": "the line is not UTF-8",
-    "not an object": "the line is JSON, but no object",
-    "missing key": "one of the keys is not there",
+    "not an object": "the line is JSON, but not an object",
+    "missing key": "the object lacks one of the keys",
     "null": "the text is null",
-    "not text": "it is neither a string nor a list of strings",
-    "lone surrogate": "a string that no UTF-8 can say",
+    "not text": "the value is neither a string nor a list of strings",
+    "lone surrogate": "the string cannot be encoded in UTF-8",
     "too long": "the line is longer than the limit",
 }
 
 
-"""kind of a Problem -> what it means"""
+"""Kind of a Problem -> its meaning."""
+
+
+def cumulative_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
+    """Return the start of each of some adjacent items, then the end of the last, shape (n + 1,)."""
+    lengths = np.asarray(lengths, np.int64)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
 @dataclass(frozen=True)
 class Strings:
-    """A column of strings that may be absent.
+    """Column of strings that may be absent.
 
     Attributes:
-        bytes: UTF-8, one after the other, uint8.
-        offsets: where each begins, then the end, shape (d + 1,) int64.
-        present: shape (d,) bool; what is absent has no bytes.
+        bytes: UTF-8, one string after the other, uint8.
+        offsets: start of each string, then the end, shape (d + 1,) int64.
+        present: shape (d,) bool; an absent string has no bytes.
     """
 
     bytes: NDArray[np.uint8]
@@ -85,33 +89,39 @@ class Strings:
         return len(self.present)
 
     def tolist(self) -> list[str | None]:
+        """Return Python strings, None where one is absent."""
         data, bounds = self.bytes.tobytes(), self.offsets.tolist()
         return [
-            data[bounds[i] : bounds[i + 1]].decode() if here else None for i, here in enumerate(self.present.tolist())
+            data[bounds[i] : bounds[i + 1]].decode() if present else None
+            for i, present in enumerate(self.present.tolist())
         ]
+
+    def select(self, chosen: NDArray[np.bool_]) -> Strings:
+        """Return the strings at the chosen rows, shape (d,)."""
+        offsets = cumulative_offsets(np.diff(self.offsets)[chosen])
+        return Strings(_copy_items(self.bytes, self.offsets, chosen), offsets, self.present[chosen])
 
 
 @dataclass(frozen=True)
 class Batch:
     """Documents of one key, in the order of their input.
 
-    The batches of several keys have the same documents: a row that is none for one key is none for all. What follows
-    `documents` is said of the rows, and so is the same object in all of them; count it once.
+    The batches of several keys hold the same documents: a row that is not a document for one key is not one for any.
+    The attributes after `documents` describe the rows and are the same objects in all of these batches.
 
     Attributes:
         key: of the JSON object, or column.
         texts: UTF-8, one text after the other, uint8.
-        offsets: where each text begins, then the end, shape (n + 1,) int64.
+        offsets: start of each text, then the end, shape (n + 1,) int64.
         documents: first text of each document, then n, shape (d + 1,) int64.
-        rows: of each document, shape (d,) int64: the number of its line or row in the slice, blank ones counted. Add
-            `Slice.first_row`, where that is known, to have it in the file.
-        places: shape (d,) int64: the byte at which the line begins in the plain bytes of the file; in parquet the row
-            in its row group.
-        ids: of the field `id_key`, if one was asked for: a string as it is, any other value as JSON.
-        problems: rows that are no documents.
-        dropped: reason -> rows: "blank line", and those of `Filters`.
-        num_rows: rows that were read for it: documents + problems + dropped.
-        num_bytes: of the slice that were read for it, as they are stored; for progress.
+        rows: number of each document's line or row in the slice, blank lines included, shape (d,) int64. Add
+            `Slice.first_row`, if it is known, for the number in the file.
+        positions: shape (d,) int64: plain byte of the file at which the line begins; in Parquet the row in its group.
+        ids: values of the field `id_key`, if one was given: a string as it is, any other value as JSON.
+        problems: rows that are not documents.
+        dropped: reason -> number of rows: "blank line", and the reasons of `Filters`.
+        num_rows: rows read: documents + problems + dropped.
+        num_bytes: stored bytes read for this batch, to measure progress.
     """
 
     key: str
@@ -119,7 +129,7 @@ class Batch:
     offsets: NDArray[np.int64]
     documents: NDArray[np.int64]
     rows: NDArray[np.int64]
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
     ids: Strings | None = None
     problems: Sequence[Problem] = ()
     dropped: Counter[str] = field(default_factory=Counter)
@@ -128,23 +138,47 @@ class Batch:
 
     @property
     def num_documents(self) -> int:
+        """Number of documents, d."""
         return len(self.rows)
 
     def text(self, number: int) -> str:
-        """One of the texts."""
+        """Return one of the texts."""
         return bytes(self.texts[self.offsets[number] : self.offsets[number + 1]]).decode()
 
-    def with_counts(self, **counts: Any) -> Batch:
-        return replace(self, **counts)
+    def select(self, chosen: NDArray[np.bool_]) -> Batch:
+        """Return the chosen documents, shape (d,), with the counts of the whole batch."""
+        texts = np.repeat(chosen, np.diff(self.documents))
+        return replace(
+            self,
+            texts=_copy_items(self.texts, self.offsets, texts),
+            offsets=cumulative_offsets(np.diff(self.offsets)[texts]),
+            documents=cumulative_offsets(np.diff(self.documents)[chosen]),
+            rows=self.rows[chosen],
+            positions=self.positions[chosen],
+            ids=None if self.ids is None else self.ids.select(chosen),
+        )
+
+
+def _copy_items(data: NDArray[np.uint8], bounds: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return the bytes of the chosen items; a run of neighbours is copied at once."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]))).reshape(-1, 2)
+    return np.concatenate([data[:0], *(data[bounds[first] : bounds[last]] for first, last in edges.tolist())])
+
+
+def _match_any(column: Strings, values: set[bytes]) -> NDArray[np.bool_]:
+    """Compare bytes: a binary column of Parquet need not be UTF-8."""
+    data, bounds = column.bytes.tobytes(), column.offsets.tolist()
+    matches = (here and data[bounds[i] : bounds[i + 1]] in values for i, here in enumerate(column.present.tolist()))
+    return np.fromiter(matches, np.bool_, len(column))
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What a document must have.
+    """Conditions on documents.
 
     Args:
-        min_characters, max_characters: bounds, both of them allowed; None: no upper one.
-        keep: field -> the values that are wanted; all fields must match.
+        min_characters, max_characters: bounds of the document's code points, inclusive; None: no upper bound.
+        keep: field -> accepted values, a string as it is, any other value as JSON; all fields must match.
     """
 
     min_characters: int = 0
@@ -152,93 +186,58 @@ class Filters:
     keep: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        most = self.max_characters
-        if self.min_characters < 0 or (most is not None and most < self.min_characters):
+        least, most = self.min_characters, self.max_characters
+        if least < 0 or (most is not None and most < least):
             raise ConfigError(
-                f"characters: found {self.min_characters} to {most}, needed 0 or more, and no less after it"
+                f"min_characters, max_characters: not a range (found {least}, {most}, need 0 or more, and the maximum "
+                "not below the minimum)"
             )
 
     @property
     def fields(self) -> list[str]:
+        """Names of the fields in `keep`."""
         return list(self.keep)
 
-    def wanted(self, batch: Batch, fields: Sequence[Strings]) -> tuple[NDArray[np.bool_], Counter[str]]:
-        """Which documents stay, shape (d,), and how many go for which reason.
+    def apply(self, batch: Batch, fields: Sequence[Strings]) -> tuple[NDArray[np.bool_], Counter[str]]:
+        """Return which documents pass, shape (d,), and the number of dropped ones by reason.
 
         Args:
-            fields: of the documents, in the order of `self.fields`.
+            fields: columns of the documents, in the order of `self.fields`.
         """
-        stay, dropped = np.ones(batch.num_documents, np.bool_), Counter[str]()
-        for reason, good in self._judged(batch, fields):
-            gone = int((stay & ~good).sum())
-            stay &= good
-            if gone:
-                dropped[reason] += gone
-        return stay, dropped
+        passed, dropped = np.ones(batch.num_documents, np.bool_), Counter[str]()
+        for reason, accepted in self._conditions(batch, fields):
+            count = int((passed & ~accepted).sum())
+            passed &= accepted
+            if count:
+                dropped[reason] += count
+        return passed, dropped
 
-    def _judged(self, batch: Batch, fields: Sequence[Strings]) -> Iterable[tuple[str, NDArray[np.bool_]]]:
+    def _conditions(self, batch: Batch, fields: Sequence[Strings]) -> Iterable[tuple[str, NDArray[np.bool_]]]:
         for (name, values), column in zip(self.keep.items(), fields, strict=True):
-            yield f"keep {name}", _is_one_of(column, values)
+            yield f"keep {name}", _match_any(column, {each.encode() for each in values})
         if self.min_characters or self.max_characters is not None:
-            count = characters(batch)
+            count = count_characters(batch)
             yield "min characters", count >= self.min_characters
             if self.max_characters is not None:
                 yield "max characters", count <= self.max_characters
 
 
 def parse_keep(texts: Iterable[str]) -> dict[str, list[str]]:
-    """`["lang=en", "lang=de", "ok=true"]` -> {"lang": ["en", "de"], "ok": ["true"]}.
+    """Parse `["lang=en", "lang=de", "ok=true"]` to {"lang": ["en", "de"], "ok": ["true"]}.
 
     Raises:
-        ConfigError: one without = or a name.
+        ConfigError: a text without = or without a name.
     """
     found: dict[str, list[str]] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise ConfigError(f"keep: found {text!r}, needed FIELD=VALUE")
+            raise ConfigError(f"keep: not a condition (found {text!r}, need FIELD=VALUE)")
         found.setdefault(name, []).append(value)
     return found
 
 
-def characters(batch: Batch) -> NDArray[np.int64]:
-    """Code points of each document, shape (d,): bytes that begin one."""
-    begun = np.concatenate([[0], np.cumsum((batch.texts & 0xC0) != 0x80, dtype=np.int64)])
+def count_characters(batch: Batch) -> NDArray[np.int64]:
+    """Return the code points of each document, shape (d,): its bytes that begin a character."""
+    begun = cumulative_offsets((batch.texts & 0xC0) != 0x80)
     return np.diff(begun[batch.offsets[batch.documents]])
-
-
-def only(batch: Batch, stay: NDArray[np.bool_], dropped: Counter[str]) -> Batch:
-    """The batch without the documents that do not stay, which are counted as dropped."""
-    texts = np.repeat(stay, np.diff(batch.documents))
-    counts, lengths = np.diff(batch.documents)[stay], np.diff(batch.offsets)[texts]
-    return batch.with_counts(
-        texts=_runs(batch.texts, batch.offsets, texts),
-        offsets=_bounds(lengths),
-        documents=_bounds(counts),
-        rows=batch.rows[stay],
-        places=batch.places[stay],
-        dropped=batch.dropped + dropped,
-    )
-
-
-def only_strings(column: Strings, stay: NDArray[np.bool_]) -> Strings:
-    """The same of a column."""
-    lengths = np.diff(column.offsets)[stay]
-    return Strings(_runs(column.bytes, column.offsets, stay), _bounds(lengths), column.present[stay])
-
-
-def _runs(data: NDArray[np.uint8], bounds: NDArray[np.int64], stay: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """The bytes of the items that stay: neighbours are copied together."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], stay, [False]]))).reshape(-1, 2)
-    parts = [data[bounds[first] : bounds[last]] for first, last in edges.tolist()]
-    return np.concatenate([data[:0], *parts])
-
-
-def _bounds(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def _is_one_of(column: Strings, values: Sequence[str]) -> NDArray[np.bool_]:
-    data, bounds, wanted = column.bytes.tobytes(), column.offsets.tolist(), {each.encode() for each in values}
-    found = (here and data[bounds[i] : bounds[i + 1]] in wanted for i, here in enumerate(column.present.tolist()))
-    return np.fromiter(found, np.bool_, len(column))

@@ -1,19 +1,16 @@
-"""zstd's frames, walked without decompressing: block by block, by their headers.
+"""Decompression of gzip and zstd into pieces of bounded size, and the points at which a .zst can be cut.
+
+    gzip    members one after the other, zeros after the last; isal decompresses if it is installed (extra `gzip`)
+    zstd    frames one after the other, skippable ones among them; fed block by block, so that 1 KB of input never
+            becomes 1 GB of output at once
+
+An input that ends in the middle, or is followed by anything else, is a FormatError: no line is lost silently.
 
     frame     magic 4 │ descriptor 1 │ window 0-1 │ dictionary 0-4 │ plain bytes 0-8 │ blocks │ checksum 0 or 4
     block     3 bytes: bit 0 last, bits 1-2 kind (0 raw, 1 one byte repeated, 2 compressed), bits 3- stored bytes
     skippable magic 0x184D2A5?, u32 bytes that follow, so many bytes
 
 Source: RFC 8878.
-
-Plain bytes out of gzip and zstd, in pieces of bounded size, whatever they were compressed from.
-
-    gzip    members, one after the other; zeros after the last one; isal is used where it is installed (extra `gzip`)
-    zstd    frames, one after the other, skippable ones among them; fed block by block, of 128 KiB at most
-
-What ends in the middle, or is followed by anything else, is a FormatError: no line is lost in silence.
-
-Where a .zst may be cut: at frames whose plain bytes are known without decompressing them.
 """
 
 from __future__ import annotations
@@ -29,120 +26,95 @@ from binidx.errors import FormatError
 from binidx.prepare.text.slices import InputBlock
 from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.stores.local import LocalFile
+from binidx.storage.stores.filesystem import local_path
 
-MAGIC = 0xFD2FB528
-
-
-SKIPPABLE = 0x184D2A50
+MAGIC, SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
 
 
-MOST_BLOCK_BYTES = 128 << 10
+FIRST_HEADER_BYTES = 5
 
 
-class TruncatedError(ValueError):
-    """The bytes end before the frame does."""
-
-
-class FrameParser:
-    """The headers and blocks of the frames in a stream.
-
-    Attributes:
-        position: bytes of the stream that were taken.
-        plain_bytes: of the frame whose header came last, if it says so.
-    """
-
-    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
-        self._pieces: Iterator[bytes | memoryview] = iter(pieces)
-        self._data: bytes | memoryview = b""
-        self._at = 0
-        self._left, self._sum_bytes = False, 0
-        self.position = 0
-        self.plain_bytes: int | None = None
-
-    def frame(self) -> bytes | None:
-        """The header of the next frame, after those that may be skipped; None: there is none.
-
-        Raises:
-            TruncatedError, ValueError: what is there is no frame.
-        """
-        while magic := self._take(4, end=True):
-            number = int.from_bytes(magic, "little")
-            if number == MAGIC:
-                return magic + self._header()
-            if number & 0xFFFFFFF0 != SKIPPABLE:
-                raise ValueError(f"found {number:#010x} where a frame begins, needed {MAGIC:#010x}")
-            self._skip(int.from_bytes(self._take(4), "little"))
-        return None
-
-    def _header(self) -> bytes:
-        descriptor = self._take(1)[0]
-        single, size_code = descriptor >> 5 & 1, descriptor >> 6
-        window = 1 - single
-        dictionary = (0, 1, 2, 4)[descriptor & 3]
-        size_bytes = (single, 2, 4, 8)[size_code]
-        rest = self._take(window + dictionary + size_bytes)
-        size = int.from_bytes(rest[window + dictionary :], "little") + (256 if size_bytes == 2 else 0)
-        self.plain_bytes = size if size_bytes else None
-        self._left, self._sum_bytes = True, 4 * (descriptor >> 2 & 1)
-        return bytes([descriptor]) + rest
-
-    def skip_blocks(self) -> None:
-        """All blocks of the frame that are left."""
-        while self._left:
-            self._skip(self._next()[1])
-
-    def block(self) -> bytes:
-        """The next block with its header, the last one with the checksum of the frame.
-
-        Raises:
-            TruncatedError, ValueError: there is no such block.
-        """
-        head, count = self._next()
-        return head + self._take(count)
-
-    def _next(self) -> tuple[bytes, int]:
-        """The header of a block, and the bytes that belong to it."""
-        head = self._take(3)
-        bits = int.from_bytes(head, "little")
-        kind, size = bits >> 1 & 3, bits >> 3
-        if kind == 3 or size > MOST_BLOCK_BYTES:
-            raise ValueError(f"a block of kind {kind} and {size} bytes")
-        self._left = not bits & 1
-        return head, (1 if kind == 1 else size) + (0 if self._left else self._sum_bytes)
-
-    def _take(self, count: int, *, end: bool = False) -> bytes:
-        """So many bytes; none where the stream ends and `end` allows it."""
-        parts: list[bytes] = []
-        wanted = count
-        while wanted:
-            if self._at == len(self._data):
-                piece = next(self._pieces, None)
-                if piece is None:
-                    if end and wanted == count:
-                        return b""
-                    raise TruncatedError(f"{count} bytes wanted, {count - wanted} left")
-                self._data, self._at = piece, 0
-                continue
-            part = self._data[self._at : self._at + wanted]
-            self._at += len(part)
-            wanted -= len(part)
-            parts.append(bytes(part))
-        self.position += count
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _skip(self, count: int) -> None:
-        self.position += count
-        while count:
-            if self._at == len(self._data):
-                self._data, self._at = next(self._pieces, b""), 0
-                if not self._data:
-                    raise TruncatedError(f"{count} bytes more were to be skipped")
-            step = min(count, len(self._data) - self._at)
-            self._at, count = self._at + step, count - step
+"""Bytes of a frame header that determine its length: magic and descriptor."""
 
 
 Bytes = bytes | memoryview
+
+
+class TruncatedError(ValueError):
+    """The bytes end inside a frame."""
+
+
+class ByteStream:
+    """Bytes of successive pieces, taken in any amounts.
+
+    Attributes:
+        position: number of bytes taken.
+    """
+
+    def __init__(self, pieces: Iterable[Bytes]) -> None:
+        self._pieces, self._rest = iter(pieces), memoryview(b"")
+        self.position = 0
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        return b"".join(self._views(count))
+
+    def skip(self, count: int) -> None:
+        """Pass over the next `count` bytes without copying them."""
+        for _ in self._views(count):
+            pass
+
+    def at_end(self) -> bool:
+        """Return whether no byte is left."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self._rest = memoryview(piece)
+        return False
+
+    def _views(self, count: int) -> Iterator[memoryview]:
+        while count:
+            if self.at_end():
+                raise TruncatedError(f"{count} bytes are missing")
+            part, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(part)
+            self.position += len(part)
+            yield part
+
+
+def next_frame_header(stream: ByteStream) -> bytes | None:
+    """Return the header of the next zstd frame, after skippable frames; None at the end of the stream.
+
+    Raises:
+        TruncatedError, ValueError: the next bytes are not a frame.
+    """
+    while not stream.at_end():
+        magic = stream.take(4)
+        number = int.from_bytes(magic, "little")
+        if number == MAGIC:
+            begin = magic + stream.take(FIRST_HEADER_BYTES - 4)
+            return begin + stream.take(zstandard.frame_header_size(begin) - FIRST_HEADER_BYTES)
+        if number & 0xFFFFFFF0 != SKIPPABLE_MAGIC:
+            raise ValueError(f"found {number:#010x} at the start of a frame, need {MAGIC:#010x}")
+        stream.skip(int.from_bytes(stream.take(4), "little"))
+    return None
+
+
+def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield the header of each block of a frame, and the number of bytes behind it, which the caller takes or skips.
+
+    The last block has the frame's checksum behind it.
+    """
+    checksum_bytes = 4 if zstandard.get_frame_parameters(header).has_checksum else 0
+    last = False
+    while not last:
+        head = stream.take(3)
+        bits = int.from_bytes(head, "little")
+        kind, size, last = bits >> 1 & 3, bits >> 3, bool(bits & 1)
+        if kind == 3 or size > zstandard.BLOCKSIZE_MAX:
+            raise ValueError(f"found a block of kind {kind} and {size} bytes")
+        yield head, (1 if kind == 1 else size) + last * checksum_bytes
 
 
 PLAIN_BYTES = 1 << 20
@@ -151,7 +123,7 @@ PLAIN_BYTES = 1 << 20
 FED_BYTES = 64 << 10
 
 
-"""A member's end gives back what follows it as a copy: of this, many times a MiB where members are small."""
+"""The end of a gzip member returns the bytes behind it as a copy: with small members, many times per MiB."""
 
 
 GZIP_BITS = 16 + zlib.MAX_WBITS
@@ -160,42 +132,37 @@ GZIP_BITS = 16 + zlib.MAX_WBITS
 WINDOW_BYTES = 1 << 27
 
 
-"""What `zstd -d` allows: more needs --long=31, which nobody ought to write for others."""
+"""The limit of `zstd -d`; a larger window needs --long=31."""
 
 
-def gunzipped(pieces: Iterable[Bytes], uri: str) -> Iterator[bytes]:
-    """The plain bytes of gzip's members.
+def decompress_gzip(pieces: Iterable[Bytes], uri: str) -> Iterator[bytes]:
+    """Yield the plain bytes of gzip members.
 
     Raises:
-        FormatError: damaged, cut off, or followed by something that is no member.
+        FormatError: damaged, truncated, or followed by bytes that are not a member.
     """
-    make, errors = _inflate()
+    new_member, errors = _gzip_library()
     member: Any = None
-    for piece in _small(pieces):
-        data: Bytes = piece
-        while data:
-            if member is None:
-                if not (data := bytes(data).lstrip(b"\0")):
-                    break
-                member = make(wbits=GZIP_BITS)
-            try:
-                yield member.decompress(data, PLAIN_BYTES)
-            except errors as error:
-                raise FormatError(f"{uri}: not gzip, or damaged ({error}); restore it from its source") from error
-            data, member = (member.unused_data, None) if member.eof else (member.unconsumed_tail, member)
+    for piece in pieces:
+        for start in range(0, len(piece), FED_BYTES):
+            data: Bytes = memoryview(piece)[start : start + FED_BYTES]
+            while data:
+                if member is None:
+                    if not (data := bytes(data).lstrip(b"\0")):
+                        break
+                    member = new_member(wbits=GZIP_BITS)
+                try:
+                    yield member.decompress(data, PLAIN_BYTES)
+                except errors as error:
+                    raise FormatError(f"{uri}: not gzip, or damaged ({error}); restore it from its source") from error
+                data, member = (member.unused_data, None) if member.eof else (member.unconsumed_tail, member)
     if member is not None:
         raise FormatError(f"{uri}: ends in the middle of a gzip member; restore it from its source")
 
 
-def _small(pieces: Iterable[Bytes]) -> Iterator[memoryview]:
-    for piece in pieces:
-        view = memoryview(piece)
-        yield from (view[start : start + FED_BYTES] for start in range(0, len(view), FED_BYTES))
-
-
 @functools.cache
-def _inflate() -> Any:
-    """isal's where it is installed: 0.45 of zlib's time."""
+def _gzip_library() -> Any:
+    """Return isal's functions if it is installed: 0.45 of zlib's time."""
     try:
         from isal import isal_zlib
     except ImportError:
@@ -203,38 +170,36 @@ def _inflate() -> Any:
     return isal_zlib.decompressobj, (isal_zlib.error, zlib.error)
 
 
-def unzstd(pieces: Iterable[Bytes], uri: str, told: tuple[int, int] | None = None) -> Iterator[bytes]:
-    """The plain bytes of zstd's frames.
+def decompress_zstd(pieces: Iterable[Bytes], uri: str, sizes: tuple[int, int] | None = None) -> Iterator[bytes]:
+    """Yield the plain bytes of zstd frames.
 
     Args:
-        told: stored and plain bytes of the first frames together, where a table or their headers say so.
+        sizes: stored and plain bytes of the leading frames together, from a seek table or the frame headers.
 
     Raises:
-        FormatError: damaged, cut off, or followed by something that is no frame; or not as large as it was told.
+        FormatError: damaged, truncated, followed by bytes that are not a frame, or of other sizes.
     """
     context = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
-    blocks, plain_bytes = FrameParser(pieces), 0
+    stream, plain_bytes = ByteStream(pieces), 0
     try:
-        while (header := blocks.frame()) is not None:
+        while (header := next_frame_header(stream)) is not None:
             frame = context.decompressobj()
             frame.decompress(header)
-            while not frame.eof:
-                plain = frame.decompress(blocks.block())
-                if told:
-                    _check_told(uri, told, blocks.position, plain_bytes, len(plain))
+            for head, count in frame_blocks(stream, header):
+                plain = frame.decompress(head + stream.take(count))
+                if sizes is not None:
+                    _check_sizes(uri, sizes, stream.position, plain_bytes, len(plain))
                     plain_bytes += len(plain)
                 yield plain
     except TruncatedError as error:
         raise FormatError(f"{uri}: ends in the middle of a zstd frame; restore it from its source") from error
-    except FormatError:
-        raise
     except (zstandard.ZstdError, ValueError) as error:
         raise FormatError(f"{uri}: not zstd, or damaged ({error}); restore it from its source") from error
 
 
-def _check_told(uri: str, told: tuple[int, int], position: int, before: int, count: int) -> None:
-    """FormatError if `count` bytes after `before` belie it: cut at such a place, lines would be lost or there twice."""
-    stored, plain = told
+def _check_sizes(uri: str, sizes: tuple[int, int], position: int, before: int, count: int) -> None:
+    """Raise FormatError if `count` bytes after `before` contradict the sizes: lines would be lost or read twice."""
+    stored, plain = sizes
     if before + count > plain if position <= stored else before < plain:
         found = f"more than {plain}" if position <= stored else str(before)
         raise FormatError(
@@ -245,22 +210,29 @@ def _check_told(uri: str, told: tuple[int, int], position: int, before: int, cou
 LEAST_BYTES = 1 << 20
 
 
-"""Stored bytes of a block, where there is more than that: frames of 64 KiB are joined."""
+"""Least stored bytes of a block; smaller frames are joined."""
 
 
-def zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
-    """By its seek table; else, of a local file, by the headers of its frames. None: it is one piece.
+def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
+    """Return the blocks of a .zst, from its seek table or, for a local file, from its frame headers; else none.
 
-    A remote file without a table is one piece: its frames would be found by reading all of it.
+    The frame headers of a remote file are not used: finding them would mean to read all of it.
     """
-    frames = _by_table(reader)
-    if frames is None and isinstance(reader, LocalFile):
-        frames = _by_headers(reader)
-    joined = tuple(_joined(frames or []))
-    return joined if len(joined) > 1 else ()
+    frames = _read_seek_table(reader)
+    if frames is None and local_path(reader.uri) is not None:
+        frames = _walk_frames(reader)
+    joined: list[InputBlock] = []
+    for each in frames or []:
+        last = joined[-1] if joined else each
+        if joined and last.stored_bytes < LEAST_BYTES:
+            stored_bytes = each.stored + each.stored_bytes - last.stored
+            joined[-1] = InputBlock(last.stored, stored_bytes, last.first, last.count + each.count)
+        else:
+            joined.append(each)
+    return tuple(joined) if len(joined) > 1 else ()
 
 
-def _by_table(reader: RangeReader) -> list[InputBlock] | None:
+def _read_seek_table(reader: RangeReader) -> list[InputBlock] | None:
     try:
         table = read_table(reader)
     except FormatError:
@@ -269,33 +241,18 @@ def _by_table(reader: RangeReader) -> list[InputBlock] | None:
     return [InputBlock(stored[i], stops[i] - stored[i], plain[i], plain[i + 1] - plain[i]) for i in range(len(stored))]
 
 
-def _by_headers(reader: RangeReader) -> list[InputBlock] | None:
-    """None where one of them does not say its size, or is damaged: whoever reads it will say so."""
-    blocks, found, plain = FrameParser(reader.read([(0, reader.size)])), [], 0
+def _walk_frames(reader: RangeReader) -> list[InputBlock] | None:
+    """Return None if a frame lacks its plain size or is damaged; reading the file reports the damage."""
+    stream, frames, plain, start = ByteStream(reader.read([(0, reader.size)])), list[InputBlock](), 0, 0
     try:
-        before = 0
-        while blocks.frame() is not None:
-            if blocks.plain_bytes is None:
+        while (header := next_frame_header(stream)) is not None:
+            count = zstandard.get_frame_parameters(header).content_size
+            if count == zstandard.CONTENTSIZE_UNKNOWN:
                 return None
-            blocks.skip_blocks()
-            found.append(InputBlock(before, blocks.position - before, plain, blocks.plain_bytes))
-            plain, before = plain + blocks.plain_bytes, blocks.position
-    except ValueError:
+            for _, behind in frame_blocks(stream, header):
+                stream.skip(behind)
+            frames.append(InputBlock(start, stream.position - start, plain, count))
+            plain, start = plain + count, stream.position
+    except (zstandard.ZstdError, ValueError):
         return None
-    return found
-
-
-def _joined(frames: Iterable[InputBlock]) -> Iterator[InputBlock]:
-    """Neighbours as one, until they are `LEAST_BYTES`."""
-    held: InputBlock | None = None
-    for each in frames:
-        if held is not None and held.stored_bytes >= LEAST_BYTES:
-            yield held
-            held = None
-        if held is None:
-            held = each
-        else:
-            stop = each.stored + each.stored_bytes
-            held = InputBlock(held.stored, stop - held.stored, held.first, held.count + each.count)
-    if held is not None:
-        yield held
+    return frames

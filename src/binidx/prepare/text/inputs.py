@@ -1,11 +1,9 @@
-"""Names of inputs as people write them, and the objects behind them, in an order that does not depend on the store.
-
-Inputs as people name them: paths, URIs, globs and directories, in a fixed order.
+"""Find the objects with text behind paths, URIs, globs and directories, in an order that no store decides.
 
 corpus/a.jsonl               the file
-s3://corpus/en/*.jsonl.zst   what matches, sorted by name; ** goes through folders
-corpus/ or s3://corpus/en/   all below whose name tells a format, sorted by name, without .hidden and _hidden ones,
-                             and without what stands beside a dataset
+s3://corpus/en/*.jsonl.zst   the matches, sorted by name; ** crosses folders
+corpus/ or s3://corpus/en/   all objects below with the suffix of a format, sorted by name, without .hidden and _hidden
+                             ones, and without the files that binidx writes beside a dataset
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from typing import Any, TypeVar
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
-from binidx.prepare.text.decompress import zstd_blocks
-from binidx.prepare.text.read import file_identity
-from binidx.prepare.text.slices import FORMATS, GZIP, JSONL, PARQUET, ZSTD, Input, InputBlock
+from binidx.prepare.text.read import FORMATS
+from binidx.prepare.text.slices import Input
+from binidx.prepare.text.stored_bytes import file_identity
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.stores import filesystem
@@ -33,58 +31,52 @@ Options = Mapping[str, Any] | None
 
 
 def is_pattern(name: str) -> bool:
-    """Whether it has a wildcard. In a URL only * is one: a ? begins its query, and [ ] stand for themselves."""
+    """Return whether a name has a wildcard; in a URL only * is one, as a ? begins its query."""
     return "*" in name if filesystem.protocols(name)[:1] in (["http"], ["https"]) else glob.has_magic(name)
 
 
-def local_files(path: str) -> list[str] | None:
-    """The files of a glob or a directory, sorted; None: it is one file.
+def list_files(path: str) -> list[str] | None:
+    """Return the sorted files of a glob or a directory; None if the path is one file.
 
     Raises:
         ObjectNotFoundError: nothing matches.
     """
     if os.path.isdir(path):
         found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-        return some(path, [each for each in found if not hidden(path, each)])
+        return sort_matches(path, [each for each in found if not is_hidden(path, each)])
     if os.path.exists(path):
         return None
-    return some(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
+    return sort_matches(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
 
 
-def stored_objects(uri: str, options: Options) -> list[str]:
-    """The objects of a glob, or below a folder, sorted: one listing.
+def list_objects(uri: str, options: Options) -> list[str]:
+    """Return the sorted objects of a glob or below a folder, from one listing.
 
     Raises:
         ObjectNotFoundError: nothing matches.
-        StorageError: the store does not list.
+        StorageError: the store cannot list.
     """
     fs, path = filesystem.open_filesystem(uri, options or {})
     with filesystem.storage_errors(uri):
         found = fs.glob(path) if is_pattern(uri) else fs.find(path)
     protocol = filesystem.protocols(uri)[0]
-    uris = [each if "://" in each else f"{protocol}://{each}" for each in found]
-    if not is_pattern(uri):
-        uris = [each for each in uris if not hidden(uri, each)]
-    return some(uri, [each for each in uris if not each.endswith("/")])
+    uris = [each if "://" in each else f"{protocol}://{each}" for each in found if not each.endswith("/")]
+    return sort_matches(uri, [each for each in uris if is_pattern(uri) or not is_hidden(uri, each)])
 
 
-def hidden(folder: str, name: str) -> bool:
-    """Whether a part of the name below the folder begins with a dot or an underscore: _SUCCESS, .crc, _temporary/."""
+def is_hidden(folder: str, name: str) -> bool:
+    """Return whether a path component below the folder begins with a dot or an underscore: _SUCCESS, _temporary/."""
     return any(part[:1] in (".", "_") for part in name[len(folder) :].split("/"))
 
 
-def some(name: str, found: Sequence[str]) -> list[str]:
-    """Sorted.
-
-    Raises:
-        ObjectNotFoundError: there is none.
-    """
+def sort_matches(name: str, found: Sequence[str]) -> list[str]:
+    """Return the matches of a name, sorted; raise ObjectNotFoundError if there are none."""
     if not found:
-        raise ObjectNotFoundError(f"{name}: matches nothing, needed one object at least")
+        raise ObjectNotFoundError(f"{name}: matches no object; correct the name")
     return sorted(found)
 
 
-ASKED_AT_ONCE = 32
+IN_FLIGHT = 32
 
 
 Item = TypeVar("Item")
@@ -93,131 +85,103 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-Named = tuple[str, RangeReader | None]
+NOT_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)
 
 
-"""A URI, and its reader where it was opened to see whether it is there."""
-
-
-SUFFIXES = {
-    **{f"{lines}{packed}": kind for packed, kind in (("", JSONL), (".gz", GZIP), (".zst", ZSTD))
-       for lines in (".jsonl", ".json", ".ndjson")},
-    ".parquet": PARQUET,
-}  # fmt: skip
-
-
-NO_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)
-
-
-"""Ends of names that tell a format, and are what these tools have written there."""
+"""Suffixes of files that binidx writes, some of which end like an input format."""
 
 
 def find_inputs(
     names: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     format: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    leave_out: Callable[[str], bool] = lambda uri: False,
+    storage_options: Options = None,
+    exclude: Callable[[str], bool] = lambda uri: False,
 ) -> list[Input]:
-    """The objects behind the names, in the order of the names; those of a glob or a directory sorted.
+    """Return the objects behind the names, in the order of the names; those of a glob or a directory sorted.
 
     Args:
-        format: of all of them, one of FORMATS; None: as the name of each tells.
-        leave_out: of what globs and folders hold.
+        format: of all inputs, a key of FORMATS; None: by the suffix of each name.
+        exclude: objects of globs and folders to leave out.
 
     Raises:
-        ObjectNotFoundError: a name that matches nothing.
-        ConfigError: a name that tells no format; a pipe.
-        FormatError: a parquet file without a sound footer.
-        StorageError: the store cannot be read.
+        ObjectNotFoundError: a name matches nothing.
+        ConfigError: a name has no known suffix, or is a pipe.
+        FormatError: a Parquet file without a sound footer.
+        StorageError: the store fails.
     """
     if format is not None and format not in FORMATS:
-        raise ConfigError(f"format: found {format!r}, needed one of {', '.join(FORMATS)}")
+        raise ConfigError(f"format: unknown (found {format!r}, need one of {', '.join(FORMATS)})")
     every = [os.fspath(each) for each in ([names] if isinstance(names, str | os.PathLike) else names)]
-    found = _at_once(lambda name: _expanded(name, format, storage_options, leave_out), every)
-    return _at_once(lambda each: _input(*each, format, storage_options), [each for some in found for each in some])
+    found = _map_all(lambda name: _expand(name, format, storage_options, exclude), every)
+    return _map_all(lambda each: _input(*each, format, storage_options), [each for some in found for each in some])
 
 
-def _at_once(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Each costs a round trip: many of them together."""
-    with closing(map_in_flight(function, items, ASKED_AT_ONCE)) as results:
+def _map_all(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    with closing(map_in_flight(function, items, IN_FLIGHT)) as results:
         return list(results)
 
 
 def format_of(uri: str) -> str:
-    """The format that a name tells.
+    """Return the format of a name, by its suffix.
 
     Raises:
-        ConfigError: it tells none.
+        ConfigError: the suffix is not known.
     """
-    if (found := _told(uri)) is None:
-        raise ConfigError(
-            f"{uri}: tells no format, needed a name that ends in {', '.join(SUFFIXES)}; or say the format (--format)"
-        )
+    if (found := _find_format(uri)) is None:
+        raise ConfigError(f"{uri}: unknown format (need a name that ends in {_suffixes()}); give the format (--format)")
     return found
 
 
-def _told(uri: str) -> str | None:
+def _find_format(uri: str) -> str | None:
     name, _ = split_query(uri)
-    return next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), None)
+    return next((each for each, row in FORMATS.items() if name.endswith(row.suffixes)), None)
 
 
-def _expanded(
-    name: str, format: str | None, options: Mapping[str, Any] | None, leave_out: Callable[[str], bool]
-) -> list[Named]:
+def _suffixes() -> str:
+    return ", ".join(suffix for row in FORMATS.values() for suffix in row.suffixes)
+
+
+def _expand(
+    name: str, format: str | None, options: Options, exclude: Callable[[str], bool]
+) -> list[tuple[str, RangeReader | None]]:
+    """Return the URIs behind a name, with a reader if one was opened to test whether the object exists."""
     path = local_path(name)
     if path is None and "*" not in name and not name.endswith("/"):
         try:
             return [(name, open_stored(name, storage_options=options))]
         except ObjectNotFoundError:
-            pass  # it may be a pattern of [ ] or ?, or a folder: Spark names them x.parquet
-    listed = stored_objects(name, options) if path is None else local_files(path)
+            pass  # it may be a pattern with [ ] or ?, or a folder: Spark names folders x.parquet
+    listed = list_objects(name, options) if path is None else list_files(path)
     if listed is None:
         return [(name if path is None else path, None)]
-    found = [each for each in listed if not leave_out(each)]
-    folder = os.path.isdir(path) if path is not None else not is_pattern(name)
-    return [(uri, None) for uri in (_readable(name, found, format) if folder else some(name, found))]
+    found = [each for each in listed if not exclude(each)]
+    if os.path.isdir(path) if path is not None else not is_pattern(name):
+        inputs = [each for each in found if (format or _find_format(each)) and not each.endswith(NOT_TEXT)]
+        if not inputs:
+            raise ObjectNotFoundError(
+                f"{name}: has no input (found {len(found)} objects, need one that ends in {_suffixes()})"
+            )
+        return [(uri, None) for uri in inputs]
+    return [(uri, None) for uri in sort_matches(name, found)]
 
 
-def _readable(folder: str, found: Sequence[str], format: str | None) -> list[str]:
-    """Those of a folder that are inputs.
-
-    Raises:
-        ObjectNotFoundError: none of them is.
-    """
-    if inputs := [each for each in found if (format or _told(each)) and not each.endswith(NO_TEXT)]:
-        return inputs
-    raise ObjectNotFoundError(f"{folder}: holds {len(found)} objects, needed one that ends in {', '.join(SUFFIXES)}")
-
-
-def _input(uri: str, opened: RangeReader | None, format: str | None, options: Mapping[str, Any] | None) -> Input:
+def _input(uri: str, reader: RangeReader | None, format: str | None, options: Options) -> Input:
     format = format or format_of(uri)
-    path, cut = local_path(uri), BLOCKS.get(format)
+    path, find_blocks = local_path(uri), FORMATS[format].find_blocks
     if path is not None:
-        about = _stat(path)
-        if cut is None:
-            return Input(uri, format, file_identity(about))
-    reader = opened or open_stored(uri, storage_options=options)
-    return Input(uri, format, reader.identity, cut(reader) if cut else ())  # type: ignore[attr-defined]
+        status = _stat(path)
+        if find_blocks is None:
+            return Input(uri, format, file_identity(status))
+    reader = reader or open_stored(uri, storage_options=options)
+    return Input(uri, format, reader.identity, find_blocks(reader) if find_blocks else ())  # type: ignore[attr-defined]
 
 
 def _stat(path: str) -> os.stat_result:
     try:
-        about = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise ObjectNotFoundError(f"{path}: no such file") from error
-    if not stat.S_ISREG(about.st_mode):  # its size is 0: nothing of it would be read, without a word
-        raise ConfigError(f"{path}: is a pipe or a device, needed a file: it is read in parts, by several processes")
-    return about
-
-
-def _parquet_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
-    from binidx.prepare.text.parquet_reader import parquet_blocks
-
-    return parquet_blocks(reader)
-
-
-BLOCKS: dict[str, Callable[[RangeReader], tuple[InputBlock, ...]]] = {ZSTD: zstd_blocks, PARQUET: _parquet_blocks}
-
-
-"""format -> where an object of it can be cut"""
+    if not stat.S_ISREG(status.st_mode):  # its size is 0, so all of its data would be ignored silently
+        raise ConfigError(f"{path}: a pipe or a device (need a file, which several processes read in parts)")
+    return status

@@ -1,29 +1,34 @@
-"""The columns of a remote parquet file as a Python file that is read ahead: pyarrow asks, we fetched.
+"""Rows of Parquet as batches: only the needed columns, row group by row group, in bounded memory.
 
-    column "text"   [block][block][block]      │ row group 1 [block]...     each column is a stream of its own
+pyarrow reads a remote file through `ReadAheadFile`, which fetches the blocks of each column ahead of it:
+
+    column "text"   [block][block][block]      │ row group 1 [block]...
     column "id"     [block]                    │             [block]
-                       ▲ read here: fetched, and those behind it asked for; those before it are let go
+                       ▲ position: this block and the next ones are fetched, earlier ones are dropped
 
-Memory: AHEAD_BYTES, and the blocks that are being read.
-
-Rows of parquet as batches: only the columns that are wanted, row group by row group, in bounded memory.
+Memory: AHEAD_BYTES, and the blocks that pyarrow is decoding. Arrow's buffers become the batch's arrays without a copy;
+rows that are not texts become problems.
 """
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from binidx.errors import FormatError, MissingDriverError
-from binidx.prepare.text.batch import Batch, Problem, Strings, only, only_strings
-from binidx.prepare.text.read import Options, check_read, check_same
-from binidx.prepare.text.slices import Extent, InputBlock, Slice
+from binidx.format.sidecars.arrow_arrays import to_numpy
+from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
+from binidx.prepare.text.slices import InputBlock
+from binidx.prepare.text.stored_bytes import ReadRequest, check_identity, check_unmodified
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_stored
@@ -31,51 +36,71 @@ from binidx.storage.ranges import cut
 from binidx.storage.stores.filesystem import local_path
 from binidx.storage.threads import Threads
 
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as parquet
+except ImportError as error:  # pragma: no cover - the message is the point
+    raise MissingDriverError("parquet: needs pyarrow; pip install 'binidx[parquet]'") from error
+
 BLOCK_BYTES = 4 << 20
 
 
 AHEAD_BYTES = 32 << 20
 
 
+PAGE_BYTES = 1 << 20
+
+
+"""Bytes of a column that pyarrow reads at once; without the limit it would hold a whole column of a row group."""
+
+
+MOST_ROWS = 64 << 10
+
+
 THREADS = Threads("binidx-columns", lambda: AHEAD_BYTES // BLOCK_BYTES)
 
 
-class ColumnsFile(ReadableFile):
-    """A reader as a file, that fetches ahead in the given streams; what lies in none of them is read as it is asked.
+class ReadAheadFile(ReadableFile):
+    """File that fetches the given streams of byte ranges ahead; bytes outside of them are fetched when they are read.
 
     Args:
-        streams: of each column the ranges of bytes it will be read by, in order.
+        streams: for each column the byte ranges in which it will be read, in order.
     """
 
     def __init__(self, reader: RangeReader, streams: Sequence[Sequence[Range]]) -> None:
         super().__init__(reader)
         self._ahead = max(1, AHEAD_BYTES // BLOCK_BYTES // max(1, len(streams)))
         self._streams = [[block for each in ranges for block in cut(each, BLOCK_BYTES)] for ranges in streams]
-        places = [(block, s, b) for s, blocks in enumerate(self._streams) for b, block in enumerate(blocks)]
-        self._sorted = sorted(places)
-        self._starts = [block[0] for block, _, _ in self._sorted]
+        self._blocks = sorted(
+            (block, stream, number)
+            for stream, blocks in enumerate(self._streams)
+            for number, block in enumerate(blocks)
+        )
+        self._starts = [block[0] for block, _, _ in self._blocks]
         self._fetched: dict[tuple[int, int], Future[memoryview]] = {}
 
     def read(self, count: int = -1) -> bytes:
+        """Return the next `count` bytes; all that follow if `count` is negative."""
         stop = self._reader.size if count < 0 else min(self._position + count, self._reader.size)
         parts = []
         while self._position < stop:
-            parts.append(self._part(stop))
+            parts.append(self._next_part(stop))
             self._position += len(parts[-1])
         return b"".join(parts)
 
-    def _part(self, stop: int) -> memoryview:
-        """Bytes from the position on, up to `stop` or the end of a block."""
+    def _next_part(self, stop: int) -> memoryview:
+        """Return the bytes from the position on, up to `stop` or the end of a block."""
         at = bisect_right(self._starts, self._position) - 1
         if at >= 0:
-            (start, end), stream, number = self._sorted[at]
+            (start, end), stream, number = self._blocks[at]
             if self._position < end:
-                return self._block(stream, number)[self._position - start : stop - start]
+                return self._fetch_block(stream, number)[self._position - start : stop - start]
         stop = min([stop, *self._starts[at + 1 : at + 2]])
         return self._reader.read([(self._position, stop)])[0]
 
-    def _block(self, stream: int, number: int) -> memoryview:
-        """The bytes of a block; those behind it are on their way after this."""
+    def _fetch_block(self, stream: int, number: int) -> memoryview:
+        """Return the bytes of a block; submit requests for the next ones, and drop the earlier ones."""
         for key in [key for key in self._fetched if key[0] == stream and key[1] < number]:
             self._fetched.pop(key).cancel()
         blocks = self._streams[stream]
@@ -85,162 +110,236 @@ class ColumnsFile(ReadableFile):
         return self._fetched[stream, number].result()
 
     def close(self) -> None:
+        """Cancel the requests that have not begun."""
         for each in self._fetched.values():
             each.cancel()
         self._fetched.clear()
         super().close()
 
 
-try:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    from binidx.prepare.text.arrow_texts import Bad, check_text, strings_of, texts_of
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise MissingDriverError("parquet: needs pyarrow; pip install 'binidx[parquet]'") from error
-
-
-PAGE_BYTES = 1 << 20
-
-
-"""Read at once of a column; without it pyarrow would hold all of it in a row group."""
-
-
-MOST_ROWS = 64 << 10
-
-
 def parquet_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
-    """Its row groups.
+    """Return the row groups of a Parquet file.
 
     Raises:
-        FormatError: it is no parquet file.
+        FormatError: not a Parquet file.
     """
-    groups = _opened(reader.uri, ReadableFile(reader)).metadata
+    metadata = _open_parquet(reader.uri, ReadableFile(reader)).metadata
     blocks, first = [], 0
-    for number in range(groups.num_row_groups):
-        group = groups.row_group(number)
-        start = min((_range_of(column)[0] for column in _columns(group)), default=0)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        start = min((_column_range(column)[0] for column in _columns(group)), default=0)
         blocks.append(InputBlock(start, _stored_bytes(group), first, group.num_rows))
         first += group.num_rows
     return tuple(blocks)
 
 
-def read_parquet(
-    piece: Slice, keys: Sequence[str], fields: Sequence[str], batch_bytes: int, options: Options, extent: Extent
-) -> Iterator[tuple[list[Batch], list[Strings]]]:
-    """The batches of all keys, and the fields beside them.
+def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strings]]]:
+    """Yield the batches of all keys, and the columns of the fields.
 
     Raises:
-        FormatError: it is no parquet file, or has no such columns, or they hold something else.
+        FormatError: not a Parquet file, or without columns of these names and types.
     """
-    reader = open_stored(piece.uri, storage_options=options)
-    check_same(piece, reader.identity)  # type: ignore[attr-defined]
+    piece, names = request.piece, [*request.keys, *request.fields]
+    reader = open_stored(piece.uri, storage_options=request.options)
+    check_identity(piece, reader.identity)  # type: ignore[attr-defined]
     groups = range(piece.first, piece.last or 0)
-    about = _opened(piece.uri, ReadableFile(reader)).metadata
-    extent.end = about.num_rows
-    with closing(_source(reader, about, groups, [*keys, *fields])) as source:
-        file = _opened(piece.uri, source, about)
-        _check_columns(piece.uri, file.schema_arrow, keys, fields)
+    metadata = _open_parquet(piece.uri, ReadableFile(reader)).metadata
+    request.extent.end = metadata.num_rows
+    with closing(_open_columns(reader, metadata, groups, names)) as source:
+        file = _open_parquet(piece.uri, source, metadata)
+        _check_columns(piece.uri, file.schema_arrow, request.keys, request.fields)
         row = 0
         for number in groups:
-            group = about.row_group(number)
-            row_in_group = 0
-            for table in _tables(piece.uri, file, number, [*keys, *fields], batch_bytes):
-                batches, strings = _batches(piece, table, keys, fields, row, row_in_group)
-                extent.add((piece.first_row or 0) + row, table.num_rows)
+            group, row_in_group = metadata.row_group(number), 0
+            for table in _tables(piece.uri, file, number, names, request.batch_bytes):
+                batches, strings = _batches(request, table, row, row_in_group)
+                request.extent.add((piece.first_row or 0) + row, table.num_rows)
                 row, row_in_group = row + table.num_rows, row_in_group + table.num_rows
-                share = _share(group, row_in_group - table.num_rows, row_in_group)
-                yield [each.with_counts(num_bytes=share) for each in batches], strings
-    check_read(piece)
+                share = _stored_share(group, row_in_group - table.num_rows, row_in_group)
+                yield [replace(each, num_bytes=share) for each in batches], strings
+    check_unmodified(piece)
 
 
 def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> Iterator[Any]:
-    about = file.metadata.row_group(group)
-    wide = sum(c.total_uncompressed_size for c in _columns(about, columns))
-    rows = min(max(1, batch_bytes * about.num_rows // max(1, wide)), MOST_ROWS)
+    metadata = file.metadata.row_group(group)
+    plain_bytes = sum(c.total_uncompressed_size for c in _columns(metadata, columns))
+    rows = min(max(1, batch_bytes * metadata.num_rows // max(1, plain_bytes)), MOST_ROWS)
     try:
         yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{uri}: row group {group} is damaged ({error}); restore it from its source") from error
 
 
-def _batches(
-    piece: Slice, table: Any, keys: Sequence[str], fields: Sequence[str], row: int, row_in_group: int
-) -> tuple[list[Batch], list[Strings]]:
-    columns = [texts_of(table.column(key), key) for key in keys]
-    bad: dict[int, Bad] = {}
+def _batches(request: ReadRequest, table: Any, row: int, row_in_group: int) -> tuple[list[Batch], list[Strings]]:
+    piece = request.piece
+    columns = [_read_texts(table.column(key), key) for key in request.keys]
+    bad: dict[int, BadRow] = {}
     for column in columns:
         for each in column.bad:
             bad.setdefault(each[0], each)
     rows = np.arange(row, row + table.num_rows, dtype=np.int64)
-    places = np.arange(row_in_group, row_in_group + table.num_rows, dtype=np.int64)
+    positions = np.arange(row_in_group, row_in_group + table.num_rows, dtype=np.int64)
     problems = [
         Problem(kind, piece.uri, row + at, row_in_group + at, f"row {(piece.first_row or 0) + row + at}", detail)
         for at, kind, detail in sorted(bad.values())
     ]
     batches = [
-        Batch(key, each.bytes, each.offsets, each.documents, rows, places, None, problems, Counter(), table.num_rows)
-        for key, each in zip(keys, columns, strict=True)
+        Batch(key, each.bytes, each.offsets, each.documents, rows, positions, None, problems, Counter(), table.num_rows)
+        for key, each in zip(request.keys, columns, strict=True)
     ]
-    strings = [strings_of(table.column(name)) for name in fields]
+    strings = [_read_strings(table.column(name)) for name in request.fields]
     if not bad:
         return batches, strings
-    stay = np.ones(table.num_rows, np.bool_)
-    stay[list(bad)] = False
-    return [only(each, stay, Counter()) for each in batches], [only_strings(each, stay) for each in strings]
+    good = np.ones(table.num_rows, np.bool_)
+    good[list(bad)] = False
+    return [each.select(good) for each in batches], [each.select(good) for each in strings]
 
 
-def _source(reader: RangeReader, about: Any, groups: range, names: Sequence[str]) -> Any:
-    """A file of pyarrow's own where it is local; else ours."""
+def _open_columns(reader: RangeReader, metadata: Any, groups: range, names: Sequence[str]) -> Any:
+    """Return pyarrow's own file for a local one, else a file that reads the columns ahead."""
     path = local_path(reader.uri)
     if path is not None:
         return pa.OSFile(path)
-    wanted = [_columns(about.row_group(group), names) for group in groups]
-    streams = [[_range_of(column) for column in columns] for columns in zip(*wanted, strict=True)]
-    return ColumnsFile(reader, streams)
+    columns = [_columns(metadata.row_group(group), names) for group in groups]
+    return ReadAheadFile(reader, [[_column_range(each) for each in same] for same in zip(*columns, strict=True)])
 
 
-def _opened(uri: str, source: Any, metadata: Any = None) -> Any:
-    """As a parquet file, whose footer need not be read again if it is known."""
+def _open_parquet(uri: str, source: Any, metadata: Any = None) -> Any:
+    """Return pyarrow's ParquetFile; known metadata saves reading the footer."""
     try:
         return parquet.ParquetFile(
             source, metadata=metadata, buffer_size=PAGE_BYTES, pre_buffer=False, page_checksum_verification=True
         )
     except pa.ArrowException as error:
-        raise FormatError(f"{uri}: no parquet file, or damaged ({error})") from error
+        raise FormatError(f"{uri}: not a Parquet file, or damaged ({error}); restore it from its source") from error
 
 
 def _columns(group: Any, names: Sequence[str] | None = None) -> list[Any]:
-    """The stored columns of these names, or all: of a list the one of its items."""
-    found = [group.column(c) for c in range(group.num_columns)]
-    return [each for each in found if names is None or any(_is_of(each.path_in_schema, name) for name in names)]
-
-
-def _is_of(path: str, name: str) -> bool:
-    """Whether a stored column is that of a name, which may have dots, or of the items in its lists."""
-    return path == name or path.startswith(f"{name}.")
+    """Return the stored columns of these names, or all; the column of a list is that of its items."""
+    columns = [group.column(c) for c in range(group.num_columns)]
+    if names is None:
+        return columns
+    # A name may have dots itself.
+    return [each for each in columns if any(f"{each.path_in_schema}.".startswith(f"{name}.") for name in names)]
 
 
 def _stored_bytes(group: Any) -> int:
     return sum(column.total_compressed_size for column in _columns(group))
 
 
-def _share(group: Any, first: int, last: int) -> int:
-    """Of its stored bytes those of some rows, as if all were alike; those of all rows add up to all."""
+def _stored_share(group: Any, first: int, last: int) -> int:
+    """Return the stored bytes of some rows, as if all rows were equal; the shares of all rows add up to the total."""
     size = _stored_bytes(group)
     return int(size * last // group.num_rows - size * first // group.num_rows)
 
 
-def _range_of(column: Any) -> tuple[int, int]:
+def _column_range(column: Any) -> Range:
     first = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return first, first + column.total_compressed_size
 
 
 def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:
     for name in [*keys, *fields]:
-        if name not in schema.names:
-            raise FormatError(f"{uri}: no column {name!r}, it has {', '.join(map(repr, schema.names))}")
-        if schema.names.count(name) > 1:
-            raise FormatError(f"{uri}: {schema.names.count(name)} columns {name!r}, needed one")
+        if (count := schema.names.count(name)) != 1:
+            names = ", ".join(map(repr, schema.names))
+            problem = f"{count} columns {name!r} (need one)" if count else f"no column {name!r} (found {names})"
+            raise FormatError(f"{uri}: {problem}")
     for key in keys:
-        check_text(uri, key, schema.field(key).type)
+        if not _is_text(kind := schema.field(key).type):
+            raise FormatError(f"{uri}: column {key!r} is {kind} (need string, binary or a list of them)")
+
+
+BadRow = tuple[int, str, str]
+
+
+"""Row, kind of the Problem, detail."""
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Arrays of a Batch, which still contain the bad rows."""
+
+    bytes: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    bad: list[BadRow]
+
+
+def _is_text(kind: Any) -> bool:
+    """Return whether a column of this type holds texts or lists of texts."""
+    if pa.types.is_dictionary(kind) or _is_list(kind):
+        return not _is_list(kind.value_type) and _is_text(kind.value_type)
+    binary = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    views = (pa.types.is_string_view, pa.types.is_binary_view)
+    return any(test(kind) for test in (*binary, *views, pa.types.is_fixed_size_binary, pa.types.is_null))
+
+
+def _read_texts(array: Any, name: str) -> _Texts:
+    bad: list[BadRow] = [(row, "null", f"{name!r} is null") for row in _true_rows(array.is_null())]
+    if not _is_list(array.type):
+        data, offsets, invalid = _decode_strings(array, name)
+        return _Texts(data, offsets, np.arange(len(array) + 1, dtype=np.int64), [*bad, *invalid])
+    lists = array.cast(pa.large_list(array.type.value_type))
+    lengths = to_numpy(pc.fill_null(pc.list_value_length(lists), 0))
+    values = lists.flatten()
+    owner = np.repeat(np.arange(len(array)), lengths)
+    nulls = sorted({int(owner[item]) for item in _true_rows(values.is_null())})
+    bad += [(row, "not text", f"{name!r} is a list with null, needed a string or a list of strings") for row in nulls]
+    data, offsets, invalid = _decode_strings(values, name)
+    first_invalid = {int(owner[item]): detail for item, _, detail in reversed(invalid)}
+    bad += [(row, "not utf-8", detail) for row, detail in first_invalid.items()]
+    return _Texts(data, offsets, cumulative_offsets(lengths), bad)
+
+
+def _read_strings(array: Any) -> Strings:
+    """Return a column of any type as strings: strings as they are, other values as JSON."""
+    if _is_text(array.type) and not _is_list(array.type):
+        values = _as_large_string(array)
+    elif pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):
+        values = array.cast(pa.large_string())
+    else:
+        texts = [None if each is None else json.dumps(each, default=str) for each in array.to_pylist()]
+        values = pa.array(texts, pa.large_string())
+    return Strings(*_buffers(values), to_numpy(values.is_valid()))
+
+
+def _decode_strings(array: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[BadRow]]:
+    values, bad = _as_large_string(array), list[BadRow]()
+    data, offsets = _buffers(values)
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        for row, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+            try:
+                bytes(data[start:stop]).decode()
+            except UnicodeDecodeError as error:
+                detail = f"{name!r}: byte {data[start + error.start]:#04x} at {error.start} of the text"
+                bad.append((row, "not utf-8", detail))
+    return data, offsets, bad
+
+
+def _as_large_string(array: Any) -> Any:
+    """Return the column as large_string; binary values are not validated."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if pa.types.is_null(array.type):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()).view(pa.large_string())
+
+
+def _buffers(values: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of a column, and the start of each value in them, from 0; a null value may have bytes."""
+    _, offsets, data = values.buffers()
+    if len(values) == 0 or offsets is None or data is None:
+        return np.empty(0, np.uint8), np.zeros(len(values) + 1, np.int64)
+    bounds = np.frombuffer(offsets, np.int64, len(values) + 1, 8 * values.offset)
+    return np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0]
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _true_rows(mask: Any) -> list[int]:
+    rows: list[int] = np.flatnonzero(to_numpy(mask)).tolist()
+    return rows

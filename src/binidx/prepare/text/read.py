@@ -1,129 +1,36 @@
-"""The stored bytes of a slice in order, read ahead of who uses them.
+"""Documents of a slice, in batches, from any input format; `FORMATS` is the table of formats.
 
-local       1 MiB at a time, in the caller's thread: the kernel reads ahead
-remote      2 MiB a request, 4 in flight: at 30 ms to the first byte and 100 MB/s a connection that is 165 MB/s, more
-            than one of the two workers of a core tokenises; 9 MiB of memory. 1.5 ms of CPU a MB with its lines
-            parsed, of the 6 that a job takes with the fastest engine on words that it has met
-
-A slice as batches of documents: the one entry for all formats.
-
-for text, title in read_slice(piece, ["text", "title"]):     one Batch for each key
-    for problem in text.problems: ...                        said once: it is the same list in both
+for text, title in read_slice(piece, ["text", "title"]):     # a Batch for each key
+    for problem in text.problems: ...                        # the same list in all batches of a row
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
-from binidx.errors import ConfigError, ObjectChangedError, redacted
-from binidx.prepare.text.batch import Batch, Filters, Strings, only, only_strings
-from binidx.prepare.text.decompress import gunzipped, unzstd
-from binidx.prepare.text.jsonl import LineReader, own_bytes, whole_lines
-from binidx.prepare.text.slices import GZIP, JSONL, PARQUET, ZSTD, Extent, Slice
+from binidx.errors import ConfigError
+from binidx.prepare.text.batch import Batch, Filters, Strings
+from binidx.prepare.text.decompress import decompress_gzip, decompress_zstd, find_zstd_blocks
+from binidx.prepare.text.jsonl import LineReader, group_lines, select_lines
+from binidx.prepare.text.slices import GZIP, JSONL, PARQUET, ZSTD, Extent, InputBlock, Slice
+from binidx.prepare.text.stored_bytes import Options, ReadRequest, check_unmodified, stream_stored_bytes
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.open import open_stored
-from binidx.storage.ranges import cut
-from binidx.storage.stores.filesystem import local_path, same_identity
-from binidx.storage.stores.head import found_of
-from binidx.storage.writing.copy import map_in_flight
-
-LOCAL_BYTES = 1 << 20
-
-
-REQUEST_BYTES = 2 << 20
-
-
-IN_FLIGHT = 4
-
-
-LINE_BYTES = 64 << 10
-
-
-"""Read past the end of a slice with its last request: where its last line ends, mostly."""
-
-
-Options = Mapping[str, Any] | None
-
-
-def stored_pieces(piece: Slice, options: Options = None) -> Generator[bytes | memoryview]:
-    """What is stored from the slice's first byte to the end of the object: close it when you have what you need.
-
-    Raises:
-        ObjectChangedError: the object is not the one that was planned.
-        StorageError: it cannot be read.
-    """
-    path = local_path(piece.uri)
-    return _of_file(piece, path) if path is not None else _as_planned(piece, options)
-
-
-def check_same(piece: Slice, now: Mapping[str, Any]) -> None:
-    """ObjectChangedError unless it is what was planned."""
-    if not same_identity(piece.identity, now):
-        was, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (piece.identity, now))
-        uri = redacted(piece.uri)
-        raise ObjectChangedError(f"{uri}: changed since it was planned ({was}, now {found}); plan it again")
-
-
-def check_read(piece: Slice) -> None:
-    """ObjectChangedError if a local file was written to while it was read; what is remote is pinned as it is read."""
-    path = local_path(piece.uri)
-    if path is not None and os.path.exists(path):
-        check_same(piece, file_identity(os.stat(path)))
-
-
-def file_identity(found: os.stat_result) -> dict[str, Any]:
-    """As `LocalFile.identity`."""
-    return {"size": found.st_size, "mtime": found.st_mtime}
-
-
-def _of_file(piece: Slice, path: str) -> Generator[bytes]:
-    opened = open_stored(path)
-    check_same(piece, opened.identity)  # type: ignore[attr-defined]
-    with open(path, "rb", buffering=0) as file:
-        file.seek(piece.stored)
-        while data := file.read(LOCAL_BYTES):
-            yield data
-
-
-def _as_planned(piece: Slice, options: Options) -> Generator[memoryview]:
-    try:
-        yield from _of_store(piece, options)
-    except ObjectChangedError as error:
-        uri = redacted(piece.uri)
-        raise ObjectChangedError(f"{uri}: changed since it was planned; plan it again ({error})") from error
-
-
-def _of_store(piece: Slice, options: Options) -> Generator[memoryview]:
-    # The plan knows the object: requests are pinned to that one, and it need not be asked for first.
-    reader = open_stored(piece.uri, storage_options=options, found=found_of(piece.identity))
-    check_same(piece, reader.identity)  # type: ignore[attr-defined]
-    stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
-    ranges = cut((piece.stored, stop), REQUEST_BYTES)
-    with closing(map_in_flight(lambda where: reader.read([where])[0], ranges, IN_FLIGHT)) as read:
-        yield from read
-    yield from _further(reader, stop)
-
-
-def _further(reader: RangeReader, start: int) -> Iterator[memoryview]:
-    """One request after the other, each twice as long."""
-    step = 4 * LINE_BYTES
-    while start < reader.size:
-        stop = min(start + step, reader.size)
-        yield reader.read([(start, stop)])[0]
-        start, step = stop, min(2 * step, REQUEST_BYTES)
-
 
 BATCH_BYTES = 1 << 20
 
 
-"""Larger ones cost more: their buffers come from the kernel page by page each time."""
+"""Larger batches cost more: the kernel maps their buffers page by page each time."""
 
 
 MAX_LINE_BYTES = 256 << 20
+
+
+Batches = Iterator[tuple[list[Batch], list[Strings]]]
+Pieces = Iterable[bytes | memoryview]
 
 
 def read_slice(
@@ -137,114 +44,140 @@ def read_slice(
     storage_options: Options = None,
     extent: Extent | None = None,
 ) -> Iterator[tuple[Batch, ...]]:
-    """The documents of a slice in order, and the rows that are none.
+    """Yield the documents of a slice in order, with the rows that are not documents.
 
     Args:
         keys: of the texts.
-        id_key: a field to give along, if it is there.
-        filters: which documents are wanted.
-        batch_bytes: plain bytes of a batch, about; a longer line has one of its own.
-        max_line_bytes: what a line and its newline may have.
-        extent: is told what was read.
+        id_key: field whose value is returned beside each document.
+        filters: conditions on documents.
+        batch_bytes: approximate plain bytes of a batch; a longer line has a batch of its own.
+        max_line_bytes: limit of a line with its newline.
+        extent: updated with the part of the input that was read.
 
     Returns:
         A batch for each key, in their order.
 
     Raises:
-        ConfigError: no keys, a field that is one of them, or no bytes for a batch or a line.
-        ObjectChangedError: the object is not the one that was planned.
-        FormatError: it cannot be decompressed, or is no parquet file with these columns.
-        StorageError: it cannot be read.
+        ConfigError: no keys, a field that is also a key, or no bytes for a batch or a line.
+        ObjectChangedError: the object is not the planned one.
+        FormatError: damaged compression, or not a Parquet file with these columns.
+        StorageError: the store fails.
     """
-    wanted, extent = filters or Filters(), Extent() if extent is None else extent
-    fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *wanted.fields]))
+    filters, extent = filters or Filters(), Extent() if extent is None else extent
+    fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *filters.fields]))
     _check_names(keys, fields)
     if min(batch_bytes, max_line_bytes) < 1:
-        raise ConfigError(f"batch_bytes, max_line_bytes: found {batch_bytes}, {max_line_bytes}, needed 1 or more")
-    if piece.format == PARQUET:
-        from binidx.prepare.text.parquet_reader import read_parquet
-
-        found = read_parquet(piece, keys, fields, batch_bytes, storage_options, extent)
-    else:
-        found = _read_lines(piece, keys, fields, batch_bytes, max_line_bytes, storage_options, extent)
-    for batches, columns in found:
-        yield _filtered(batches, dict(zip(fields, columns, strict=True)), id_key, wanted)
+        raise ConfigError(
+            f"batch_bytes, max_line_bytes: too small (found {batch_bytes}, {max_line_bytes}, need 1 or more)"
+        )
+    request = ReadRequest(piece, keys, fields, batch_bytes, max_line_bytes, storage_options, extent)
+    for batches, columns in FORMATS[piece.format].read(request):
+        by_name = dict(zip(fields, columns, strict=True))
+        if id_key is not None:
+            batches = [replace(each, ids=by_name[id_key]) for each in batches]
+        chosen, dropped = filters.apply(batches[0], [by_name[name] for name in filters.fields])
+        if dropped:
+            batches = [replace(each.select(chosen), dropped=each.dropped + dropped) for each in batches]
+        yield tuple(batches)
 
 
 def _check_names(keys: Sequence[str], fields: Sequence[str]) -> None:
     if isinstance(keys, str) or not keys or len(set(keys)) < len(keys):
-        raise ConfigError(f"keys: found {keys!r}, needed a list of one or more, none twice")
+        raise ConfigError(f"keys: invalid (found {keys!r}, need a list of one or more, none twice)")
     if both := set(keys) & set(fields):
-        raise ConfigError(f"{both.pop()}: found as a text and as a field, needed one of them")
+        raise ConfigError(f"{both.pop()}: both a text and a field; give it as one of them")
 
 
-def _read_lines(
-    piece: Slice,
-    keys: Sequence[str],
-    fields: Sequence[str],
-    batch_bytes: int,
-    max_line_bytes: int,
-    options: Options,
-    extent: Extent,
-) -> Iterator[tuple[list[Batch], list[Strings]]]:
-    reader = LineReader(piece, keys, fields, max_line_bytes, extent)
-    with closing(stored_pieces(piece, options)) as stored:
-        counted = CountedPieces(stored, piece.num_bytes)
-        plain = CountedPieces(PLAIN[piece.format](counted, piece), sys.maxsize)
-        own = own_bytes(plain, piece.first, piece.last)
-        for batches, columns in reader.batches(whole_lines(own, batch_bytes, max_line_bytes)):
-            taken = counted.taken()
-            yield [each.with_counts(num_bytes=taken) for each in batches], columns
-    if plain.ended and piece.stored + counted.given == piece.identity["size"]:
-        extent.end = piece.first + plain.given
-    check_read(piece)
-
-
-class CountedPieces:
-    """Pieces, and how many bytes of them were given since it was asked last; `most` in all.
+class CountingIterator:
+    """Iterator over pieces that counts their bytes.
 
     Attributes:
-        given: bytes that were given in all.
-        ended: there are no more.
+        num_bytes: bytes of all pieces so far.
+        exhausted: True after the last piece.
     """
 
-    def __init__(self, pieces: Iterable[bytes | memoryview], most: int) -> None:
-        self._pieces, self._most, self._told = pieces, most, 0
-        self.given, self.ended = 0, False
+    def __init__(self, pieces: Pieces, limit: int = sys.maxsize) -> None:
+        self._pieces, self._limit, self._reported = pieces, limit, 0
+        self.num_bytes, self.exhausted = 0, False
 
     def __iter__(self) -> Iterator[bytes | memoryview]:
         for piece in self._pieces:
-            self.given += len(piece)
+            self.num_bytes += len(piece)
             yield piece
-        self.ended = True
+        self.exhausted = True
 
-    def taken(self) -> int:
-        now = min(self.given, self._most)
-        count, self._told = now - self._told, now
-        return count
-
-
-def _filtered(
-    batches: Sequence[Batch], fields: dict[str, Strings], id_key: str | None, filters: Filters
-) -> tuple[Batch, ...]:
-    stay, dropped = filters.wanted(batches[0], [fields[name] for name in filters.fields])
-    ids = None if id_key is None else fields[id_key]
-    if dropped:
-        batches = [only(each, stay, dropped) for each in batches]
-        ids = ids and only_strings(ids, stay)
-    return tuple(each.with_counts(ids=ids) for each in batches)
+    def advance(self) -> int:
+        """Return the bytes since the last call; over all calls at most `limit`."""
+        before, self._reported = self._reported, min(self.num_bytes, self._limit)
+        return self._reported - before
 
 
-def _frames(pieces: Iterable[bytes | memoryview], piece: Slice) -> Iterable[bytes]:
-    told = None if piece.last is None else (piece.num_bytes, piece.last - piece.first)
-    return unzstd(pieces, piece.uri, told)
+def _read_lines(request: ReadRequest) -> Batches:
+    piece, extent = request.piece, request.extent
+    reader = LineReader(piece, request.keys, request.fields, request.max_line_bytes, extent)
+    with closing(stream_stored_bytes(piece, request.options)) as pieces:
+        stored = CountingIterator(pieces, piece.num_bytes)
+        plain = CountingIterator(decompress_slice(stored, piece))
+        lines = select_lines(plain, piece.first, piece.last)
+        for batches, columns in reader.batches(group_lines(lines, request.batch_bytes, request.max_line_bytes)):
+            num_bytes = stored.advance()
+            yield [replace(each, num_bytes=num_bytes) for each in batches], columns
+    if plain.exhausted and piece.stored + stored.num_bytes == piece.identity["size"]:
+        extent.end = piece.first + plain.num_bytes
+    check_unmodified(piece)
 
 
-PLAIN: dict[str, Callable[[Iterable[bytes | memoryview], Slice], Iterable[Any]]] = {
-    JSONL: lambda pieces, piece: pieces,
-    GZIP: lambda pieces, piece: gunzipped(pieces, piece.uri),
-    ZSTD: _frames,
+def decompress_slice(pieces: Pieces, piece: Slice) -> Pieces:
+    """Return the plain bytes of a slice of lines."""
+    decompress = FORMATS[piece.format].decompress
+    return pieces if decompress is None else decompress(pieces, piece)
+
+
+def _decompress_frames(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
+    sizes = None if piece.last is None else (piece.num_bytes, piece.last - piece.first)
+    return decompress_zstd(pieces, piece.uri, sizes)
+
+
+def _read_parquet(request: ReadRequest) -> Batches:
+    from binidx.prepare.text.parquet_reader import read_parquet
+
+    return read_parquet(request)
+
+
+def _parquet_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
+    from binidx.prepare.text.parquet_reader import parquet_blocks
+
+    return parquet_blocks(reader)
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """Row of the table of input formats.
+
+    Attributes:
+        suffixes: ends of object names.
+        find_blocks: returns the blocks at which an object can be cut; None: the format has none.
+        decompress: returns plain lines from stored bytes; None: the format is stored plain, or has no lines.
+        read: reads a slice.
+    """
+
+    suffixes: tuple[str, ...]
+    find_blocks: Callable[[RangeReader], tuple[InputBlock, ...]] | None = None
+    decompress: Callable[[Pieces, Slice], Iterator[Any]] | None = None
+    read: Callable[[ReadRequest], Batches] = _read_lines
+
+
+_LINES = (".jsonl", ".json", ".ndjson")
+
+
+FORMATS = {
+    JSONL: InputFormat(_LINES),
+    GZIP: InputFormat(
+        tuple(f"{each}.gz" for each in _LINES), None, lambda pieces, piece: decompress_gzip(pieces, piece.uri)
+    ),
+    ZSTD: InputFormat(tuple(f"{each}.zst" for each in _LINES), find_zstd_blocks, _decompress_frames),
+    PARQUET: InputFormat((".parquet",), _parquet_blocks, None, _read_parquet),
 }
 
 
-"""format -> plain bytes of what is stored"""
+"""Name of an input format -> its row. A new format is a module with its functions and a row here."""

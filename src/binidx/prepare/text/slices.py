@@ -1,20 +1,22 @@
-"""Inputs cut into slices: the work of one part each, told by what lies in the store and nothing else.
+"""Slices: inputs cut into independent pieces of work, planned from sizes and block tables alone.
 
     jsonl       bytes      [0, 64 MiB) [64, 128 MiB) ...
-    jsonl.zst   frames     by its seek table or its frames' headers, else whole
-    jsonl.gz    whole
+    jsonl.zst   frames     from the seek table or the frame headers; without them the whole file
+    jsonl.gz    the whole file
     parquet     row groups
 
 A bound b that is neither 0 nor the end stands for the first line that begins after the first newline at or after byte b
-(Hadoop's rule): so each line is in exactly one slice, wherever they are cut, and none needs the byte before its own.
+(Hadoop's rule). So each line is in exactly one slice, wherever the input is cut, and no slice needs the byte before it.
 
-What the slices of an input have read of it: the proof that together they read it all, and nothing twice.
+An extent records which plain bytes a reader took from a slice. `check_extents` proves from the extents of all slices
+that together they cover each input once:
 
     planned   |------- 0 -------|------- 1 -------|------- 2 -------|
     lines     aaaaaaaaaaaa bbbbbbbbbbbb ccc dddddddddddddddddddddddddd
-    extents   [                         )[                          )  and slice 2 has none: it saw where the input ends
+    extents   [                         )[                          )  slice 2 took nothing: it only saw the end
 
-An extent is counted from the bytes that the parser took, not from the plan: a line that two took, or none, shows.
+Extents are counted from the bytes that the parser took, not from the plan, so a line that was read twice or not at all
+shows as an overlap or a gap.
 """
 
 from __future__ import annotations
@@ -29,18 +31,15 @@ from binidx.errors import FormatError
 JSONL, GZIP, ZSTD, PARQUET = "jsonl", "jsonl.gz", "jsonl.zst", "parquet"
 
 
-FORMATS = (JSONL, GZIP, ZSTD, PARQUET)
-
-
 @dataclass(frozen=True)
 class InputBlock:
-    """What is read as one piece: a frame of zstd, or a row group.
+    """Smallest piece of an input that can be read on its own: a zstd frame or a Parquet row group.
 
     Attributes:
         stored: first byte in the object.
-        stored_bytes: how many there are.
-        first: its first plain byte; its first row in parquet.
-        count: plain bytes, or rows.
+        stored_bytes: length in the object.
+        first: first plain byte; in Parquet the first row.
+        count: number of plain bytes; in Parquet of rows.
     """
 
     stored: int
@@ -51,11 +50,11 @@ class InputBlock:
 
 @dataclass(frozen=True)
 class Input:
-    """An object that was found: see `find_inputs`.
+    """Object with text, as `find_inputs` returns it.
 
     Attributes:
-        identity: size, and ETag, generation or time of the last change.
-        blocks: where it can be cut; a plain jsonl anywhere, a .gz nowhere.
+        identity: size, and ETag, generation or modification time.
+        blocks: where the object can be cut; empty for plain jsonl, which can be cut anywhere, and .gz, which cannot.
     """
 
     uri: str
@@ -65,20 +64,21 @@ class Input:
 
     @property
     def size(self) -> int:
+        """Stored bytes."""
         return int(self.identity["size"])
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A piece of one input. Pickles; `to_json` and `from_json` for the rest.
+    """Piece of one input. Pickles, and converts to JSON and back.
 
     Attributes:
         uri, format: of the input.
-        identity: of the object when it was planned: one that is another by then is not read.
-        first, last: plain bytes as said above; in parquet row groups. `last` None: to the end.
-        stored: first byte to be read, where plain byte `first` is: the same in plain jsonl.
-        num_bytes: stored bytes, for progress and to balance parts; in parquet of all columns.
-        first_row: row in the file of its first row; None where nobody has counted.
+        identity: identity of the object at planning time; an object with another identity is not read.
+        first, last: bounds in plain bytes (see the module's rule), in Parquet in row groups. `last` None: to the end.
+        stored: first stored byte to read, which holds plain byte `first`.
+        num_bytes: stored bytes, to measure progress and to balance parts; in Parquet of all columns.
+        first_row: number of the slice's first row in the file; None if it is unknown.
     """
 
     uri: str
@@ -90,28 +90,32 @@ class Slice:
     num_bytes: int
     first_row: int | None
 
+    @property
+    def has_rows(self) -> bool:
+        """True if positions are row numbers, False if they are plain bytes."""
+        return self.format == PARQUET
+
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Slice:
+        """Return the slice that `to_json` converted."""
         return cls(**value)
 
 
 def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
-    """Slices of about so many stored bytes each, in the order of the inputs: every row is in exactly one of them.
+    """Return slices of about `part_bytes` stored bytes, in the order of the inputs: every row is in exactly one.
 
-    An empty input has a slice, too, so that it is accounted for.
-
-    Args:
-        part_bytes: of stored bytes, at least 1; a block is never cut, and an input never shares a slice with another.
+    An empty input has one slice, so that it is accounted for. A block is never cut, and a slice never spans two inputs.
     """
     if part_bytes < 1:
-        raise ValueError(f"part_bytes: {part_bytes}, needs 1 or more")
-    return [piece for each in inputs for piece in _slices_of(each, part_bytes)]
+        raise ValueError(f"part_bytes: too small (found {part_bytes}, need 1 or more)")
+    return [piece for each in inputs for piece in _slice_input(each, part_bytes)]
 
 
-def _slices_of(each: Input, part_bytes: int) -> list[Slice]:
+def _slice_input(each: Input, part_bytes: int) -> list[Slice]:
     if each.format == JSONL:
         bounds = [*range(0, each.size or 1, part_bytes), each.size]
         return [
@@ -120,22 +124,21 @@ def _slices_of(each: Input, part_bytes: int) -> list[Slice]:
         ]
     if not each.blocks:
         return [Slice(each.uri, each.format, each.identity, 0, None, 0, each.size, 0)]
-    groups = _grouped(each.blocks, part_bytes)
-    return [_of_blocks(each, first, last) for first, last in groups]
+    return [_slice_blocks(each, first, last) for first, last in _group_blocks(each.blocks, part_bytes)]
 
 
-def _grouped(blocks: Sequence[InputBlock], part_bytes: int) -> list[tuple[int, int]]:
-    """Runs of blocks, (first, last), that reach `part_bytes` where there are enough of them."""
-    groups, first, held = [], 0, 0
+def _group_blocks(blocks: Sequence[InputBlock], part_bytes: int) -> list[tuple[int, int]]:
+    """Return runs of blocks, (first, last), of up to `part_bytes` or one block."""
+    groups, first, size = [], 0, 0
     for number, block in enumerate(blocks):
-        if held and held + block.stored_bytes > part_bytes:
+        if size and size + block.stored_bytes > part_bytes:
             groups.append((first, number))
-            first, held = number, 0
-        held += block.stored_bytes
+            first, size = number, 0
+        size += block.stored_bytes
     return [*groups, (first, len(blocks))]
 
 
-def _of_blocks(each: Input, first: int, last: int) -> Slice:
+def _slice_blocks(each: Input, first: int, last: int) -> Slice:
     begin, end = each.blocks[first], each.blocks[last - 1]
     num_bytes = sum(block.stored_bytes for block in each.blocks[first:last])
     if each.format == PARQUET:
@@ -145,18 +148,15 @@ def _of_blocks(each: Input, first: int, last: int) -> Slice:
     return Slice(each.uri, each.format, each.identity, begin.first, stop, begin.stored, num_bytes, first_row)
 
 
-Read = tuple[Slice, "Extent"]
-
-
 @dataclass
 class Extent:
-    """What a slice has read, in plain bytes of its file; in parquet in rows.
+    """Part of an input that a reader took for one slice, in plain bytes of the file; in Parquet in rows.
 
     Attributes:
-        first: where its first line begins; 0 if it has none.
-        count: of all its lines together, newlines too; what lies between two of them is missed by it.
-        end: where the file ends, if it was read to there: all that is stored was taken, and gave so many plain bytes.
-            In parquet what the footer says. None: the slice ended before.
+        first: where the slice's first line begins; 0 if it has no line.
+        count: length of all its lines, newlines included; a gap between two lines makes it too small.
+        end: plain length of the file if the reader reached the end of all stored bytes, in Parquet the number of rows
+            in the footer; None if the slice ended earlier.
     """
 
     first: int = 0
@@ -164,52 +164,57 @@ class Extent:
     end: int | None = None
 
     def add(self, first: int, count: int) -> None:
-        """Lines more."""
+        """Add lines of `count` bytes that begin at `first`."""
         if not self.count:
             self.first = first
         self.count += count
 
 
-def check_extents(read: Iterable[Read]) -> None:
-    """That each input was read from its beginning to its end, and nothing of it twice.
+SliceExtent = tuple[Slice, Extent]
+
+
+def check_extents(extents: Iterable[SliceExtent]) -> None:
+    """Check that each input was read from its beginning to its end, and no part of it twice.
 
     Args:
-        read: all slices of a plan in their order, each with its extent; an input may be there several times.
+        extents: all slices of a plan in their order, each with its extent; an input may appear several times.
 
     Raises:
-        FormatError: it was not.
+        FormatError: a gap, an overlap or a wrong end.
     """
-    for slices in _inputs(read):
-        _check(slices)
+    for slices in _group_by_input(extents):
+        _check_input(slices)
 
 
-def _inputs(read: Iterable[Read]) -> Iterator[list[Read]]:
-    """Those of each input: another one begins where the name is another, or the place is none behind the last."""
-    held: list[Read] = []
-    for piece, extent in read:
-        last = held[-1][0] if held else None
+def _group_by_input(extents: Iterable[SliceExtent]) -> Iterator[list[SliceExtent]]:
+    """Yield the slices of each input: another begins where the name changes or the position does not rise."""
+    group: list[SliceExtent] = []
+    for piece, extent in extents:
+        last = group[-1][0] if group else None
         if last is not None and (last.uri != piece.uri or (last.first, last.stored) >= (piece.first, piece.stored)):
-            yield held
-            held = []
-        held.append((piece, extent))
-    if held:
-        yield held
+            yield group
+            group = []
+        group.append((piece, extent))
+    if group:
+        yield group
 
 
-def _check(slices: list[Read]) -> None:
-    piece, at = slices[0][0], 0
+def _check_input(slices: list[SliceExtent]) -> None:
+    piece, position = slices[0][0], 0
     for _, extent in slices:
-        if extent.count and extent.first != at:
-            first, last = sorted((at, extent.first))
-            raise _error(piece, f"{first} to {last} were read {'twice' if extent.first < at else 'by no part'}")
-        at += extent.count
+        if extent.count and extent.first != position:
+            first, last = sorted((position, extent.first))
+            count = "twice" if extent.first < position else "by no part"
+            raise _coverage_error(piece, f"{first} to {last} were read {count}")
+        position += extent.count
     ends = {extent.end for _, extent in slices if extent.end is not None}
     if piece.format == JSONL:
         ends.add(int(piece.identity["size"]))
-    if ends != {at}:
-        raise _error(piece, f"0 to {at} were read, and it ends at {' and '.join(map(str, sorted(ends))) or 'no place'}")
+    if ends != {position}:
+        end = " and ".join(map(str, sorted(ends))) or "an unknown position"
+        raise _coverage_error(piece, f"0 to {position} were read, but the input ends at {end}")
 
 
-def _error(piece: Slice, found: str) -> FormatError:
-    unit = "rows" if piece.format == PARQUET else "plain bytes"
-    return FormatError(f"{piece.uri}: {unit} {found}, needed each once; remove the parts and run again")
+def _coverage_error(piece: Slice, problem: str) -> FormatError:
+    unit = "rows" if piece.has_rows else "plain bytes"
+    return FormatError(f"{piece.uri}: {unit} {problem} (need each once); remove the parts and run again")
