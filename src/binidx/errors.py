@@ -38,8 +38,6 @@ SECRETS = re.compile(
     r"|(aws|oss)accesskeyid|googleaccessid|key-pair-id|sig|s[evprst]|sdd|sip|spr|srt|sk(oid|tid|t|e|s|v)",
     re.IGNORECASE,
 )
-
-
 """Names in a query that sign it or grant access. Source: signed URLs of S3, GCS, OSS and CloudFront; Azure's SAS."""
 
 
@@ -64,14 +62,8 @@ def redacted_text(text: str) -> str:
 
 
 USER = re.compile(r"""(?<=://)[^/\s'"]*@""")
-
-
 URL = re.compile(r"https?://", re.IGNORECASE)
-
-
 QUERY = re.compile(r"""\?([^#\s'"<>]+?)(?=[]):;,.?}]*(?:[#\s'"<>]|$))""")
-
-
 """Up to the punctuation behind it."""
 
 

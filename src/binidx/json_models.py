@@ -22,23 +22,13 @@ import msgspec
 from binidx.errors import BinidxError, FormatError
 
 MAX_BYTES = 1 << 30
-
-
 """Of a file: 40 times a large tokenizer.json, or the manifest of 2.5 million inputs."""
 
-
 MAX_DEPTH = 64
-
-
 """Nested arrays and objects; few enough that comparing, hashing and writing the values never exceeds Python's stack."""
 
-
 Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
 Model = TypeVar("Model")
 
 

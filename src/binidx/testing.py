@@ -1,13 +1,15 @@
-"""The contracts as functions, and small objects that meet them: for our tests and for those of your own readers.
+"""Contracts of the storage Protocols as functions, and small readers that meet them.
 
     check_range_reader(lambda data: MyReader(store(data)))
 
-A contract takes a factory, so that every implementation and every stack of two is one more row of its parameters. Each
-check is a function that a failing test names.
+A contract takes a factory, so a test can apply it to every implementation and to every stack of two. Each promise is a
+function of its own, which the traceback of a failed test names. `check_range_reader` also checks each capability of the
+reader that it finds: `MappedReader`, `CompositeReader`, `ConcurrentReader`, `VersionedReader`, `BlockReader`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import pickle
@@ -16,29 +18,43 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from binidx.errors import ShortReadError
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import (
+    Range,
+    RangeReader,
+    VersionedReader,
+    as_block_reader,
+    as_composite,
+    as_concurrent,
+    as_mapped,
+    stored_reader,
+)
+from binidx.storage.threads import READS
 
-Make = Callable[[bytes], RangeReader]
+MakeReader = Callable[[bytes], RangeReader]
+"""Factory of a reader over an object with this content."""
 
-
-"""A reader over an object with this content."""
-
-
-# Three chunks of 64 KiB and a last one that is short; no two places look alike.
 CONTENT = random.Random(0).randbytes(200_003)
+"""Three chunks of 64 KiB and a shorter last one; no two places look alike."""
 
+OUTSIDE = [(0, 200_004), (200_003, 200_004), (200_008, 200_008), (-1, 1), (-5, -1), (3, 2)]
 
-SECONDS_OF_A_CHILD = 30.0
+CHILD_TIMEOUT_SECONDS = 30.0
 
 
 class MemoryObject(InMemory):
-    """Bytes in memory as an object: `asked` remembers the ranges of each read; other `data` may take its place."""
+    """Reader of bytes in memory that records its reads.
+
+    Attributes:
+        asked: the ranges of each read.
+        data: the content; a test may replace it.
+    """
 
     def __init__(self, data: bytes, uri: str = "memory-object") -> None:
         super().__init__(uri, data)
@@ -53,9 +69,9 @@ class MemoryObject(InMemory):
 
 
 class FaultyObject:
-    """A reader whose next reads fail as told: each takes one of `faults`, raises it, or reads if it is None.
+    """Reader whose next reads fail: each takes one of `faults`, and raises it, or reads if it is None.
 
-    When the faults are used up every read is good.
+    All reads succeed once the faults are used up.
     """
 
     def __init__(self, reader: RangeReader, faults: Sequence[Exception | None]) -> None:
@@ -64,10 +80,8 @@ class FaultyObject:
         self.faults = list(faults)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the content, as the reader below saw it."""
-        found: dict[str, Any] = getattr(self.reader, "identity", {})
-        return found
+    def identity(self) -> Mapping[str, Any]:
+        return self.reader.identity
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         fault = self.faults.pop(0) if self.faults else None
@@ -79,35 +93,47 @@ class FaultyObject:
         return FaultyObject, (self.reader, self.faults)
 
 
-def check_range_reader(make: Make) -> None:
-    """A reader keeps the promises of `RangeReader`, or the check that fails says which one it breaks.
+def check_range_reader(make: MakeReader) -> None:
+    """Check that a reader meets the contract of `RangeReader`, and of each capability that it has.
 
-    Takes tens of reads, eight threads and, where there is one, a fork.
+    Takes some dozens of reads, eight threads and, on systems that have it, a fork.
+
+    Args:
+        make: returns a reader over an object with the given content.
 
     Raises:
-        AssertionError: the promise is broken.
+        AssertionError: a promise is broken; the message says which.
+
+    Example:
+        check_range_reader(lambda data: MyReader(store(data)))
     """
     reader = make(CONTENT)
-    for check in CHECKS:
+    for check in READER_CHECKS:
         check(reader)
     check_empty_object(make(b""))
+    check_mapped_reader(reader)
+    check_composite_reader(reader)
+    check_concurrent_reader(reader)
+    check_versioned_reader(reader)
+    check_block_reader(reader)
 
 
-def check_size_and_uri(reader: RangeReader) -> None:
-    needed(isinstance(reader, RangeReader), f"{type(reader).__name__} is no RangeReader: it needs uri, size and read")
-    needed(reader.size == len(CONTENT), f"size {reader.size} of an object of {len(CONTENT)} bytes")
-    needed(bool(reader.uri), "an empty uri: errors could name nothing")
+def check_attributes(reader: RangeReader) -> None:
+    require(isinstance(reader, RangeReader), f"{type(reader).__name__}: needs uri, size, identity and read")
+    require(reader.size == len(CONTENT), f"size {reader.size} of an object of {len(CONTENT)} bytes")
+    require(bool(reader.uri), "an empty uri, which names nothing in an error")
+    require(isinstance(reader.identity, Mapping), f"identity is a {type(reader.identity).__name__}, needs a mapping")
 
 
 def check_views_are_read_only_bytes(reader: RangeReader) -> None:
     for view in reader.read([(3, 10), (65_530, 65_546), (0, 0)]):
-        needed(isinstance(view, memoryview), f"a {type(view).__name__} for a range, needed a memoryview")
-        needed(view.readonly, "a view that can be written to")
-        needed(view.itemsize == view.ndim == 1 and view.contiguous, f"a view of {view.format}, needed plain bytes")
+        require(isinstance(view, memoryview), f"a {type(view).__name__} for a range, needs a memoryview")
+        require(view.readonly, "a writable view")
+        require(view.itemsize == view.ndim == 1 and view.contiguous, f"a view of {view.format}, needs plain bytes")
 
 
-def check_answers_come_in_the_order_asked(reader: RangeReader) -> None:
-    needed(reader.read([]) == [], "answers to no ranges")
+def check_results_have_the_order_of_the_ranges(reader: RangeReader) -> None:
+    require(reader.read([]) == [], "results for no ranges")
     assert_reads(reader, [(0, 1)])
     assert_reads(reader, [(199_000, 200_003), (5, 5_000), (0, 1), (150_000, 150_001)])
     assert_reads(reader, [(10, 20), (10, 20), (5, 25), (15, 30), (12, 13)])
@@ -123,16 +149,10 @@ def check_random_ranges_are_slices(reader: RangeReader) -> None:
         assert_reads(reader, ranges)
 
 
-def check_what_lies_outside_is_refused(reader: RangeReader) -> None:
-    """Before anything is returned; and the reader goes on working."""
-    size = reader.size
-    for outside in [(0, size + 1), (size, size + 1), (size + 5, size + 5), (-1, 1), (-5, -1), (3, 2)]:
-        try:
-            found = reader.read([(0, 1), outside])
-        except ShortReadError as error:
-            needed(reader.uri in str(error), f"the error does not name {reader.uri}: {error}")
-        else:
-            raise AssertionError(f"{outside} of {size} bytes gave {list(map(len, found))} bytes, needed ShortReadError")
+def check_ranges_outside_are_refused(reader: RangeReader) -> None:
+    """Before any result; and the reader goes on working."""
+    for outside in OUTSIDE:
+        require_short_read(reader, outside, lambda outside=outside: reader.read([(0, 1), outside]))  # type: ignore[misc]
         assert_reads(reader, [(0, 1)])
 
 
@@ -145,46 +165,121 @@ def check_views_outlive_later_reads(reader: RangeReader) -> None:
 
 
 def check_threads_may_share_it(reader: RangeReader) -> None:
-    def work(seed: int) -> None:
+    def read(seed: int) -> None:
         for ranges in random_reads(seed, count=5):
             assert_reads(reader, ranges)
 
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
+    with READS.executor(8) as threads:
+        list(threads.map(read, range(8)))
 
 
 def check_it_pickles(reader: RangeReader) -> None:
     twin = pickle.loads(pickle.dumps(reader))
-    needed((twin.uri, twin.size) == (reader.uri, reader.size), f"{reader.uri}: a pickle became {twin.uri}")
+    require((twin.uri, twin.size) == (reader.uri, reader.size), f"{reader.uri}: a pickle became {twin.uri}")
     for ranges in random_reads(seed=3, count=3):
         assert_reads(twin, ranges)
     assert_reads(reader, [(0, 10)])
 
 
 def check_a_fork_may_go_on_reading(reader: RangeReader) -> None:
-    """Child and parent at once, after the parent has read."""
+    """Child and parent read at the same time, after the parent has read."""
     if not hasattr(os, "fork"):
         return
 
-    def work(seed: int) -> None:
+    def read(seed: int) -> None:
         for ranges in random_reads(seed, count=10):
             assert_reads(reader, ranges)
 
-    work(4)
-    children = [forked(lambda seed=seed: work(seed)) for seed in (5, 6)]  # type: ignore[misc]
-    work(7)
+    read(4)
+    children = [forked(lambda seed=seed: read(seed)) for seed in (5, 6)]  # type: ignore[misc]
+    read(7)
     for child in children:
-        needed(ended_well(child), "a forked child did not read what it asked")
+        require(ended_well(child), "a forked child read other bytes, or none")
 
 
 def check_empty_object(reader: RangeReader) -> None:
-    needed(reader.size == 0, f"size {reader.size} of an empty object")
-    needed([bytes(view) for view in reader.read([(0, 0), (0, 0)])] == [b"", b""], "bytes of an empty object")
-    try:
-        reader.read([(0, 1)])
-    except ShortReadError:
+    require(reader.size == 0, f"size {reader.size} of an empty object")
+    require([bytes(view) for view in reader.read([(0, 0), (0, 0)])] == [b"", b""], "bytes of an empty object")
+    require_short_read(reader, (0, 1), lambda: reader.read([(0, 1)]))
+
+
+def check_mapped_reader(reader: RangeReader) -> None:
+    """Check the contract of `MappedReader`, if the reader is one, over an object with the content CONTENT."""
+    mapped = as_mapped(reader)
+    if mapped is None:
         return
-    raise AssertionError("a byte of an empty object was read, needed ShortReadError")
+    for ranges in random_reads(seed=8, count=5):
+        reader.read(ranges)
+        pieces = mapped.pieces(np.array(ranges, np.int64))
+        require(pieces is not None or not mapped.is_complete(), f"no addresses of {ranges}, all bytes are mapped")
+        if pieces is not None:
+            views = [memoryview(ctypes.string_at(int(start), int(stop - start))) for start, stop in pieces.ranges]
+            assert_equal(views, ranges)
+    for outside in OUTSIDE:
+        require(mapped.pieces(np.array([outside], np.int64)) is None, f"addresses of {outside}, outside the object")
+    require(mapped.read_into(lambda mapping: 0), "read_into read nothing, gather refused nothing")
+    if not mapped.is_complete():
+        require(not mapped.read_into(lambda mapping: -1), "read_into read ranges that gather refused")
+
+
+def check_composite_reader(reader: RangeReader) -> None:
+    """Check the contract of `CompositeReader`, if the reader is one, over an object with the content CONTENT."""
+    composite = as_composite(reader)
+    if composite is None:
+        return
+    for ranges in random_reads(seed=9, count=5):
+        pieces, reads = composite.split(ranges)
+        results = [part.read(part_ranges) for part, part_ranges in reads]
+        joined = [b"".join(results[read][place] for read, place in each) for each in pieces]
+        assert_equal([memoryview(each) for each in joined], ranges)
+    for outside in OUTSIDE:
+        require_short_read(reader, outside, lambda outside=outside: composite.split([outside]))  # type: ignore[misc]
+    for part in composite.component_readers():
+        require(isinstance(part, RangeReader), f"{type(part).__name__} among component_readers is no RangeReader")
+
+
+def check_concurrent_reader(reader: RangeReader) -> None:
+    """Check the contract of `ConcurrentReader`, if the reader is one, over an object with the content CONTENT."""
+    concurrent = as_concurrent(reader)
+    if concurrent is None:
+        return
+    one, two = random_reads(seed=10, count=2)
+    first, second = concurrent.begin(one), concurrent.begin(two)
+    if first is None or second is None:
+        return
+    with first as pending, second as later:
+        assert_equal(later.result(), two)
+        assert_equal(pending.result(), one)
+        require(pending.outcome.done() and later.outcome.done(), "outcome is pending after result has returned")
+    for outside in OUTSIDE:
+        begun = concurrent.begin([(0, 1), outside])
+        if begun is not None:
+            require_short_read(reader, outside, begun.__enter__)
+
+
+def check_versioned_reader(reader: RangeReader) -> None:
+    """Check that `check_unchanged` accepts the object of a `VersionedReader`, or of the one below a stack of layers."""
+    stored = stored_reader(reader)
+    if isinstance(stored, VersionedReader):
+        stored.check_unchanged()
+
+
+def check_block_reader(reader: RangeReader) -> None:
+    """Check the contract of `BlockReader`, if the reader is one, over an object that is not empty."""
+    blocks = as_block_reader(reader)
+    if blocks is not None:
+        require(blocks.block_bytes >= 1, f"block_bytes {blocks.block_bytes}, needs 1 or more")
+        require(blocks.stored_bytes >= 1, f"stored_bytes {blocks.stored_bytes}, needs 1 or more")
+        require(bool(blocks.codec), 'an empty codec, needs "raw" or the name of a codec')
+
+
+def require_short_read(reader: RangeReader, outside: Range, read: Callable[[], Any]) -> None:
+    try:
+        found = read()
+    except ShortReadError as error:
+        require(reader.uri in str(error), f"the error does not name {reader.uri}: {error}")
+    else:
+        raise AssertionError(f"{outside} of {reader.size} bytes gave {found!r}, needs ShortReadError")
 
 
 def assert_reads(reader: RangeReader, ranges: Sequence[Range]) -> None:
@@ -192,20 +287,20 @@ def assert_reads(reader: RangeReader, ranges: Sequence[Range]) -> None:
 
 
 def assert_equal(views: Sequence[memoryview], ranges: Sequence[Range]) -> None:
-    needed(len(views) == len(ranges), f"{len(views)} answers to {len(ranges)} ranges")
+    require(len(views) == len(ranges), f"{len(views)} results for {len(ranges)} ranges")
     for view, (start, stop) in zip(views, ranges, strict=True):
         found = f"{len(view)} bytes" if isinstance(view, memoryview) else f"a {type(view).__name__}"
-        needed(view == CONTENT[start:stop], f"range {start}-{stop}: {found} that are not those of the object")
+        require(view == CONTENT[start:stop], f"range {start}-{stop}: {found} that are not those of the object")
 
 
-def needed(kept: bool, otherwise: str) -> None:
-    """Not an assert: python -O takes those out, and any reader would pass."""
-    if not kept:
-        raise AssertionError(otherwise)
+def require(condition: bool, message: str) -> None:
+    """Raise AssertionError unless the condition holds; an assert statement would vanish under `python -O`."""
+    if not condition:
+        raise AssertionError(message)
 
 
 def random_reads(seed: int, count: int) -> Iterator[list[Range]]:
-    """Lists of ranges, most of them short, some long, in no order."""
+    """Yield lists of ranges, most of them short, some long, in random order."""
     choose = random.Random(seed)
     for _ in range(count):
         starts = [choose.randrange(len(CONTENT)) for _ in range(choose.randrange(1, 12))]
@@ -213,9 +308,9 @@ def random_reads(seed: int, count: int) -> Iterator[list[Range]]:
 
 
 def forked(work: Callable[[], None]) -> int:
-    """The pid of a child that works and ends with 0, or with 1 if it raises."""
+    """Return the pid of a forked child that runs `work`; its exit status is 0, or 1 if `work` raised."""
     with warnings.catch_warnings():
-        # Python 3.12 warns whenever a process with threads forks; that readers survive this is what is checked.
+        # Python 3.12 warns whenever a process with threads forks; these tests check that readers survive it.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -229,8 +324,8 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def ended_well(pid: int) -> bool:
-    """Wait for a child; one that hangs is killed."""
-    deadline = time.monotonic() + SECONDS_OF_A_CHILD
+    """Wait for a child; return whether its exit status was 0. Kill it after CHILD_TIMEOUT_SECONDS."""
+    deadline = time.monotonic() + CHILD_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -241,13 +336,13 @@ def ended_well(pid: int) -> bool:
     return False
 
 
-CHECKS: tuple[Callable[[RangeReader], None], ...] = (
-    check_size_and_uri,
+READER_CHECKS: tuple[Callable[[RangeReader], None], ...] = (
+    check_attributes,
     check_views_are_read_only_bytes,
-    check_answers_come_in_the_order_asked,
+    check_results_have_the_order_of_the_ranges,
     check_ranges_may_be_empty_or_everything,
     check_random_ranges_are_slices,
-    check_what_lies_outside_is_refused,
+    check_ranges_outside_are_refused,
     check_views_outlive_later_reads,
     check_threads_may_share_it,
     check_it_pickles,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.zstd_segments import compressed
 
-from binidx.storage.adapters import JoinedReader
+from binidx.storage.adapters import JoinedReader, LazyReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import BlockSums, CheckedObject, format_sums_header
@@ -49,6 +49,17 @@ STORES = {
 }
 
 
+class VersionedLazyReader(LazyReader):
+    """Reader that opens its object at the first read, with the version of the object."""
+
+    def __init__(self, reader: RangeReader) -> None:
+        super().__init__(reader.uri, reader.size, lambda: reader)
+        self.below, self.identity = reader, reader.identity
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VersionedLazyReader, (self.below,)
+
+
 @dataclass(frozen=True)
 class Layer:
     """A reader over a reader: `wrap(reader, lower, directory)`, over one whose bytes are `lower = stored(data)`."""
@@ -68,8 +79,9 @@ LAYERS = {
         lambda reader, lower, directory: DiskCache(reader, directory, 70_000, chunk_bytes=1000, block_bytes=8000)
     ),
     "joined": Layer(
-        lambda reader, lower, directory: JoinedReader(reader.uri, [reader], [reader.size], getattr(reader, "identity", None))
+        lambda reader, lower, directory: JoinedReader(reader.uri, [reader], [reader.size], reader.identity)
     ),
+    "lazy": Layer(lambda reader, lower, directory: VersionedLazyReader(reader)),
     "sums": Layer(lambda reader, lower, directory: CheckedObject(reader, MemoryObject(summed(lower)))),
     "segments": Layer(lambda reader, lower, directory: SegmentedObject(reader), compressed),
     "faults that never come": Layer(lambda reader, lower, directory: FaultyObject(reader, [None])),

@@ -1,27 +1,35 @@
-"""The contract of range readers, over every reader, every stack of two, and every kind of store; and over liars."""
+"""The contracts of readers, over every reader, every stack of two layers and every store; and over wrong readers."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 import os
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
-from helpers.reader_stacks import LAYERS, STORES, Layer, Shelf
+from helpers.reader_stacks import LAYERS, STORES, Layer, Shelf, VersionedLazyReader
 from helpers.versioned_objects import MarkedObject
+from numpy.typing import NDArray
 
 from binidx import storage, testing
+from binidx.errors import ObjectChangedError
+from binidx.native.pieces import Pieces
 from binidx.storage.adapters import InMemory, LazyReader
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import PendingRead, Piece, Range, RangeReader
 from binidx.storage.open import open_object
+from binidx.storage.ranges import check_ranges
 from binidx.storage.requests.remote_reader import RemoteObject
 from binidx.storage.stores.local import LocalFile
 from binidx.testing import FaultyObject, MemoryObject, check_range_reader
@@ -78,17 +86,20 @@ def test_what_is_opened_by_its_uri_keeps_the_contract(
 
 def test_objects_in_memory_keep_the_contract() -> None:
     check_range_reader(MemoryObject)
-    check_range_reader(lambda data: InMemory("held", data))
-    check_range_reader(lambda data: LazyReader("late", len(data), partial(MemoryObject, data)))
+    check_range_reader(lambda data: InMemory("in memory", data))
+    check_range_reader(lambda data: LazyReader("lazy", len(data), partial(MemoryObject, data)))
 
 
-def test_no_reader_of_the_house_is_missing_here(tmp_path: Path) -> None:
-    names = [each.name for each in pkgutil.iter_modules(storage.__path__, "binidx.storage.")]
+def test_every_reader_of_the_package_is_checked_here(tmp_path: Path) -> None:
+    names = [each.name for each in pkgutil.walk_packages(storage.__path__, "binidx.storage.")]
     classes = {kind for name in names for _, kind in inspect.getmembers(importlib.import_module(name), inspect.isclass)}
     ours = [kind for kind in classes if kind.__module__ in names and hasattr(kind, "read")]
     reads = {kind for kind in ours if "ranges" in inspect.signature(kind.read).parameters}
-    made = (stacked(MarkedObject, tmp_path, name)(b"data") for name in LAYERS)
-    assert reads - {RangeReader} == {RemoteObject, LocalFile, InMemory, LazyReader, *map(type, made)} - {FaultyObject}
+    stacks = (stacked(MarkedObject, tmp_path, name)(b"data") for name in LAYERS)
+    assert reads - {RangeReader} == {RemoteObject, LocalFile, InMemory, LazyReader, *map(type, stacks)} - {
+        FaultyObject,
+        VersionedLazyReader,
+    }
 
 
 def test_a_chained_uri_keeps_the_contract(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -108,10 +119,10 @@ def test_a_path_without_a_protocol_is_a_mapped_file(tmp_path: Path) -> None:
 
 
 class Liar(MemoryObject):
-    """Breaks one promise."""
+    """Reader that breaks one promise."""
 
     def __init__(self, promise: str, data: bytes) -> None:
-        super().__init__(data, f"liar about {promise}")
+        super().__init__(data, f"breaks {promise}")
         self.promise = promise
         if promise == "size":
             self.size += 1
@@ -135,6 +146,76 @@ class Liar(MemoryObject):
 def test_the_contract_catches_a_reader_that_breaks_a_promise(promise: str) -> None:
     with pytest.raises(AssertionError):
         check_range_reader(partial(Liar, promise))
+
+
+class CapableLiar(MemoryObject):
+    """Reader of every capability; it breaks one promise."""
+
+    def __init__(self, promise: str, data: bytes) -> None:
+        super().__init__(data, f"breaks {promise}")
+        self.promise, self.codec, self.stored_bytes = promise, "none", len(data)
+        self.block_bytes = 0 if promise == "block size" else 1
+        self.array = np.frombuffer(bytearray(data or b" "), np.uint8)
+
+    def check_unchanged(self) -> None:
+        if self.promise == "version":
+            raise ObjectChangedError("changed")
+
+    def is_complete(self) -> bool:
+        return True
+
+    def read_into(self, gather: Callable[[Any], int]) -> bool:
+        return self.promise != "read_into"
+
+    def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
+        outside = (ranges < 0).any() or (ranges[:, 0] > ranges[:, 1]).any() or (ranges > self.size).any()
+        if self.promise == "all mapped" or (outside and self.promise != "mapped bounds"):
+            return None
+        return Pieces(self.array, ranges + self.array.ctypes.data + (self.promise == "addresses"))
+
+    def split(self, ranges: Sequence[Range]) -> tuple[list[list[Piece]], list[tuple[RangeReader, Sequence[Range]]]]:
+        if self.promise != "split bounds":
+            check_ranges(self.uri, self.size, ranges)
+        places = [0] * len(ranges) if self.promise == "places" else range(len(ranges))
+        return [[(0, place)] for place in places], [(MemoryObject(bytes(self.data)), ranges)]
+
+    def component_readers(self) -> Sequence[Any]:
+        return ["reader"] if self.promise == "components" else []
+
+    @contextlib.contextmanager
+    def _begun(self, ranges: Sequence[Range]) -> Iterator[PendingRead]:
+        if self.promise != "begin bounds":
+            check_ranges(self.uri, self.size, ranges)
+        views = [memoryview(self.data)[start:stop] for start, stop in ranges]
+        outcome = Future[None]()
+        if self.promise != "outcome":
+            outcome.set_result(None)
+        yield cast(
+            PendingRead,
+            SimpleNamespace(outcome=outcome, result=lambda: views[: -1 if self.promise == "result" else None]),
+        )
+
+    def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[PendingRead] | None:
+        return self._begun(ranges)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CapableLiar, (self.promise, bytes(self.data))
+
+
+CAPABILITY_PROMISES = [
+    *("version", "block size", "read_into", "all mapped", "addresses", "mapped bounds", "split bounds", "places"),
+    *("components", "begin bounds", "outcome", "result"),
+]
+
+
+@pytest.mark.parametrize("promise", CAPABILITY_PROMISES)
+def test_the_contract_catches_a_capability_that_breaks_a_promise(promise: str) -> None:
+    with pytest.raises((AssertionError, ObjectChangedError)):
+        check_range_reader(partial(CapableLiar, promise))
+
+
+def test_the_contract_accepts_a_reader_of_every_capability() -> None:
+    check_range_reader(partial(CapableLiar, "nothing"))
 
 
 class OneProcess(MemoryObject):

@@ -1,9 +1,9 @@
-"""Lineage carried along: `PREFIX.lineage.parquet` of what is merged, cut or shuffled, for what comes out of it.
+"""Lineage of the documents that are merged, cut or shuffled, written beside the new dataset.
 
-Row i stays document i. Of several datasets some may have none: their documents get the prefix as `source`, their number
-in it as `row`, and nulls in the rest, so that each can still be found. Where none has any, none is written.
+Row i still describes document i. If only some of several datasets have lineage, the documents of the others get their
+prefix as `source`, their number in it as `row`, and nulls, so that each can be found. If none has any, none is written.
 
-Rows are read and written some ten thousand at a time. pyarrow is imported when the first of them is.
+Rows are read and written `BATCH_ROWS` at a time. pyarrow is imported with the first of them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.convert_journal import DatasetTarget
+from binidx.corpus.dataset_target import DatasetTarget
 from binidx.corpus.whole_dataset import Options, WholeDataset
 from binidx.errors import FormatError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.format.virtual import map_concurrently
 from binidx.storage.open import open_object
+from binidx.storage.threads import OPENS
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object
 
@@ -28,22 +28,21 @@ BATCH_ROWS = 1 << 16
 
 
 class LineageRows:
-    """The rows of several datasets, one after another.
+    """Lineage rows of several datasets, one dataset after another. False if no dataset has any.
 
     Args:
-        opened: the datasets.
-        limit: of these rows only the first so many are wanted.
+        limit: number of rows after which to stop; None for all.
     """
 
-    def __init__(self, opened: Sequence[WholeDataset], options: Options = None, limit: int | None = None) -> None:
+    def __init__(self, datasets: Sequence[WholeDataset], options: Options = None, limit: int | None = None) -> None:
         self._options, self._limit = options, limit
-        there = map_concurrently(lambda each: each.source.has(LINEAGE), opened)
-        counts = [each.index.num_documents for each in opened]
-        self._sources = [*zip([each.prefix for each in opened], counts, there, strict=True)]
+        present = OPENS.map(lambda each: each.source.has(LINEAGE), datasets)
+        self._sources = [
+            (each.prefix, each.index.num_documents, here) for each, here in zip(datasets, present, strict=True)
+        ]
 
     def __bool__(self) -> bool:
-        """Whether any of them has some."""
-        return any(there for *_, there in self._sources)
+        return any(present for *_, present in self._sources)
 
     @property
     def num_rows(self) -> int:
@@ -51,39 +50,38 @@ class LineageRows:
         return count if self._limit is None else min(count, self._limit)
 
     def tables(self) -> Iterator[Any]:
-        """The rows, in tables of `SCHEMA`.
+        """Yield the rows in tables of `SCHEMA`.
 
         Raises:
-            FormatError: a sidecar has another number of rows than its dataset has documents.
-            MissingDriverError: pyarrow is.
+            FormatError: a file has another number of rows than its dataset has documents.
+            MissingDriverError: pyarrow is not installed.
         """
         left = self.num_rows
-        for table in self._all():
-            yield table[:left]
-            left -= min(left, len(table))
-            if not left:
-                return
-
-    def _all(self) -> Iterator[Any]:
-        for prefix, count, there in self._sources:
-            yield from read_lineage(prefix, count, self._options) if there else placeholder_lineage(prefix, count)
+        for prefix, count, present in self._sources:
+            for table in read_lineage(prefix, count, self._options) if present else _placeholders(prefix, count):
+                yield table[:left]
+                left -= min(left, len(table))
+                if not left:
+                    return
 
 
-def read_lineage(prefix: str, count: int | None, options: Options) -> Iterator[Any]:
-    """The rows of one sidecar; FormatError if there are not `count` of them, None: however many."""
+def read_lineage(prefix: str, count: int, options: Options) -> Iterator[Any]:
+    """Yield the lineage of a dataset in tables of `SCHEMA`; FormatError if it has not `count` rows."""
+    import pyarrow as pa
+
     from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     uri = prefix + LINEAGE
     with lineage_errors(uri):
-        found = open_lineage(open_object(uri, storage_options=options, cache=False))
-        if count is not None and found.metadata.num_rows != count:
-            raise FormatError(f"{uri}: {found.metadata.num_rows} rows, needed {count}, one for each document")
-        for batch in found.iter_batches(BATCH_ROWS):
-            yield lineage_table_from_batch(batch).cast(SCHEMA)
+        opened = open_lineage(open_object(uri, storage_options=options, cache=False))
+        if opened.metadata.num_rows != count:
+            raise FormatError(f"{uri}: {opened.metadata.num_rows} rows, needed {count}, one for each document")
+        for batch in opened.iter_batches(BATCH_ROWS):
+            yield pa.Table.from_batches([batch]).cast(SCHEMA)
 
 
-def placeholder_lineage(prefix: str, count: int) -> Iterator[Any]:
-    """Rows for a dataset that has none."""
+def _placeholders(prefix: str, count: int) -> Iterator[Any]:
+    """Yield rows for a dataset without lineage."""
     from binidx.format.sidecars.lineage import build_lineage_table
 
     for first in range(0, count, BATCH_ROWS):
@@ -91,15 +89,9 @@ def placeholder_lineage(prefix: str, count: int) -> Iterator[Any]:
         yield build_lineage_table([prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
 
 
-def lineage_table_from_batch(batch: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.Table.from_batches([batch])
-
-
 @contextlib.contextmanager
 def lineage_errors(uri: str) -> Iterator[None]:
-    """What pyarrow says of a file that is none, as ours."""
+    """Raise pyarrow's errors about an invalid file as FormatError."""
     import pyarrow as pa
 
     try:
@@ -109,56 +101,50 @@ def lineage_errors(uri: str) -> Iterator[None]:
 
 
 class LineageOutputs:
-    """Sidecars on their way, of each target of a call one; unseen until `publish`.
+    """Lineage files of several targets, invisible until `replace`; none if `rows` is False."""
 
-    Nothing is written where the sources have none; what stands there of an older dataset goes in any case.
-    """
-
-    def __init__(self, lineage: LineageRows, places: Sequence[DatasetTarget]) -> None:
-        self._places = places
+    def __init__(self, rows: LineageRows, targets: Sequence[DatasetTarget]) -> None:
+        self._targets = targets
         self._writers: list[LineageWriter] = []
-        if lineage:
+        if rows:
             from binidx.format.sidecars.lineage import LineageWriter
 
-            self._writers = [LineageWriter(each.prefix + LINEAGE, each.options) for each in places]
+            self._writers = [LineageWriter(each.prefix + LINEAGE, each.options) for each in targets]
 
     def write(self, number: int, table: Any) -> None:
-        """Rows for one of them."""
+        """Append rows to the file of one target."""
         self._writers[number].write(table)
 
-    def fill(
-        self, lineage: LineageRows, choose: Callable[[int, int], NDArray[np.int64]], watch: ProgressWatcher
-    ) -> None:
-        """Each row to the target that `choose(first row, rows)` names; -1: to none."""
-        if not lineage:
+    def fill(self, rows: LineageRows, assign: Callable[[int, int], NDArray[np.int64]], watch: ProgressWatcher) -> None:
+        """Append all rows; `assign(first, count)` gives the target of each of `count` rows, -1 for none."""
+        if not rows:
             return
         import pyarrow as pa
 
-        watch.begin("lineage", lineage.num_rows, 0)
+        watch.begin("lineage", rows.num_rows, 0)
         first = 0
-        for table in lineage.tables():
-            chosen = choose(first, len(table))
+        for table in rows.tables():
+            targets = assign(first, len(table))
             for number in range(len(self._writers)):
-                self.write(number, table.filter(pa.array(chosen == number)))
+                self.write(number, table.filter(pa.array(targets == number)))
             first += len(table)
             watch.advance(len(table))
 
-    def make_way(self, number: int) -> None:
-        """Let the older dataset go, and what tells of it; show what tells of the new one, which has no `.idx` yet."""
-        place = self._places[number]
-        place.make_way()
+    def replace(self, number: int) -> None:
+        """Remove the existing dataset of a target and its sidecars, and publish the new lineage."""
+        self._targets[number].remove_existing()
         if self._writers:
             self._writers[number].publish()
 
     def close(self) -> None:
-        """Leave nothing of what is not published."""
+        """Remove the files that were not published."""
         for writer in self._writers:
             writer.abandon()
 
 
-def copy_lineage(opened: Sequence[WholeDataset], target: str, options: Options) -> None:
-    """The rows of all datasets under another prefix; afterwards there are none where the sources have none."""
-    rows, uri = LineageRows(opened, options), target + LINEAGE
+def copy_lineage(datasets: Sequence[WholeDataset], target: str, options: Options) -> None:
+    """Write the lineage of all datasets under another prefix; remove the file there if they have none."""
+    rows, uri = LineageRows(datasets, options), target + LINEAGE
     if not rows:
         delete_object(uri, options)
         return
@@ -174,5 +160,5 @@ def copy_lineage(opened: Sequence[WholeDataset], target: str, options: Options) 
 
 
 def assign_to_first(first: int, count: int) -> NDArray[np.int64]:
-    """All rows to the one target there is."""
+    """Assign all rows to the first target."""
     return np.zeros(count, np.int64)

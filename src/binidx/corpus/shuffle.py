@@ -44,17 +44,10 @@ from binidx.storage.stores.filesystem import local_path
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 ROW = np.dtype([("source", "<i4"), ("nulls", "u1"), ("row", "<i8"), ("byte", "<i8"), ("hash", "<u8")])
-
-
 NULLABLE = ("row", "byte", "hash", "id")
-
-
 """Bit i of `nulls`: the i-th of them is null."""
 
-
 ID_BYTES = 64
-
-
 """Of an id, where nobody has looked: more only makes buckets that are left on the disk."""
 
 
@@ -129,8 +122,6 @@ def id_array(run: RecordRun, null: NDArray[np.bool_]) -> Any:
 
 
 MEMORY_BYTES = 2 << 30
-
-
 PART_BYTES = 8 * MIB
 
 
@@ -227,7 +218,7 @@ class TokenStream:
         self._dataset, self._read = dataset, 0
         self._reader = dataset.source.open_plain()
         self._maps = local_path(self._reader.uri) is not None
-        self.uri, self.size = self._reader.uri, self._reader.size
+        self.uri, self.size, self.identity = self._reader.uri, self._reader.size, self._reader.identity
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         """As a RangeReader; the views are for now."""

@@ -1,14 +1,4 @@
-"""Datasets of one build, made at the same time in several threads: what one raises ends the others.
-
-    computes                    goes on to its end, and nobody waits for it
-    raises                      out of here, at once
-    waits for another process   is called away: its check raises, see `turn.Checks`
-    has not begun               never does
-
-So no rank keeps an error to itself for as long as another node builds, and none waits for that when it ends.
-
-From a config to the train, valid and test datasets of a run.
-"""
+"""Build of the train, valid and test datasets of a run from its config."""
 
 from __future__ import annotations
 
@@ -51,117 +41,54 @@ from binidx.storage.stores.filesystem import local_path
 from binidx.storage.threads import OPENS
 
 SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25
-
-
-"""For each that computes only, ten times what it takes and less than a round trip; and for a machine that is busy."""
-
+"""Time for each piece of work in this thread, ten times what one takes; and slack for a busy machine."""
 
 Result = TypeVar("Result")
 
-
 Work = Callable[[Check], Result]
-
-
-"""Work on one dataset. It calls the check while it waits; the check raises once another dataset has failed."""
-
+"""Work on one dataset. It calls the check while it waits."""
 
 Submit = Callable[[Callable[[], Any]], Future[Any]]
 
-
-def run_in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
-    """What pieces of work give that compute, so many at the same time."""
-    pool = OPENS.executor(threads)
-    try:
-        return run_concurrently(works, submit=pool.submit)
-    finally:
-        pool.shutdown(wait=False)
-
-
-def run_concurrently(
-    works: Sequence[Work[Result]], at_hand: Sequence[bool] = (), *, submit: Submit = OPENS.submit
-) -> list[Result]:
-    """What pieces of work give that wait for a store, done at the same time.
-
-    Args:
-        at_hand: which of them have to compute only, as far as we know. They are done in this thread: a hundred threads
-            that compute take the GIL from each other, and need three times as long. If they take longer than that,
-            the rest waits with the others.
-
-    Raises:
-        The first error, without waiting for the rest.
-    """
-    here = [number for number, each in enumerate(at_hand) if each]
-    found: dict[int, Result] = {}
-    pending: dict[int, Future[Result]] = {}
-    failed: list[BaseException] = []
-
-    def begin(number: int) -> None:
-        pending[number] = submit(partial(works[number], check))
-        pending[number].add_done_callback(lambda done: failed.extend(_errors(done)))
-
-    def check() -> None:
-        if failed:
-            raise PeerError(f"not waited for: another dataset of this build failed: {failed[0]}")
-
-    try:
-        for number in {*range(len(works))}.difference(here):
-            begin(number)
-        began = time.monotonic()
-        for number in here:
-            if time.monotonic() - began > PATIENCE_SECONDS + SLOW_SECONDS * len(found):
-                begin(number)
-            else:
-                found[number] = works[number](check)
-        wait(pending.values(), return_when=FIRST_EXCEPTION)
-        found |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
-        return [found[number] for number in range(len(works))]
-    except BaseException as error:
-        failed.append(error)
-        for each in pending.values():
-            each.cancel()
-        raise failed[0] from failed[0].__cause__
-
-
-def _errors(done: Future[Any]) -> list[BaseException]:
-    error = None if done.cancelled() else done.exception()
-    return [] if error is None else [error]
-
-
 Sizes = Sequence[int | None]
-
 
 TopLevelDataset = BlendedDataset | MegatronDataset
 
-
 Built = list[TopLevelDataset | list[MegatronDataset] | None]
-
-
-"""One dataset per split, or the list of its validation sets; None: the split has no share."""
-
+"""One dataset per split, or the list of its validation sets; None if the split has no share."""
 
 WHOLE = (0.0, 1.0)
 
 
 class BlendedMegatronDatasetBuilder:
-    """Builds every split of a run.
+    """Builder of the datasets of all splits of a run.
+
+    Every rank may build: the indices are a function of the config, and a cache appears complete or not at all, so there
+    is no barrier and no first rank. One process builds each index while the others wait (`index.cache.build_lock`).
+    Under torch.distributed every rank must call `build`, and an error on one rank is raised on all
+    (`dataset.rank_agreement`).
 
     Args:
-        cls: the kind of dataset, such as `GPTDataset`.
-        sizes: the least number of samples per split, or None for one epoch (only without weights).
-        is_built_on_rank: whether this process builds; asked only under torch.distributed.
-        config: what the run asks for.
-        access: "ranges" for a run whose order is asked for, and few of its samples: see `GPTDataset.open_later`.
-        splits: which are built; the others are None.
+        cls: kind of dataset, such as `GPTDataset`.
+        sizes: the least number of samples of train, valid and test; None is one epoch (only without weights).
+        is_built_on_rank: returns whether this process needs the datasets; called only under torch.distributed.
+        config: options of the run.
+        access: "load" for training; "ranges" to read the order of few samples: see `GPTDataset.open_later`.
+        splits: the splits to build; the others are None.
 
-    Every rank may build: the indices are a function of the config, their cache appears whole or not at all, so there is
-    no barrier and no rank that has to be first. Of all that ask one builds an index: `index.turn`. Under
-    torch.distributed every rank is to call `build`, and what one raises all raise: `ranks`.
+    Raises:
+        ConfigError: sizes, config and kind do not fit.
 
-    Source: Megatron Core, `BlendedMegatronDatasetBuilder`; its barriers are left out.
+    Example:
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.GPTDataset, [1_000_000, 10_000, 0], lambda: True, config)
+        >>> train, valid, test = builder.build()
+
+    Source: Megatron Core, `BlendedMegatronDatasetBuilder`, without its barriers; `access` and `splits` are ours.
     """
 
-    blended: type[BlendedDataset] = BlendedDataset
-    """What several datasets become."""
+    blended_class: type[BlendedDataset] = BlendedDataset
+    """Class of the blend of several datasets."""
 
     def __init__(
         self,
@@ -186,16 +113,21 @@ class BlendedMegatronDatasetBuilder:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
-        """One dataset per split, None for a split without a share (or on a rank that does not build).
-
-        A single prefix without weight gives the dataset itself, several a `BlendedDataset`; with
-        `multiple_validation_sets` the valid split is a list.
+        """Build the datasets.
 
         Args:
-            on_outcome: called with the outcome of each index, by any thread (ours).
+            on_outcome: called with the outcome of each index, from any thread (ours).
+
+        Returns:
+            One dataset per split; None for a split without a share, and on a rank that does not build. A single prefix
+            without weight gives the dataset itself, several a `BlendedDataset`; with `multiple_validation_sets` the
+            valid split is a list.
 
         Raises:
-            PeerError: under torch.distributed, what another rank raised in here: `ranks.together`.
+            BlendError: a blend needs more samples of a dataset than it has.
+            IndexBuildError: a split has too few tokens.
+            ObjectNotFoundError: a file is missing.
+            PeerError: another rank failed: `dataset.rank_agreement`.
         """
         with agree_on_outcome() as checks:
             return self._build(BuildContext(checks, on_outcome=on_outcome))
@@ -211,7 +143,7 @@ class BlendedMegatronDatasetBuilder:
         return [self._build_split(split, blend if split in self.splits else None, context) for split, blend in blends]
 
     def _matrix(self) -> SplitMatrix:
-        """The config's, of the splits that are built."""
+        """Return the bookends of the splits to build."""
         matrix = self.config.split_matrix or [None] * len(Split)
         return [bookends if split in self.splits else None for split, bookends in zip(Split, matrix, strict=True)]
 
@@ -265,40 +197,40 @@ class BlendedMegatronDatasetBuilder:
         sizes: Sizes,
         context: BuildContext,
     ) -> list[list[MegatronDataset | None]]:
-        """Per prefix, its splits.
+        """Return the datasets of each prefix, one per split.
 
-        All whose files are remote are opened at the same time, as many requests as a process may have in flight; no
-        more are built than there are threads.
+        Remote prefixes are opened at the same time, with as many requests as a process may have in flight; the config
+        limits the number of threads that build.
         """
-        asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
+        requested = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
         if self.access == "ranges":
-            each_asked = zip(prefixes, asked, strict=True)
-            return [self._build_prefix(prefix, matrix, each, context) for prefix, each in each_asked]
+            pairs = zip(prefixes, requested, strict=True)
+            return [self._build_prefix(prefix, matrix, each, context) for prefix, each in pairs]
         budget = Budget(self.config.num_dataset_builder_threads)
 
         def wait_and_build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
-            mine = replace(context.with_check(check), worker=budget.waiter())
-            return self._build_prefix(prefix, matrix, sizes, mine, listed.get(prefix))
+            waiting = replace(context.with_check(check), worker=budget.waiter())
+            return self._build_prefix(prefix, matrix, sizes, waiting, listed.get(prefix))
 
         def build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
             with budget.worker() as worker:
                 return self._build_prefix(prefix, matrix, sizes, replace(context.with_check(check), worker=worker))
 
         if not self._is_remote(prefixes):
-            works = [partial(build, *each) for each in zip(prefixes, asked, strict=True)]
-            return run_in_threads(works, self.config.num_dataset_builder_threads)
+            works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
+            return build_in_threads(works, self.config.num_dataset_builder_threads)
         with list_pairs_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
-            works = [partial(wait_and_build, *each) for each in zip(prefixes, asked, strict=True)]
+            works = [partial(wait_and_build, *each) for each in zip(prefixes, requested, strict=True)]
             return run_concurrently(
                 works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
             )
 
     def _is_remote(self, prefixes: Sequence[str]) -> bool:
-        """Whether some of these, or their caches, lie in a store."""
+        """Return whether some of these prefixes, or their caches, are in a store."""
         return any(uri and local_path(uri) is None for uri in (*prefixes, self.config.path_to_cache))
 
     def _bundle(self) -> IdxBundle | None:
-        """Where small `.idx` files of many prefixes are kept together: with the caches; one rank writes it."""
+        """Return the bundle of small `.idx` files beside the index caches; rank 0 writes it."""
         if self.config.path_to_cache is None:
             return None
         return IdxBundle(self.config.path_to_cache, rank() == 0, self.config.storage_options)
@@ -320,23 +252,23 @@ class BlendedMegatronDatasetBuilder:
             return self._build_opened(None, prefix, matrix, sizes, context)
         fetched = None
         if self._is_remote([prefix]):
-            fetched = prefetch(idx_bytes(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
+            fetched = prefetch(idx_size(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
         known = ResolvedPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
         context = replace(context, prefetch=fetched)
         return self._build_opened(known, prefix, matrix, sizes, context)
 
     def _cached_in(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[IndexFiles]:
-        """Where the indices of a prefix lie, if they are cached."""
-        wanted = [each for each in zip(Split, matrix, sizes, strict=True) if each[1] is not None]
-        found = [self.cls.cached_in(prefix, size, split, self.config) for split, _, size in wanted]
-        return [files for files in found if files is not None]
+        """Return the cache files of the indices of a prefix, whether or not they exist."""
+        splits = [(split, size) for split, bookends, size in zip(Split, matrix, sizes, strict=True) if bookends]
+        files = [self.cls.cached_in(prefix, size, split, self.config) for split, size in splits]
+        return [each for each in files if each is not None]
 
     def _build_opened(
         self, known: ResolvedPrefix | None, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
     ) -> list[MegatronDataset | None]:
         low_level = self.cls.build_low_level_dataset(known, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
-        # Of the class that has the constructor: one of a user's, over ours, is given an array.
+        # The class that defines the constructor decides: a user's subclass with its own gets an array.
         kind = next(each for each in self.cls.__mro__ if "__init__" in vars(each))
         elements: Any = split_range if vars(kind).get("takes_a_range") else split_indices
         return [
@@ -363,20 +295,14 @@ class BlendedMegatronDatasetBuilder:
         if weights is not None and size is not None:
             shares = normalize(list(weights))
             total = sum(ceil(size * share) for share in shares)
-            return self.blended.built_with(context, datasets, shares, total, self.config, access=self.access)
-
-        def length(dataset: MegatronDataset, check: Check) -> int:
-            return len(dataset)
-
-        lengths = run_concurrently(
-            [partial(length, each) for each in datasets], [self.access == "load"] * len(datasets)
-        )
+            return self.blended_class.built_with(context, datasets, shares, total, self.config, access=self.access)
+        lengths = OPENS.map(len, datasets) if self.access == "ranges" else [*map(len, datasets)]
         most = None if size is None else min(size, sum(lengths))
-        return self.blended.built_with(context, datasets, lengths, most, self.config, access=self.access)
+        return self.blended_class.built_with(context, datasets, lengths, most, self.config, access=self.access)
 
 
-def idx_bytes(prefix: str, listed: ListedPair | None) -> int | None:
-    """Size of the `.idx` under a prefix; None where only its store knows."""
+def idx_size(prefix: str, listed: ListedPair | None) -> int | None:
+    """Return the bytes of the `.idx` of a prefix; None if a request would be needed."""
     if listed is not None:
         return int(listed.identity["size"])
     path = local_path(get_idx_path(prefix))
@@ -386,9 +312,9 @@ def idx_bytes(prefix: str, listed: ListedPair | None) -> int | None:
 def sizes_per_dataset(
     num_datasets: int, weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes, surplus: float
 ) -> list[Sizes]:
-    """How many samples to build of each dataset for each split: its share and a little more; None is one epoch.
+    """Return the number of samples to build of each dataset for each split: its share and a surplus; None is one epoch.
 
-    Source: Megatron Core: both roundings are part of the result.
+    Source: Megatron Core; both roundings are part of the result.
     """
     if weights is None:
         return [[None] * len(Split)] * num_datasets
@@ -396,13 +322,77 @@ def sizes_per_dataset(
 
 
 def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
-    """The same of weights that add up to 1."""
+    """As `sizes_per_dataset`, for weights whose sum is 1."""
     return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
 
 
 def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:
-    """ConfigError where the config is another kind's: one without the options that this kind has of its own."""
-    needed = getattr(cls, "config_class", BlendedMegatronDatasetConfig)
+    """Raise ConfigError if the config lacks options of this kind, as another kind's config does."""
+    needed = cls.config_class
     if missing := [name for name in get_annotations(needed) if not hasattr(config, name)]:
         found = f"{type(config).__name__}, without {', '.join(missing)}"
         raise ConfigError(f"config: found a {found}; {cls.__name__} needs a {needed.__name__}")
+
+
+def build_in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
+    """Return the results of CPU-bound work, run in so many threads."""
+    pool = OPENS.executor(threads)
+    try:
+        return run_concurrently(works, submit=pool.submit)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def run_concurrently(
+    works: Sequence[Work[Result]], in_this_thread: Sequence[bool] = (), *, submit: Submit = OPENS.submit
+) -> list[Result]:
+    """Return the results of work that waits for stores, run concurrently; the first error ends the rest.
+
+    When one piece of work fails, work that only computes goes on to its end in its thread, work that waits for another
+    process is interrupted by its check, and work that has not begun never begins. So no rank withholds an error for as
+    long as another node builds.
+
+    Args:
+        works: called with a check, which raises PeerError once another piece has failed.
+        in_this_thread: per piece, whether it probably only computes. These run in this thread: a hundred computing
+            threads compete for the GIL and need three times as long. If they are slow, the rest gets threads, too.
+        submit: runs a function in a thread.
+
+    Raises:
+        The first error, without waiting for the rest.
+    """
+    local = [number for number, each in enumerate(in_this_thread) if each]
+    results: dict[int, Result] = {}
+    pending: dict[int, Future[Result]] = {}
+    errors: list[BaseException] = []
+
+    def start(number: int) -> None:
+        pending[number] = submit(partial(works[number], check))
+        pending[number].add_done_callback(lambda future: errors.extend(_error(future)))
+
+    def check() -> None:
+        if errors:
+            raise PeerError(f"build interrupted: another dataset of this build failed: {errors[0]}")
+
+    try:
+        for number in {*range(len(works))}.difference(local):
+            start(number)
+        started = time.monotonic()
+        for number in local:
+            if time.monotonic() - started > PATIENCE_SECONDS + SLOW_SECONDS * len(results):
+                start(number)
+            else:
+                results[number] = works[number](check)
+        wait(pending.values(), return_when=FIRST_EXCEPTION)
+        results |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
+        return [results[number] for number in range(len(works))]
+    except BaseException as error:
+        errors.append(error)
+        for each in pending.values():
+            each.cancel()
+        raise errors[0] from errors[0].__cause__
+
+
+def _error(future: Future[Any]) -> list[BaseException]:
+    error = None if future.cancelled() else future.exception()
+    return [] if error is None else [error]

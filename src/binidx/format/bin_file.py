@@ -34,12 +34,10 @@ from binidx.storage.open import layered, open_stored
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import Found, look_up, says_no
-from binidx.storage.vectored_reads import submit
+from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.publish import create_object, delete_object, object_exists
 
 Options = Mapping[str, Any] | None
-
-
 COMPRESSED = [(name, codec.suffix) for name, codec in CODECS.items() if codec.suffix]
 
 
@@ -57,7 +55,7 @@ def open_bin(
         FormatError: what is there is not stored as its name says, or the checksums are of another size.
     """
     stored = _find(path_prefix, mmap, storage_options)
-    return layered(stored.reader, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
+    return layered(stored.reader, storage_options, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
 
 
 def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
@@ -99,7 +97,7 @@ def open_listed_bin(
     beside = None
     if sums is not None and verify is not False:
         beside = open_stored(uri + SUFFIX, storage_options=storage_options, found=sums)
-    return layered(reader, sums=beside, cache=cache)
+    return layered(reader, storage_options, sums=beside, cache=cache)
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def _find_remote(uri: str, verify: bool, options: Options) -> _Stored:
         found = look_up(uri + SUFFIX, options) if verify else None
         return open_stored(uri + SUFFIX, storage_options=options, found=found) if found else None
 
-    compressed, sums = submit(look_for_compressed), submit(look_for_sums)
+    compressed, sums = REQUESTS.submit(look_for_compressed), REQUESTS.submit(look_for_sums)
     try:
         stored = open_stored(uri, storage_options=options)
     except StorageError as error:

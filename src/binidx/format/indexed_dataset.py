@@ -28,14 +28,9 @@ from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import object_exists, object_identity
 
 Span = tuple[int, int, int]
-
-
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
 
-
 BOUNDS_AT_ONCE = 1 << 17
-
-
 """Bounds looked at together: 1 MiB."""
 
 

@@ -24,32 +24,20 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, 
 from binidx.format.bin_file import open_bin, open_listed_bin
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.virtual import concatenate_indices, map_concurrently, read_parts
+from binidx.format.virtual import concatenate_indices, read_parts
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores import filesystem
-from binidx.storage.vectored_reads import run_both
+from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
 Options = Mapping[str, Any] | None
-
-
 Identity = Mapping[str, Any]
-
-
 CheckedIdentities = Callable[[], Sequence[Identity]]
-
-
 WaitCheck = Callable[[], None]
-
-
 ATTEMPTS = 5
-
-
 PAUSE_SECONDS = 0.05
-
-
 """After the first attempt, then twice as long each time: 0.75 s in all, more than a writer takes between its files."""
 
 
@@ -127,12 +115,6 @@ def open_pair(
         return virtual
 
 
-def reader_identity(reader: RangeReader) -> dict[str, Any]:
-    """What identified the object when it was opened; nothing where the reader does not know."""
-    found: dict[str, Any] = getattr(reader, "identity", {})
-    return found
-
-
 def _open_alone(
     path_prefix: ResolvedPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
 ) -> Pair:
@@ -166,7 +148,7 @@ def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | 
         known = ResolvedPrefix(prefix, found.get(prefix))
         return _open_alone(known, multimodal, mmap, cache, options)
 
-    pairs = map_concurrently(open_part, parts.prefixes)
+    pairs = OPENS.map(open_part, parts.prefixes)
     parts.check([pair.identities for pair in pairs])
     index = concatenate_indices([pair.index for pair in pairs], parts)
     bin_reader = JoinedReader(parts.uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
@@ -193,7 +175,7 @@ def _open_listed(
         found.index = None
         return None
     found.index = data
-    return Pair(index, bin_reader, {"idx": found.identity, "bin": reader_identity(bin_reader)})
+    return Pair(index, bin_reader, {"idx": found.identity, "bin": dict(bin_reader.identity)})
 
 
 def _open_once(
@@ -206,7 +188,7 @@ def _open_once(
     before: Any = None if local is None else _stat(local)
     idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache="disk")
     if local is None:
-        before = reader_identity(idx_reader)
+        before = dict(idx_reader.identity)
     try:
         pair = _read_both(path_prefix, idx_reader, multimodal, mmap, cache, options)
     except (FormatError, StorageError):
@@ -236,12 +218,12 @@ def _read_both(
     else:
         index, bin_reader = read_index(), open_tokens()
     _check_bin_size(bin_reader.uri, bin_reader.size, index)
-    return Pair(index, bin_reader, {"idx": reader_identity(idx_reader), "bin": reader_identity(bin_reader)})
+    return Pair(index, bin_reader, {"idx": dict(idx_reader.identity), "bin": dict(bin_reader.identity)})
 
 
 def _read_index(idx_reader: RangeReader, checked: CheckedIdentities) -> tuple[memoryview, bool]:
     """The bytes of an `.idx`, and whether this very object was checked in full before."""
-    data, identity = read_whole(idx_reader), reader_identity(idx_reader)
+    data, identity = read_whole(idx_reader), dict(idx_reader.identity)
     return data, any(filesystem.same_object(each, identity) for each in checked())
 
 

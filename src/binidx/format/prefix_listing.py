@@ -34,20 +34,13 @@ from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import Found
 from binidx.storage.stores.listing import PAGE_KEYS, Info, list_together
-from binidx.storage.threads import Threads
+from binidx.storage.threads import OPENS
 
 logger = logging.getLogger(__name__)
-
-
 MIN_LISTED_PREFIXES = 8
-
-
 """Prefixes in a folder: two lists of it are cheaper, but S3 takes twelve times the money for one."""
 
-
 OTHER_OBJECTS_PER_PREFIX = 8
-
-
 """Objects in the folder, or between the folders, for each prefix that are listed in vain, at most."""
 
 
@@ -82,7 +75,7 @@ def list_pairs_with_bundle(
         place: of the bundle, which is written at the end of the block from the `.idx` files opened in it, if it lacked
             some; None: there is no bundle.
     """
-    bundle = _submit(partial(place.read, prefixes)) if place and len(prefixes) >= MIN_LISTED_PREFIXES else None
+    bundle = OPENS.submit(partial(place.read, prefixes)) if place and len(prefixes) >= MIN_LISTED_PREFIXES else None
     found = list_pairs(prefixes, storage_options)
     if bundled := bundle and bundle.result():
         for prefix, each in found.items():
@@ -108,7 +101,7 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
             return {}
         return {} if before is None or after is None else _steady(folder, before, after)
 
-    found = [_submit(partial(look, folder)) for folder in group_prefixes(prefixes)]
+    found = [OPENS.submit(partial(look, folder)) for folder in group_prefixes(prefixes)]
     return {prefix: each for folder in found for prefix, each in folder.result().items()}
 
 
@@ -141,5 +134,3 @@ def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[
 def _mark(infos: Mapping[str, Info], name: str) -> Any:
     return name in infos and filesystem.identity_from_info(infos[name])
 
-
-_submit = Threads("binidx-list", lambda: 8).submit

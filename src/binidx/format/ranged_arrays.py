@@ -21,19 +21,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_idx_counts
-from binidx.format.pair import reader_identity
-from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import Range, RangeReader, stored_reader
 from binidx.storage.open import open_object
 from binidx.storage.settings import OURS
 from binidx.storage.stores.head import Found
 
 Numbers = NDArray[np.int64]
-
-
 BLOCK_BYTES = 4096
-
-
 """Bytes that a search reads in one place: a request brings as many at the price of one element."""
 
 
@@ -44,11 +38,6 @@ def open_cached_in_blocks(
     options = dict(storage_options or {})
     options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
     return open_object(uri, storage_options=options, cache="disk", found=found)
-
-
-def uncached_reader(reader: RangeReader) -> RangeReader:
-    """Return the reader that sends requests to the store, which check the object's version; the cache does not."""
-    return reader.reader if isinstance(reader, DiskCache) else reader
 
 
 class RangedArray:
@@ -194,7 +183,7 @@ def open_index_in_ranges(
     lengths: Any = RangedArray(reader, HEADER.size, "<i4", (count,))
     pointers: Any = RangedArray(reader, HEADER.size + 4 * count, "<i8", (count,))
     last = [each.range_of(count - 1) for each in (lengths, pointers)] if count else []
-    header, *ends = uncached_reader(reader).read([(0, HEADER.size), *last])
+    header, *ends = stored_reader(reader).read([(0, HEADER.size), *last])
     dtype, num_sequences, num_bounds, _ = parse_idx_counts(header, reader.size, uri=uri)
     if num_sequences != count:
         raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
@@ -202,4 +191,4 @@ def open_index_in_ranges(
     length, pointer = (int.from_bytes(end, "little") for end in ends) if ends else (0, 0)
     num_tokens = pointer // np.dtype(dtype).itemsize + length
     index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.documents_are_sequences)
-    return index, dict(reader_identity(reader))
+    return index, dict(reader.identity)

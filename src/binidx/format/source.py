@@ -134,7 +134,7 @@ class PairSource:
             sums = open_stored(self.sums_uri, storage_options=self.options, found=told.sums if told else None)
         found = told.bin if told else found_of(self.opened["bin"])
         tokens = open_stored(self.bin_uri, storage_options=self.options, found=found)
-        return layered(tokens, sums=sums, cache=False)
+        return layered(tokens, self.options, sums=sums, cache=False)
 
     def has(self, end: str) -> bool:
         """Whether this sidecar stands beside it: one of `SIDECARS`."""

@@ -20,20 +20,13 @@ import numpy as np
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.bin_file import open_bin, open_listed_bin
 from binidx.format.idx import HEADER, get_idx_path, parse_idx_counts
-from binidx.format.pair import reader_identity
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.virtual import get_parts_path, read_parts
-from binidx.storage.codecs.checksums import CheckedObject
-from binidx.storage.codecs.segments import SegmentedObject
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import RangeReader, as_block_reader
 from binidx.storage.open import open_stored
 
 Options = Mapping[str, Any] | None
-
-
 SEGMENT_BYTES = 64 << 10
-
-
 """Of parts that are compressed, which are not opened."""
 
 
@@ -123,7 +116,8 @@ def _read_pair(prefix: str, options: Options, listed: ListedPair | None) -> Data
     num_tokens = _all_tokens(idx, num_sequences, item_bytes)
     if num_tokens * item_bytes > tokens.size:
         raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {num_tokens * item_bytes}")
-    segmented = isinstance(tokens, SegmentedObject)
+    blocks = as_block_reader(tokens)
+    compressed = blocks is not None and blocks.codec != "raw"
     return DatasetSummary(
         prefix,
         num_sequences,
@@ -132,11 +126,11 @@ def _read_pair(prefix: str, options: Options, listed: ListedPair | None) -> Data
         item_bytes,
         idx.size,
         tokens.size,
-        tokens.stored_bytes if isinstance(tokens, SegmentedObject) else tokens.size,
-        _block_bytes(tokens),
-        segmented,
-        isinstance(tokens, CheckedObject),
-        {"idx": reader_identity(idx), "bin": reader_identity(tokens)},
+        blocks.stored_bytes if blocks else tokens.size,
+        blocks.block_bytes if blocks else 1,
+        compressed,
+        blocks is not None and not compressed,
+        {"idx": dict(idx.identity), "bin": dict(tokens.identity)},
         idx=idx,
     )
 
@@ -183,12 +177,6 @@ def _all_tokens(idx: RangeReader, num_sequences: int, item_bytes: int) -> int:
     length, pointer = HEADER.size + 4 * (num_sequences - 1), HEADER.size + 12 * num_sequences - 8
     found = idx.read([(length, length + 4), (pointer, pointer + 8)])
     return _int(found[1]) // item_bytes + _int(found[0])
-
-
-def _block_bytes(tokens: RangeReader) -> int:
-    if isinstance(tokens, SegmentedObject):
-        return tokens.segment_bytes
-    return tokens.header.block_bytes if isinstance(tokens, CheckedObject) else 1
 
 
 def _int(view: memoryview) -> int:

@@ -23,10 +23,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,24 +36,12 @@ from binidx.json_models import Count, JsonFile
 from binidx.storage.open import read_document
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import says_no
-from binidx.storage.threads import Threads
 from binidx.storage.writing.publish import join_uri
 
 SUFFIX = ".parts.json"
-
-
 FORMAT, VERSION = "binidx-parts", 1
-
-
-PARTS_AT_ONCE = 64
-
-
 Identity = Mapping[str, Any]
-
-
 Argument = TypeVar("Argument")
-
-
 MappedResult = TypeVar("MappedResult")
 
 
@@ -196,12 +182,3 @@ def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -
         array.flags.writeable = False
     return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
 
-
-def map_concurrently(work: Callable[[Argument], MappedResult], given: Iterable[Argument]) -> list[MappedResult]:
-    """`map`, many at once; the first one's error, after all have ended. Not for work that calls this itself."""
-    pending = [_submit(partial(work, each)) for each in given]
-    wait(pending)
-    return [each.result() for each in pending]
-
-
-_submit = Threads("binidx-parts", lambda: PARTS_AT_ONCE).submit

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,12 @@ from binidx.format.idx import HEADER, format_idx_header, get_idx_path
 from binidx.format.index_stream import IndexStream
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.source import Options, PairSource, absolute_uri
-from binidx.format.virtual import VirtualParts, map_concurrently, read_parts
+from binidx.format.virtual import VirtualParts, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.codecs.seek_table import SeekTable, format_table
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.ranges import check_ranges
+from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece, piece_bytes
 from binidx.storage.writing.publish import object_exists
 
@@ -50,6 +51,7 @@ class ShiftedReader:
 
     def __init__(self, reader: RangeReader, start: int, count: int, plus: int) -> None:
         self.uri, self.size = reader.uri, count * NUMBER_BYTES
+        self.identity: Mapping[str, Any] = {}
         self._reader, self._start, self._plus = reader, start, plus
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
@@ -141,7 +143,7 @@ class VirtualSource:
     def __init__(self, prefix: str, parts: VirtualParts, options: Options) -> None:
         self.prefix, self.options, self.bin_uri, self._listed = prefix, options, parts.uri, parts
         found = list_pairs(parts.prefixes, options)
-        self.parts = map_concurrently(lambda each: PairSource(each, options, listed=found.get(each)), parts.prefixes)
+        self.parts = OPENS.map(lambda each: PairSource(each, options, listed=found.get(each)), parts.prefixes)
         self.num_parts = len(self.parts)
         self.places = {absolute_uri(prefix)}.union(*(each.places for each in self.parts))
         codecs = {each.codec for each in self.parts}
@@ -157,7 +159,7 @@ class VirtualSource:
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """ObjectChangedError unless every part is still the one that was listed."""
         found = list_pairs(self._listed.prefixes, self.options)
-        self._listed.check(map_concurrently(lambda each: each.identity(found.get(each.prefix)), self.parts))
+        self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix)), self.parts))
 
     @property
     def checked_by(self) -> str | None:
@@ -172,7 +174,7 @@ class VirtualSource:
 
     def plain_bytes(self) -> int:
         """Bytes of its tokens; FormatError where a part lacks some."""
-        found = map_concurrently(lambda each: each.plain_bytes(), self.parts)
+        found = OPENS.map(lambda each: each.plain_bytes(), self.parts)
         for part, size, needed in zip(self.parts, found, self._num_bytes, strict=True):
             if size < needed:
                 raise FormatError(f"{part.bin_uri}: {size} bytes, {self.bin_uri} needs {needed}")
@@ -200,7 +202,7 @@ class VirtualSource:
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
         """The `.idx` that a merge would write."""
-        opened = map_concurrently(
+        opened = OPENS.map(
             lambda each: IndexStream(each.open_idx(mmap=mmap), get_idx_path(each.prefix)), self.parts
         )
         for index, part in zip(opened, self._listed.parts, strict=True):
@@ -230,7 +232,7 @@ class VirtualSource:
 
     @functools.cached_property
     def tables(self) -> list[SeekTable]:
-        return [table for each in map_concurrently(lambda each: each.tables, self.parts) for table in each]
+        return [table for each in OPENS.map(lambda each: each.tables, self.parts) for table in each]
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
         """As of a `Source`.
@@ -244,7 +246,7 @@ class VirtualSource:
         # A compressed one without tokens is asked, too: it may hold others, which its table would tell of.
         both = zip(self.parts, wanted, strict=True)
         some = [(part, count) for part, count in both if count or part.codec != "raw"]
-        found = map_concurrently(lambda each: each[0].pieces(each[1]), some)
+        found = OPENS.map(lambda each: each[0].pieces(each[1]), some)
         return [piece for each in found for piece in each]
 
 

@@ -26,16 +26,10 @@ C_ITEMS = {
     np.dtype(np.uint8): "uint8_t[]",
 }
 
-
 MAX_COUNT = 2**53
-
-
 """Counts stay below this: sums of two fit int64, and each is exact as a double."""
 
-
 TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
-
-
 """By the codes of an `.idx`."""
 
 
@@ -79,10 +73,7 @@ class Level(IntEnum):
 
 
 LEVEL = Level(lib.binidx_cpu_level())
-
-
 """The best of this machine."""
-
 
 LEVELS = {
     Level.PORTABLE: (Level.PORTABLE,),
@@ -90,8 +81,6 @@ LEVELS = {
     Level.AVX512: (Level.PORTABLE, Level.AVX2, Level.AVX512),
     Level.NEON: (Level.PORTABLE, Level.NEON),
 }[LEVEL]
-
-
 """All that this machine can run."""
 
 

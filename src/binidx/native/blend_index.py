@@ -13,20 +13,12 @@ from binidx._native import ffi, lib
 from binidx.native.arguments import items, runnable
 
 ROWS_PER_DATASET = 16
-
-
 """A chunk has at least so many rows a dataset: replay at its start takes about one a dataset, seldom ten."""
 
-
 MIN_ROWS = 2048
-
-
 """A chunk has at least so many rows; it is begun within 10 us."""
 
-
 WHOLE = 128
-
-
 """Up to so many datasets every sample looks at them all, as native/blend_window.h has it."""
 
 

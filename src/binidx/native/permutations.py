@@ -21,8 +21,6 @@ SHUFFLES = {
     4: lib.binidx_shuffle_4,
     8: lib.binidx_shuffle_8,
 }
-
-
 """By bytes of an item."""
 
 

@@ -17,8 +17,6 @@ from binidx._native import ffi, lib
 from binidx.native.arguments import items
 
 MAPPING = ffi.typeof("binidx_mapping *")
-
-
 ANYWHERE = (1 << 63) - 1
 
 

@@ -19,8 +19,6 @@ from binidx.native.arguments import count, items, pointer
 from binidx.native.permutations import RandomState
 
 WINDOW = 2**18
-
-
 """Documents of one part of a sample index built by threads: their lengths, 1 MiB, stay in a core's cache."""
 
 
@@ -189,8 +187,6 @@ def put_end(samples: SampleArrays, rows: NDArray[Any], tokens: int) -> None:
 
 
 MOST_RECORDS = 2**32
-
-
 """Steps of a shuffle whose targets are drawn as 32 bits."""
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,30 +26,18 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import ConfigError, FormatError
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
+from binidx.storage.threads import OPENS
 from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import create_object, join_uri
 
 MAGIC = b"LITPKDS"
-
-
 VERSION = 1
-
-
 HEADER = struct.Struct("<7sQBQ")
-
-
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8: "<u2"}
-
-
 """code -> dtype as stored"""
 
-
 OPENED_AT_ONCE = 32
-
-
 UINT16_VOCAB = 65_500
-
-
 """dtype="auto" is uint16 below this many tokens, int32 from there on. (Others switch at 65,536.)"""
 
 
@@ -112,7 +99,7 @@ class PackedFiles:
         if not uris or block_size < 1:
             raise ConfigError(f"packed set: {len(uris)} files in blocks of {block_size}, needs 1 and 1 at least")
         self.uris, self.block_size, self.storage_options = list(uris), block_size, storage_options
-        with ThreadPoolExecutor(OPENED_AT_ONCE, "binidx-open") as threads:
+        with OPENS.executor(OPENED_AT_ONCE) as threads:
             opened = list(threads.map(self._open, self.uris))
         self.readers: list[RangeReader] = [reader for reader, _ in opened]
         self.header = opened[0][1]

@@ -1,12 +1,12 @@
-"""The bytes of many objects, one after the other, as those of one.
+"""Readers over bytes in memory and over other readers, and readers and writers as Python files.
 
-parts    a [0, 100)   b [0, 40)   c [0, 60)         of each the bytes that count, which may begin and end within it
-joined   [0, 100)     [100, 140)  [140, 200)
-asked    [90, 150)    ─► a [90, 100)  b [0, 40)  c [0, 10)        all parts at the same time: `vectored.read_many`
+`JoinedReader` presents parts of several objects as one object:
 
-A range within a part is a view of what that gave; one across parts is copied together.
+    parts    a [0, 100)   b [0, 40)   c [0, 60)
+    joined   [0, 100)     [100, 140)  [140, 200)
+    read     [90, 150)    -> a [90, 100)  b [0, 40)  c [0, 10)        all parts at the same time (`read_many`)
 
-Readers and writers of objects as Python's files, for libraries that ask for those: pyarrow above all.
+A range inside one part is a view of that part's result; a range across parts is a copy.
 """
 
 from __future__ import annotations
@@ -20,62 +20,68 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ObjectChangedError
-from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
+from binidx.storage.interfaces import Bytes, Piece, Range, RangeReader, Writer
 from binidx.storage.ranges import check_ranges
 from binidx.storage.vectored_reads import read_many
 
 
 class InMemory:
-    """Bytes in memory as an object."""
+    """Reader of bytes in memory."""
 
     def __init__(self, uri: str, data: Bytes) -> None:
         self.uri, self.size, self.data = uri, len(data), data
+        self.identity: Mapping[str, Any] = {}
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        view = memoryview(self.data)
+        view = memoryview(self.data).toreadonly()
         return [view[start:stop] for start, stop in ranges]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return InMemory, (self.uri, bytes(self.data))
 
 
-class Late:
-    """An object that is opened when the first of it is read.
+class LazyReader:
+    """Reader that opens its object at the first read.
 
     Args:
-        size: bytes that it has; ObjectChangedError if it turns out to have others.
+        size: bytes of the object; another size is an ObjectChangedError at the first read.
     """
 
-    def __init__(self, uri: str, size: int, open_it: Callable[[], RangeReader]) -> None:
-        self.uri, self.size, self._open_it = uri, size, open_it
+    def __init__(self, uri: str, size: int, open_reader: Callable[[], RangeReader]) -> None:
+        self.uri, self.size, self._open_reader = uri, size, open_reader
+        self.identity: Mapping[str, Any] = {}
 
     @functools.cached_property
     def _reader(self) -> RangeReader:
-        found = self._open_it()
+        found = self._open_reader()
         if found.size != self.size:
-            raise ObjectChangedError(f"{self.uri}: {found.size} bytes, had {self.size} before; run it again")
+            raise ObjectChangedError(
+                f"{self.uri}: changed while it was used (found {found.size} bytes, had {self.size}); run it again"
+            )
         return found
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
         return self._reader.read(ranges)
 
-    def split(
-        self, ranges: Sequence[Range]
-    ) -> tuple[list[list[tuple[int, int]]], list[tuple[RangeReader, Sequence[Range]]]]:
-        """As of a `Joined`: all of it of the one object."""
+    def split(self, ranges: Sequence[Range]) -> tuple[list[list[Piece]], list[tuple[RangeReader, Sequence[Range]]]]:
         check_ranges(self.uri, self.size, ranges)
         return [[(0, place)] for place in range(len(ranges))], [(self._reader, ranges)]
 
+    def component_readers(self) -> Sequence[RangeReader]:
+        return ()
 
-class Joined:
-    """A reader of `sizes[i]` bytes of each of the `parts`, in their order.
+
+class JoinedReader:
+    """Reader of parts of several objects, one after the other.
 
     Args:
-        uri: what errors call it.
-        identity: what identifies the content of all of them.
-        starts: where in each part its bytes begin; None: at 0.
+        uri: name in errors.
+        parts: readers of the objects.
+        sizes: bytes of each part.
+        identity: version of all of them together.
+        starts: first byte of each part in its object; None: 0.
     """
 
     def __init__(
@@ -95,16 +101,9 @@ class Joined:
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         return read_many([(self, ranges)])[0]
 
-    def split(
-        self, ranges: Sequence[Range]
-    ) -> tuple[list[list[tuple[int, int]]], list[tuple[RangeReader, list[Range]]]]:
-        """What to read of which part; and for each range its pieces, as (request, place in it).
-
-        Raises:
-            ShortReadError: a range outside.
-        """
+    def split(self, ranges: Sequence[Range]) -> tuple[list[list[Piece]], list[tuple[RangeReader, list[Range]]]]:
         check_ranges(self.uri, self.size, ranges)
-        wanted: dict[int, list[Range]] = defaultdict(list)
+        part_ranges: dict[int, list[Range]] = defaultdict(list)
         pieces = []
         firsts = np.searchsorted(self.stops, [start for start, _ in ranges], side="right").tolist()
         for part, (start, stop) in zip(firsts, ranges, strict=True):
@@ -113,24 +112,27 @@ class Joined:
                 before = int(self.stops[part]) - self.sizes[part]
                 end = min(stop, before + self.sizes[part])
                 if end > start:
-                    mine.append((part, len(wanted[part])))
+                    mine.append((part, len(part_ranges[part])))
                     shift = self.starts[part] - before
-                    wanted[part].append((start + shift, end + shift))
+                    part_ranges[part].append((start + shift, end + shift))
                 start, part = max(start, end), part + 1
             pieces.append(mine)
-        number = {part: place for place, part in enumerate(wanted)}
-        numbered = [[(number[part], place) for part, place in mine] for mine in pieces]
-        return numbered, [(self.parts[part], found) for part, found in wanted.items()]
+        read_of_part = {part: read for read, part in enumerate(part_ranges)}
+        numbered = [[(read_of_part[part], place) for part, place in mine] for mine in pieces]
+        return numbered, [(self.parts[part], found) for part, found in part_ranges.items()]
+
+    def component_readers(self) -> Sequence[RangeReader]:
+        return self.parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Joined, (self.uri, self.parts, self.sizes, self.identity, self.starts)
+        return JoinedReader, (self.uri, self.parts, self.sizes, self.identity, self.starts)
 
     def __repr__(self) -> str:
-        return f"Joined({self.uri!r}, {len(self.parts)} parts)"
+        return f"JoinedReader({self.uri!r}, {len(self.parts)} parts)"
 
 
 class WritableFile(io.RawIOBase):
-    """A writer as a file; closing it is the business of who opened the object."""
+    """Python file over a writer, for pyarrow; closing the file does not publish the object."""
 
     def __init__(self, out: Writer) -> None:
         self._out, self._position = out, 0
@@ -148,7 +150,7 @@ class WritableFile(io.RawIOBase):
 
 
 class ReadableFile(io.RawIOBase):
-    """A reader of ranges as a file."""
+    """Python file over a reader of ranges, for pyarrow."""
 
     def __init__(self, reader: RangeReader) -> None:
         self._reader, self._position = reader, 0

@@ -26,8 +26,8 @@ from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
 from binidx.storage.cache.layout import CHUNK_BYTES, directory_of_index
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
-from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, SegmentedObject, codec_of
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, codec_of
+from binidx.storage.interfaces import RangeReader, as_block_reader, as_mapped
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
 from binidx.storage.settings import ReadSettings
@@ -36,14 +36,9 @@ from binidx.storage.stores.head import Found, found_of, look_up
 from binidx.storage.stores.local import LocalFile
 
 Keep = bool | Literal["disk"] | None
-
-
 """See `open_object`."""
 
-
 SEGMENTS = ChunkStore(64 << 20)
-
-
 """Decoded segments of all large objects. Neighbouring samples find theirs here; shuffled ones hardly ever, and in STORE
 they would push out what small objects have there: 130 samples/s of 8 segments fill its 256 MiB in 4 s."""
 
@@ -81,7 +76,7 @@ def open_object(
     if found is None and codec != "raw" and filesystem.local_path(uri) is None:
         found = look_up(uri, storage_options, end_bytes=TAIL_BYTES)
     stored = open_stored(uri, storage_options=storage_options, mmap=mmap, found=found)
-    return layered(stored, codec=codec, end=found.end if found else b"", cache=cache)
+    return layered(stored, storage_options, codec=codec, end=found.end if found else b"", cache=cache)
 
 
 def open_stored(
@@ -110,6 +105,7 @@ def open_stored(
 
 def layered(
     stored: RangeReader,
+    storage_options: Mapping[str, Any] | None,
     *,
     sums: RangeReader | None = None,
     codec: str = "raw",
@@ -125,15 +121,15 @@ def layered(
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
     local = filesystem.local_path(stored.uri) is not None
     if cache is not False and not local:
-        settings = ReadSettings.of(getattr(stored, "storage_options", None))
-        on_disk = with_disk_cache(reader, settings, whole=cache == "disk")
+        on_disk = with_disk_cache(reader, ReadSettings.of(storage_options), whole=cache == "disk")
         if on_disk is not reader:
             return on_disk
     if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
         return ChunkCache(reader)
-    if cache in (None, True) and isinstance(reader, SegmentedObject):
-        # Whole segments, but no more than the store would keep: frames of other writers may have 1 GiB.
-        return ChunkCache(reader, chunk_bytes=max(1, min(reader.segment_bytes, SEGMENTS.largest)), store=SEGMENTS)
+    blocks = as_block_reader(reader)
+    if cache in (None, True) and blocks and blocks.codec != "raw":
+        # Chunks of one segment, but no larger than the store caches: frames of other writers may have 1 GiB.
+        return ChunkCache(reader, chunk_bytes=max(1, min(blocks.block_bytes, SEGMENTS.largest)), store=SEGMENTS)
     return reader
 
 
@@ -151,18 +147,11 @@ def open_kept(
 
 
 logger = logging.getLogger(__name__)
-
-
 READ_WHOLE = (".idx", ".npy", ".bundle")
-
-
 """Arrays that are looked at for as long as a run lasts: one block each, so that they are views of one map, shared by
 all processes of the node, and not copied into the memory of each."""
 
-
 WHOLE_CHUNK_BYTES = 1 << 20
-
-
 """Of what is read whole: a chunk is some 20 us of Python, which 64 KiB need to come from a disk."""
 
 
@@ -205,8 +194,6 @@ def keep_whole(reader: DiskCache, data: memoryview) -> memoryview | None:
 
 
 ROUND_BYTES = 64 << 20
-
-
 """Read at once, over several connections: what is in memory of an object that is streamed."""
 
 
@@ -218,7 +205,7 @@ def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]
 
 def read_whole(reader: RangeReader) -> memoryview:
     """All bytes of an object: a view of the map when it lies on a disk, else of one buffer filled part by part."""
-    if isinstance(reader, (LocalFile, DiskCache)):
+    if as_mapped(reader):
         return reader.read([(0, reader.size)])[0]
     buffer, filled = memoryview(bytearray(reader.size)), 0
     for part in stream(reader):

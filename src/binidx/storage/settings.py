@@ -18,8 +18,6 @@ from typing import Any
 from binidx.errors import ConfigError
 
 OURS = "binidx"
-
-
 """The key of `storage_options` that holds our settings."""
 
 
@@ -141,16 +139,10 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "concurrency": int,
     "max_gap": parse_bytes,
 }
-
-
 """setting -> how its text in the environment is read"""
 
-
 VARIABLES = [(name, f"BINIDX_{name.upper()}".encode()) for name in PARSERS]
-
-
 """As the environment has them: to ask for them as text takes ten times the time."""
-
 
 LEAST: dict[str, float] = {
     "cache_bytes": 0,
@@ -160,6 +152,4 @@ LEAST: dict[str, float] = {
     "concurrency": 1,
     "max_gap": 0,
 }
-
-
 """setting that is a number -> the least it may be"""

@@ -156,14 +156,8 @@ def _after_fork() -> None:
 
 # One lock for all counters: a lock in each would have to be found and renewed after a fork.
 _lock = threading.Lock()
-
-
 _stores: dict[str, ReadStats] = {}
-
-
 _caches: dict[str, CacheStats] = {}
-
-
 _layers = ReadStats()
 
 
@@ -171,14 +165,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 Usage = Mapping[str, float]
-
-
 """Counter -> its value, such as "s3 requests": 12; names are those of NAMES."""
 
-
 DOLLARS_PER_REQUEST = {"s3": 0.0004 / 1_000, "gs": 0.004 / 10_000}
-
-
 """Of a GET, for storage that is read often; transfer within a region is free and between regions is not counted here.
 
 S3 Standard, us-east-1: $0.0004 per 1,000 GET requests (aws.amazon.com/s3/pricing).
@@ -186,27 +175,15 @@ GCS Standard, one region: $0.004 per 10,000 class B operations (cloud.google.com
 Both as known in November 2026; other regions ask up to about a half more.
 """
 
-
 STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http", "file": "file"}
-
-
 """Protocol -> the store it is counted under; all others are "other"."""
 
-
 CACHES = {"memory": "chunk cache", "disk": "disk cache"}
-
-
 """Kind of cache -> its name in the line."""
 
-
 AGAIN = {"retries": "retry", "hedges": "hedge"}
-
-
 SERVED = ("samples", "tokens", "seconds", "wait_seconds")
-
-
 """What loaders count: what they gave, since when, and how much of that time the trainer waited for them."""
-
 
 NAMES = [
     *(f"{store} {each.name}" for store in dict.fromkeys([*STORES.values(), "other"]) for each in fields(ReadStats)),

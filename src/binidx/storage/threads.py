@@ -1,8 +1,17 @@
-"""Threads of a process that are kept for one kind of work.
+"""The thread pools of the package: one for computing, three for waiting.
 
-Each kind has its own: work that waited for other work in the same threads could wait for ever.
+    CPU        "binidx-cpu"        computes without the interpreter (zstd, C); waits for nothing
+    REQUESTS   "binidx-request"    waits for single requests: HEADs, pages of lists, checksums beside data, deletes
+    READS      "binidx-read"       reads objects through their layers; may wait for REQUESTS and CPU
+    OPENS      "binidx-open"       opens and lists whole datasets and indices; may wait for all others
 
-Work for the cores: one function over many items, in threads: for what lets go of the interpreter (zstd, C).
+A task may wait only for pools above its own in this table, so no cycle of waiting tasks can fill a pool. A task that
+submits to its own pool gets a second one of the same kind ("binidx-read-2"), for the same reason. Pools are made at the
+first task of a process, and again after a fork. `executor` gives threads of one kind to one caller.
+
+Besides there are three kinds of long-lived single threads: groups of batches that are read ahead
+(`loader.batch_groups`), the heartbeat of a lease (`index.cache.lease`) and the agreement of ranks
+(`dataset.rank_agreement`).
 """
 
 from __future__ import annotations
@@ -10,70 +19,105 @@ from __future__ import annotations
 import contextvars
 import functools
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+WAITING_THREADS = 32
+OPENING_THREADS = 128
+MAX_COMPUTING_THREADS = 8
+
+
+def thread_count() -> int:
+    """Return how many threads compute at once: one for each core of this process, 8 at most."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MAX_COMPUTING_THREADS, cores)
 
 
 @dataclass(frozen=True)
 class Threads:
-    """So many threads of a name, made when the first work comes.
+    """Thread pool of one kind of work.
 
     Args:
         name: of the threads.
-        count: how many; asked once in each process.
+        count: returns the number of threads; called once in each process.
     """
 
     name: str
-    count: Callable[[], int]
+    count: Callable[[], int] = lambda: WAITING_THREADS
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """In another thread, but in this one's context: its scope (`cancel`) holds there too."""
-        return _pool(os.getpid(), self).submit(contextvars.copy_context().run, work)
+        """Run work in a thread, in a copy of this thread's context, so that its cancellation scope holds there too."""
+        depth = _depths.get().get(self.name, 0) + 1
+        context = contextvars.copy_context()
+        context.run(_depths.set, {**_depths.get(), self.name: depth})
+        return _pool(os.getpid(), self, depth).submit(context.run, work)
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Return the results for all items, computed at the same time.
+
+        Raises:
+            The first error in the order of the items, after all calls have ended.
+        """
+        pending = [self.submit(functools.partial(function, item)) for item in items]
+        wait(pending)
+        return [each.result() for each in pending]
+
+    def executor(self, count: int) -> ThreadPoolExecutor:
+        """Return `count` threads of one caller, for work that must not queue behind other callers' or runs for long."""
+        return ThreadPoolExecutor(count, thread_name_prefix=self.name)
 
 
-@functools.cache
-def _pool(pid: int, threads: Threads) -> ThreadPoolExecutor:
-    """Threads do not survive a fork, so each process has its own pool."""
-    return ThreadPoolExecutor(threads.count(), thread_name_prefix=threads.name)
+CPU = Threads("binidx-cpu", thread_count)
+REQUESTS = Threads("binidx-request")
+READS = Threads("binidx-read")
+OPENS = Threads("binidx-open", lambda: OPENING_THREADS)
 
 
-Item = TypeVar("Item")
-
-
-MAX_THREADS = 8
-
-
-def thread_count() -> int:
-    """Threads that compute at once: as many as this process has cores, 8 at most."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_THREADS, cores)
-
-
-def over_cores(function: Callable[[Item], Result], items: Sequence[Item], *, a_thread: int) -> list[Result]:
-    """`map`, in as many threads as the work is worth.
+def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *, items_per_thread: int) -> list[Result]:
+    """Return the results for all items, computed by this thread and others.
 
     Args:
-        a_thread: items that are worth a thread; handing work to one costs 20 us.
+        items_per_thread: items that are worth another thread; to hand work to one costs 20 us.
 
     Raises:
-        The function's first error, of the items in this thread first.
+        The function's first error; errors of this thread's items come first.
     """
-    count = min(thread_count(), len(items) // a_thread)
+    count = min(thread_count(), len(items) // items_per_thread)
     if count < 2:
         return list(map(function, items))
     bounds = [len(items) * each // count for each in range(count + 1)]
     here, *others = (items[start:stop] for start, stop in pairwise(bounds))
-    pending = [submit(lambda part=part: list(map(function, part))) for part in others]  # type: ignore[misc]
+    pending = [CPU.submit(lambda part=part: list(map(function, part))) for part in others]  # type: ignore[misc]
     found = list(map(function, here))
     return [*found, *(each for part in pending for each in part.result())]
 
 
-submit = Threads("binidx-core", thread_count).submit
+def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tuple[First, Second]:
+    """Return the results of two functions that run at the same time, the second in a thread of READS.
+
+    Raises:
+        The first's error, else the second's, after both have ended.
+    """
+    pending = READS.submit(elsewhere)
+    try:
+        found = here()
+    finally:
+        wait([pending])
+    return found, pending.result()
 
 
-"""Have work done in a thread, which must not wait for another one of these."""
+@functools.cache
+def _pool(pid: int, threads: Threads, depth: int) -> ThreadPoolExecutor:
+    name = threads.name if depth == 1 else f"{threads.name}-{depth}"
+    return ThreadPoolExecutor(threads.count(), thread_name_prefix=name)
+
+
+_depths: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("binidx_pool_depths", default={})  # noqa: B039

@@ -1,106 +1,66 @@
-"""Ranges of many objects in one go: remote objects are read at the same time, so a blend waits once.
+"""Read ranges of many objects at the same time, so that a blend of datasets waits for one round trip.
 
-And any two pieces of work at the same time, on the same threads.
-
-Reads beside a read: of a small object that goes with a large one, while that is read.
-
-Their own threads, because readers are themselves read in the threads of `vectored`: one that waited there for another
-thread of the same pool could wait for ever.
+composite readers      are split into reads of their parts
+mapped files           are read in this thread
+remote objects         are begun in this thread, all at once, on the event loop of their driver
+all others             the first is read in this thread, the rest in READS threads
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from typing import TypeVar
 
-from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.requests.remote_reader import Begun, RemoteObject
-from binidx.storage.stores.local import LocalFile
-from binidx.storage.threads import Threads
+from binidx.storage.interfaces import PendingRead, Piece, Range, RangeReader, as_composite, as_concurrent, as_mapped
+from binidx.storage.threads import READS
 
-THREADS = 32
+Reads = Sequence[tuple[RangeReader, Sequence[Range]]]
 
 
-"""Objects read at once in a process that need a thread each: those with a layer over them."""
-
-
-First = TypeVar("First")
-
-
-Second = TypeVar("Second")
-
-
-Requests = Sequence[tuple[RangeReader, Sequence[Range]]]
-
-
-def read_many(requests: Requests) -> list[list[memoryview]]:
-    """What each reader's `read` gives for its ranges, in the order of the requests.
-
-    A reader that is made of others may `split` its ranges over them: they are read with the rest, and not in threads
-    that would wait for threads.
-
-    Objects are asked for from this thread, all at once. Of the others the mapped files are read in it, as is the first
-    remote one, and the rest in threads.
+def read_many(reads: Reads) -> list[list[memoryview]]:
+    """Return the results of each reader's `read` for its ranges, in the order of the reads.
 
     Raises:
-        The first request's error that fails, after all of them have ended; at once what cannot be asked for.
+        The error of the first read that fails, after all reads have ended; at once, if a range leaves its object.
     """
-    if any(hasattr(reader, "split") for reader, _ in requests):
-        return _read_split(requests)
-    remote = {place: each for place, each in enumerate(requests) if each[1] and not isinstance(each[0], LocalFile)}
-    with ExitStack() as sending:
-        begun = {
-            place: sending.enter_context(reader.begin(ranges))
-            for place, (reader, ranges) in remote.items()
-            if isinstance(reader, RemoteObject) and reader.needs_no_thread
-        }
-        in_threads = [place for place in remote if place not in begun][1:]
-        pending = {place: _submit(functools.partial(remote[place][0].read, remote[place][1])) for place in in_threads}
-        elsewhere: dict[int, Begun | Future[list[memoryview]]] = {**begun, **pending}
+    if any(as_composite(reader) for reader, _ in reads):
+        return _read_composites(reads)
+    with ExitStack() as begun:
+        pending: dict[int, PendingRead | Future[list[memoryview]]] = {}
+        blocking = []
+        for number, (reader, ranges) in enumerate(reads):
+            mapped = as_mapped(reader)
+            if not ranges or (mapped and mapped.is_complete()):
+                continue
+            concurrent = as_concurrent(reader)
+            read = concurrent.begin(ranges) if concurrent else None
+            if read is None:
+                blocking.append(number)
+            else:
+                pending[number] = begun.enter_context(read)
+        outcomes = [each.outcome for each in pending.values() if not isinstance(each, Future)]
+        for number in blocking[1:]:
+            pending[number] = future = READS.submit(functools.partial(reads[number][0].read, reads[number][1]))
+            outcomes.append(future)
         try:
-            here = {place: reader.read(each) for place, (reader, each) in enumerate(requests) if place not in elsewhere}
+            here = {number: reader.read(each) for number, (reader, each) in enumerate(reads) if number not in pending}
         finally:
-            wait(pending.values())
-            wait([each.outcome for each in begun.values()])
-        return [elsewhere[place].result() if place in elsewhere else here[place] for place in range(len(requests))]
+            wait(outcomes)
+        return [pending[number].result() if number in pending else here[number] for number in range(len(reads))]
 
 
-def _read_split(requests: Requests) -> list[list[memoryview]]:
-    """`read_many`, where some readers are made of others."""
-    plans = [reader.split(ranges) if hasattr(reader, "split") else None for reader, ranges in requests]
-    below = [plan[1] if plan else [each] for plan, each in zip(plans, requests, strict=True)]
-    found = iter(read_many([each for parts in below for each in parts]))
-    answers = [[next(found) for _ in parts] for parts in below]
-    return [_put_together(plan[0], each) if plan else each[0] for plan, each in zip(plans, answers, strict=True)]
+def _read_composites(reads: Reads) -> list[list[memoryview]]:
+    """`read_many` if some readers are composite: split these, read all parts at the same time, join their results."""
+    splits = [composite.split(ranges) if (composite := as_composite(reader)) else None for reader, ranges in reads]
+    below = [split[1] if split else [read] for split, read in zip(splits, reads, strict=True)]
+    views = iter(read_many([read for part_reads in below for read in part_reads]))
+    results = [[next(views) for _ in part_reads] for part_reads in below]
+    return [_join(split[0], each) if split else each[0] for split, each in zip(splits, results, strict=True)]
 
 
-def _put_together(pieces: Sequence[Sequence[tuple[int, int]]], answers: Sequence[list[memoryview]]) -> list[memoryview]:
-    """For each range the one view that it is, or a copy of all its pieces, given as (answer, place in it)."""
-    views = [[answers[answer][place] for answer, place in mine] for mine in pieces]
-    return [mine[0] if len(mine) == 1 else memoryview(b"".join(mine)) for mine in views]
-
-
-def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tuple[First, Second]:
-    """What two functions give that run at the same time, the second in a thread; it must not call this itself.
-
-    Raises:
-        The first's error, else the second's, after both have ended.
-    """
-    pending = _submit(elsewhere)
-    try:
-        found = here()
-    finally:
-        wait([pending])
-    return found, pending.result()
-
-
-_submit = Threads("binidx-read", lambda: THREADS).submit
-
-
-submit = Threads("binidx-side", lambda: THREADS).submit
-
-
-"""Have a read done in a thread; it must not call this itself."""
+def _join(pieces: Sequence[Sequence[Piece]], results: Sequence[list[memoryview]]) -> list[memoryview]:
+    """Return for each range the view of its only piece, or a copy of all its pieces."""
+    views = [[results[read][place] for read, place in each] for each in pieces]
+    return [each[0] if len(each) == 1 else memoryview(b"".join(each)) for each in views]

@@ -20,7 +20,8 @@ from binidx.storage.codecs.checksums import HEADER, BlockSums, CheckedObject, fo
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.remote_reader import RemoteObject
-from binidx.storage.vectored_reads import THREADS, read_many
+from binidx.storage.threads import WAITING_THREADS
+from binidx.storage.vectored_reads import read_many
 from binidx.testing import CONTENT, MemoryObject, check_range_reader
 
 BLOCK = 512
@@ -147,7 +148,7 @@ def test_many_read_at_once_do_not_wait_for_each_other(tmp_path: Path) -> None:
     (tmp_path / "en.bin").write_bytes(CONTENT)
     (tmp_path / "en.bin.xxh3").write_bytes(summed(CONTENT))
     uris = f"file://{tmp_path}/en.bin", f"file://{tmp_path}/en.bin.xxh3"
-    readers = [CheckedObject(*map(RemoteObject, uris)) for _ in range(3 * THREADS)]
+    readers = [CheckedObject(*map(RemoteObject, uris)) for _ in range(3 * WAITING_THREADS)]
     found = read_many([(reader, [(place, place + 1000)]) for place, reader in enumerate(readers)])
     assert [bytes(view) for (view,) in found] == [CONTENT[place : place + 1000] for place in range(len(readers))]
 

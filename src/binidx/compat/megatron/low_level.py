@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,7 @@ class Got:
     """
 
     uri = "low-level.bin"
+    identity: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, own: Any, bounds: NDArray[np.int64]) -> None:
         self.own, self.bounds = own, bounds

@@ -37,23 +37,15 @@ from binidx.index.cache.manifest import (
     mismatches,
 )
 from binidx.index.cache.megatron_cache import Check, load_foreign, tell_of_foreign
-from binidx.storage.threads import Threads
+from binidx.storage.threads import OPENS
 
 TOLD_BYTES = 16 << 20
-
-
 """Of an array: a smaller one comes sooner than a claim is looked at again."""
 
-
 logger = logging.getLogger(__name__)
-
-
 Access = Literal["load", "ranges"]
-
-
 """How cached arrays are read: "load" reads or maps all of them and compares their checksums; "ranges" gives
 `RangedArray`s where a manifest proves that the arrays belong to it, and loads or builds them elsewhere."""
-
 
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
@@ -256,12 +248,10 @@ class FetchDone:
         # A claim may have been written by anybody.
         for name in self._waiting.intersection(done if isinstance(done, Mapping) else ()):
             self._waiting.discard(name)
-            _submit(partial(_bring, self._files, name, done[name]))
+            OPENS.submit(partial(_bring, self._files, name, done[name]))
 
 
 def _bring(files: IndexFiles, name: str, fields: Any) -> None:
     with contextlib.suppress(BinidxError, TypeError, ValueError, KeyError, AttributeError):
         files.bring(name, StoredArray(**fields))
 
-
-_submit = Threads("binidx-done", lambda: 4).submit

@@ -26,12 +26,13 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError, ObjectChangedError, StorageError
-from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks, uncached_reader
+from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray, format_manifest, parse_manifest
+from binidx.storage.interfaces import stored_reader
 from binidx.storage.open import Keep, open_kept, open_object, read_whole
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import Found, found_of, look_up
-from binidx.storage.threads import Threads
+from binidx.storage.threads import OPENS
 from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import create_object, join_uri, put_if_absent, read_small
 
@@ -92,25 +93,15 @@ def parse_npy_header(buffer: memoryview) -> tuple[np.dtype[Any], tuple[int, ...]
 
 
 DESCRIPTION, MANIFEST = "description.txt", "binidx.json"
-
-
 SMALL_BYTES = 64 << 10
-
-
 HEADER_BYTES = 128
-
-
 """Header of a `.npy` that numpy.save writes for up to three dimensions."""
 
-
 LEFT_SECONDS = 3600.0
-
 
 STAGING_FILE = re.compile(
     r"[0-9a-f]{32}-.*\.(npy|json|json-claim|json-claim-after-[^.]*|txt)(\.[0-9a-f]{32}\.tmp){1,2}"
 )
-
-
 """Twice `.tmp`: a whole file that is to be linked to a name is itself written beside its own."""
 
 
@@ -216,7 +207,7 @@ class IndexFiles:
         """
         if filesystem.local_path(self.directory) is not None:
             return {name: self.read_array(name, stored) for name, stored in arrays.items()}
-        pending = {name: _submit(partial(self.read_array, name, stored)) for name, stored in arrays.items()}
+        pending = {name: OPENS.submit(partial(self.read_array, name, stored)) for name, stored in arrays.items()}
         return {name: each.result() for name, each in pending.items()}
 
     def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
@@ -281,15 +272,13 @@ def _is_last(marks: Sequence[tuple[int, int, int]]) -> bool:
 
 def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
     """Check the headers in one round trip; its requests raise ObjectChangedError for an array that was replaced."""
-    readers = [uncached_reader(each.reader) for each in arrays.values()]
+    readers = [stored_reader(each.reader) for each in arrays.values()]
     headers = read_many([(each, [(0, min(HEADER_BYTES, each.size))]) for each in readers])
     for (name, array), [header] in zip(arrays.items(), headers, strict=True):
         found = parse_npy_header(header)
         if found != (array.dtype, array.shape, array.offset):
             raise FormatError(f"{array.reader.uri}: {name} is {found}, needed {array.dtype, array.shape, array.offset}")
 
-
-_submit = Threads("binidx-index", lambda: 16).submit
 
 
 def _same_index(one: Manifest, other: Manifest) -> bool:

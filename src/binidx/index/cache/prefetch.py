@@ -29,16 +29,11 @@ from binidx.errors import FormatError, StorageError
 from binidx.index.cache.index_files import MANIFEST, IndexFiles
 from binidx.index.cache.manifest import Manifest
 from binidx.storage.stores import filesystem
-from binidx.storage.threads import Threads
+from binidx.storage.threads import OPENS
 
 logger = logging.getLogger(__name__)
-
-
 LARGE_BYTES = 16 << 20
-
-
 """Of an `.idx`: a smaller one comes within some round trips, and may have no index in a cache."""
-
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -63,7 +58,7 @@ class Prefetch:
     """
 
     def __init__(self, indices: Sequence[IndexFiles]) -> None:
-        self._pending = {files.uri(MANIFEST): _submit(partial(fetch, files)) for files in indices}
+        self._pending = {files.uri(MANIFEST): OPENS.submit(partial(fetch, files)) for files in indices}
 
     def checked(self) -> list[Mapping[str, Any]]:
         """Wait for the manifests; return the identities of the `.idx` objects that they are of."""
@@ -105,7 +100,7 @@ def fetch(files: IndexFiles) -> Fetched | None:
     if manifest is None:
         return None
     large = (manifest.data.get("idx") or {}).get("size", 0) >= LARGE_BYTES
-    return Fetched(manifest, _submit_arrays(partial(_fetch_arrays, files, manifest)) if large else None)
+    return Fetched(manifest, OPENS.submit(partial(_fetch_arrays, files, manifest)) if large else None)
 
 
 def _fetch_arrays(files: IndexFiles, manifest: Manifest) -> Arrays | None:
@@ -116,7 +111,3 @@ def _fetch_arrays(files: IndexFiles, manifest: Manifest) -> Arrays | None:
         return None
 
 
-_submit = Threads("binidx-ahead", lambda: 8).submit
-
-
-_submit_arrays = Threads("binidx-arrays", lambda: 8).submit

@@ -131,8 +131,6 @@ def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str,
 
 
 Records = Mapping[str, Record]
-
-
 """By the names of the parts."""
 
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 
 QUARANTINE_BLOCK_BYTES = 1 << 20
-
-
 """Held before they are written; read at once."""
 
 

@@ -40,8 +40,6 @@ from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object, read_small
 
 MIN_TOKENS, MAX_TOKENS, EMPTY = "min tokens", "max tokens", "empty"
-
-
 """Reasons to drop a row, besides those of `text`."""
 
 
@@ -158,8 +156,6 @@ def _bounds(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 BATCH_BYTES, LEAST_BATCH_BYTES = {"gigatoken": 4 << 20}, 1 << 20
-
-
 """Of text, given to an engine at once. A call of gigatoken costs 1.5 ms, whatever it encodes, and 4 MiB cost 40 MB of
 memory; the others take up to a second for one, in which nothing can be stopped."""
 

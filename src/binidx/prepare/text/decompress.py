@@ -29,13 +29,8 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.stores.filesystem import local_path
 
 MAGIC, SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
-
-
 FIRST_HEADER_BYTES = 5
-
-
 """Bytes of a frame header that determine its length: magic and descriptor."""
-
 
 Bytes = bytes | memoryview
 
@@ -118,20 +113,11 @@ def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int
 
 
 PLAIN_BYTES = 1 << 20
-
-
 FED_BYTES = 64 << 10
-
-
 """The end of a gzip member returns the bytes behind it as a copy: with small members, many times per MiB."""
 
-
 GZIP_BITS = 16 + zlib.MAX_WBITS
-
-
 WINDOW_BYTES = 1 << 27
-
-
 """The limit of `zstd -d`; a larger window needs --long=31."""
 
 
@@ -208,8 +194,6 @@ def _check_sizes(uri: str, sizes: tuple[int, int], position: int, before: int, c
 
 
 LEAST_BYTES = 1 << 20
-
-
 """Least stored bytes of a block; smaller frames are joined."""
 
 

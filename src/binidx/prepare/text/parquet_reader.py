@@ -44,20 +44,11 @@ except ImportError as error:  # pragma: no cover - the message is the point
     raise MissingDriverError("parquet: needs pyarrow; pip install 'binidx[parquet]'") from error
 
 BLOCK_BYTES = 4 << 20
-
-
 AHEAD_BYTES = 32 << 20
-
-
 PAGE_BYTES = 1 << 20
-
-
 """Bytes of a column that pyarrow reads at once; without the limit it would hold a whole column of a row group."""
 
-
 MOST_ROWS = 64 << 10
-
-
 THREADS = Threads("binidx-columns", lambda: AHEAD_BYTES // BLOCK_BYTES)
 
 
@@ -250,8 +241,6 @@ def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[
 
 
 BadRow = tuple[int, str, str]
-
-
 """Row, kind of the Problem, detail."""
 
 

@@ -1,9 +1,10 @@
-"""Requests, bytes, time and money of a run, from its `outlook`: which formula of `forecast` holds for which source.
+"""Requests, bytes, time and cost of a run, computed from its inventory: one formula of `forecast` per kind of source.
 
-local                             nothing
-a cache_dir                       each chunk once a node
-up to 32 MiB, remote              each chunk once a process, in memory
-else                              what each vectored read asks for
+source                     cost
+local                      nothing
+with a cache_dir           each chunk once per node
+remote, up to 32 MiB       each chunk once per process, in memory
+other remote sources       the requests of each vectored read
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from binidx.dataset.builder import WAITING_THREADS
 from binidx.format.idx import get_bin_path
 from binidx.format.summary import DatasetSummary
 from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
@@ -25,12 +25,12 @@ from binidx.run.plan.forecast import (
     Link,
     Medium,
     ReadCost,
-    Wait,
+    StartPhase,
     build_seconds,
-    kept_once,
+    cache_fill_cost,
     pieces_per_sample,
     rounds_of_many,
-    samples_read,
+    samples_read_cost,
 )
 from binidx.run.plan.inventory import MISSING, STALE, THERE, UNPROVEN, IndexInventory, RunInventory, SourceInventory
 from binidx.storage.cache.layout import CHUNK_BYTES
@@ -41,24 +41,21 @@ from binidx.storage.requests.remote_reader import MAX_REQUEST, max_gap_of
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import DOLLARS_PER_REQUEST, STORES
 from binidx.storage.stores import filesystem
+from binidx.storage.threads import OPENING_THREADS
 
 SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
-
-
 """Bytes of a `.bin` whose checksums are one chunk."""
 
-
 PROBES = 5
-
-
 PROBE_BYTES, STREAM_BYTES, STREAMS = 4096, 1 << 20, 8
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a source takes of its store in a whole run, all nodes together.
+    """Store traffic of one source over a whole run, all nodes together.
 
-    pieces: ranges of a sample.
+    Attributes:
+        pieces: ranges per sample.
     """
 
     source: SourceInventory
@@ -72,29 +69,29 @@ def is_remote_prefix(prefix: str) -> bool:
 
 
 def samples_at_once(micro_batch_size: int) -> int:
-    """Samples of one vectored read of a process: a quarter of the first window ahead."""
+    """Return the samples of one vectored read of a process: a quarter of the first read-ahead window."""
     return min(SAMPLES_IN_GROUP, micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
 
 
-def medium_of(headline: DatasetSummary, settings: ReadSettings) -> Medium:
-    """How its tokens are read."""
+def source_medium(headline: DatasetSummary, settings: ReadSettings) -> Medium:
+    """Return the `Medium` of a source: its sizes, and how its ranges become requests."""
     gap = max_gap_of(get_bin_path(headline.prefix), settings)
     return Medium(max(headline.plain_bytes, 1), max(headline.stored_bytes, 1), gap, headline.block_bytes, MAX_REQUEST)
 
 
-def costs_of(outlook: RunInventory, num_samples: int, *, nodes: int, at_once: float | None = None) -> list[Costs]:
-    """Of each source, for training on so many samples.
+def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_once: float | None = None) -> list[Costs]:
+    """Return the costs of each source when training on a number of samples.
 
     Args:
-        nodes: that share the ranks.
-        at_once: samples of a vectored read; by default as the loader reads ahead at first.
+        nodes: nodes that share the ranks.
+        at_once: samples per vectored read; by default the loader's first read-ahead.
     """
-    run = outlook.run
+    run = inventory.run
     settings = ReadSettings.of(run.config.storage_options)
     each_read = at_once or samples_at_once(run.micro_batch_size)
-    compressed_bytes = sum(each.plain_bytes for each in outlook.headlines.values() if _in_segments(each))
+    compressed_bytes = sum(each.plain_bytes for each in inventory.summaries.values() if _in_segments(each))
     found = []
-    for source in outlook.sources(num_samples):
+    for source in inventory.sources(num_samples):
         headline, config = source.headline, run.config
         pieces = pieces_per_sample(
             config.sequence_length,
@@ -104,19 +101,19 @@ def costs_of(outlook: RunInventory, num_samples: int, *, nodes: int, at_once: fl
         sample_bytes = (config.sequence_length + config.add_extra_token_to_sequence) * headline.item_bytes
         reading = NOTHING
         if is_remote_prefix(headline.prefix):
-            medium = medium_of(headline, settings)
+            medium = source_medium(headline, settings)
             share = source.samples / max(num_samples, 1)
-            kept = _kept(headline, settings, compressed_bytes)
+            kept = _cache_that_holds(headline, settings, compressed_bytes)
             if kept is None:
-                reading = samples_read(medium, source.samples, sample_bytes, pieces, each_read * share)
+                reading = samples_read_cost(medium, source.samples, sample_bytes, pieces, each_read * share)
                 reading = reading.times(1 - (SEGMENTS.budget / compressed_bytes if headline.compressed else 0))
             else:
                 caches = run.data_parallel_size if kept.by_process else nodes
                 part = source.samples * pieces / caches
-                reading = kept_once(medium, part, sample_bytes / pieces, kept.chunk_bytes).times(caches)
+                reading = cache_fill_cost(medium, part, sample_bytes / pieces, kept.chunk_bytes).times(caches)
             if headline.checked and source.samples:
                 reading += ReadCost(run.data_parallel_size * ceil(headline.plain_bytes / SUMS_COVER), 0.0)
-        found.append(Costs(source, store_of(headline.prefix), pieces, reading))
+        found.append(Costs(source, store_name(headline.prefix), pieces, reading))
     return found
 
 
@@ -126,8 +123,8 @@ class _Kept:
     by_process: bool
 
 
-def _kept(headline: DatasetSummary, settings: ReadSettings, compressed_bytes: int) -> _Kept | None:
-    """The cache that has room for all of a source; None: there is none."""
+def _cache_that_holds(headline: DatasetSummary, settings: ReadSettings, compressed_bytes: int) -> _Kept | None:
+    """Return the cache that holds a whole source, or None."""
     if settings.cache_dir is not None:
         return _Kept(settings.cache_chunk_bytes or CHUNK_BYTES, by_process=False)
     if headline.plain_bytes <= STORE.largest:
@@ -141,8 +138,8 @@ def _in_segments(headline: DatasetSummary) -> bool:
     return headline.compressed and headline.plain_bytes > STORE.largest
 
 
-def store_of(uri: str) -> str:
-    """As requests are counted and billed: "s3", "gs", ..."""
+def store_name(uri: str) -> str:
+    """Return the name under which requests are counted and billed: "s3", "gs", ..."""
     return "file" if not is_remote_prefix(uri) else STORES.get(filesystem.protocols(uri)[-1], "other")
 
 
@@ -150,8 +147,8 @@ def total_costs(costs: Sequence[Costs]) -> ReadCost:
     return sum((each.reading for each in costs), NOTHING)
 
 
-def dollars(costs: Sequence[Costs]) -> Mapping[str, float]:
-    """List price of the requests, by store."""
+def request_dollars(costs: Sequence[Costs]) -> Mapping[str, float]:
+    """Return the list price of the requests, by store."""
     found: dict[str, float] = {}
     for each in costs:
         price = DOLLARS_PER_REQUEST.get(each.store)
@@ -160,45 +157,45 @@ def dollars(costs: Sequence[Costs]) -> Mapping[str, float]:
     return found
 
 
-def epoch_on_a_node_bytes(outlook: RunInventory, *, nodes: int) -> float:
-    """What a disk cache of a node takes for its part of one epoch of all remote sources."""
+def epoch_bytes_per_node(inventory: RunInventory, *, nodes: int) -> float:
+    """Return the bytes that a node's disk cache needs for its part of one epoch of all remote sources."""
     found = 0.0
-    settings, length = ReadSettings.of(outlook.run.config.storage_options), outlook.run.config.sequence_length
-    for source in outlook.sources(max(outlook.num_samples, 1)):
+    settings, length = ReadSettings.of(inventory.run.config.storage_options), inventory.run.config.sequence_length
+    for source in inventory.sources(max(inventory.num_samples, 1)):
         if is_remote_prefix(source.headline.prefix) and source.documents:
             pieces = pieces_per_sample(length, source.tokens / source.documents)
             num_pieces = source.tokens / length * pieces / nodes
             piece_bytes = length * source.headline.item_bytes / pieces
             chunk = settings.cache_chunk_bytes or CHUNK_BYTES
-            found += kept_once(medium_of(source.headline, settings), num_pieces, piece_bytes, chunk).num_bytes
+            found += cache_fill_cost(source_medium(source.headline, settings), num_pieces, piece_bytes, chunk).num_bytes
     return found
 
 
-def waits_of(outlook: RunInventory, costs: Sequence[Costs]) -> list[Wait]:
-    """A start of one process, from the builder to its first batch; imports come on top."""
-    remote = [each for each in outlook.headlines.values() if is_remote_prefix(each.prefix)]
+def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartPhase]:
+    """Return the phases of a start of one process, from the builder to its first batch; imports come on top."""
+    remote = [each for each in inventory.summaries.values() if is_remote_prefix(each.prefix)]
     waits = []
     if remote:
-        waits.append(Wait("connections", 2))
-        rounds = rounds_of_many(len(remote), 3, WAITING_THREADS)
-        waits.append(Wait("opening", rounds, sum(each.idx_bytes for each in remote)))
-    waits += _index_waits(outlook, bool(remote))
+        waits.append(StartPhase("connections", 2))
+        rounds = rounds_of_many(len(remote), 3, OPENING_THREADS)
+        waits.append(StartPhase("opening", rounds, sum(each.idx_bytes for each in remote)))
+    waits += _index_waits(inventory, bool(remote))
     if remote:
-        run = outlook.run
-        share = run.micro_batch_size / max(outlook.num_samples, 1)
+        run = inventory.run
+        share = run.micro_batch_size / max(inventory.num_samples, 1)
         whole = total_costs(costs)
         batch_bytes = run.micro_batch_size * (run.config.sequence_length + 1) * 2
-        waits.append(Wait("first batch", 1, max(whole.num_bytes * share, batch_bytes)))
+        waits.append(StartPhase("first batch", 1, max(whole.num_bytes * share, batch_bytes)))
     return waits
 
 
-def _index_waits(outlook: RunInventory, remote: bool) -> list[Wait]:
-    """Caches: splits of a prefix one after the other, prefixes at the same time; then blends."""
-    cached = [each for each in outlook.indices if each.cache.state in (THERE, UNPROVEN)]
-    built = [each for each in outlook.indices if each.plan and each.cache.state in (MISSING, STALE)]
-    blends = [each for each in outlook.blends if each.cache.state in (THERE, UNPROVEN)]
-    new_blends = [each for each in outlook.blends if each not in blends]
-    directory = outlook.run.config.path_to_cache
+def _index_waits(inventory: RunInventory, remote: bool) -> list[StartPhase]:
+    """Return the phases of loading caches: splits of a prefix in sequence, prefixes concurrently, then blends."""
+    cached = [each for each in inventory.indices if each.cache.state in (THERE, UNPROVEN)]
+    built = [each for each in inventory.indices if each.plan and each.cache.state in (MISSING, STALE)]
+    blends = [each for each in inventory.blends if each.cache.state in (THERE, UNPROVEN)]
+    new_blends = [each for each in inventory.blends if each not in blends]
+    directory = inventory.run.config.path_to_cache
     far = remote if directory is None else is_remote_prefix(directory)
 
     def deepest(indices: Sequence[IndexInventory]) -> int:
@@ -209,22 +206,24 @@ def _index_waits(outlook: RunInventory, remote: bool) -> list[Wait]:
         manifests = [each.cache.manifest for each in cached] + [each.cache.manifest for each in blends]
         num_bytes = sum(array.bytes for each in manifests if each for array in each.arrays.values())
         rounds = 2 * (deepest(cached) + len(blends)) if far else 0
-        waits.append(Wait("indices from their caches", rounds, num_bytes if far else 0))
+        waits.append(StartPhase("indices from their caches", rounds, num_bytes if far else 0))
     if built:
         seconds = sum(build_seconds(each.documents, each.plan) for each in built if each.plan)
-        waits.append(Wait("indices to be built, by one process of all", 9 * deepest(built) if far else 0, 0, seconds))
+        waits.append(
+            StartPhase("indices to be built, by one process of all", 9 * deepest(built) if far else 0, 0, seconds)
+        )
     if new_blends:
         seconds = sum(each.size for each in new_blends) * SECONDS_PER_BLENDED_SAMPLE
         rounds = 9 * len(new_blends) if far and directory is not None else 0
-        waits.append(Wait("blends to be drawn", rounds, 0, seconds))
+        waits.append(StartPhase("blends to be drawn", rounds, 0, seconds))
     return waits
 
 
-def measure(headline: DatasetSummary, storage_options: Mapping[str, Any] | None) -> Link:
-    """The way to a store, by a few real requests for the tokens of a dataset: PROBES small ones, then 8 MiB at once.
+def measure_link(headline: DatasetSummary, storage_options: Mapping[str, Any] | None) -> Link:
+    """Measure the link to a store by requests for tokens of a dataset: PROBES small ones, then 8 MiB at once.
 
     Raises:
-        StorageError: it does not answer.
+        StorageError: the store does not respond.
     """
     uri = get_bin_path(headline.prefix) + (".zst" if headline.compressed else "")
     reader = open_stored(uri, storage_options=storage_options)

@@ -1,21 +1,21 @@
-"""What a run will do, before it runs: out of its description, the heads of its data, and the manifests of its caches.
+"""State of a run's data and caches, read from the heads of its files and the manifests of its caches.
 
-prefixes   ─► headlines    some dozens of bytes of each `.idx`
-           ─► tokens of each split, exactly, so samples, epochs and sizes of indices
-caches     ─► manifests    there, missing, stale; no array is read
+prefixes   ─► summaries    some dozens of bytes of each `.idx`
+           ─► exact tokens of each split, hence samples, epochs and sizes of indices
+caches     ─► manifests    present, missing or stale; no array is read
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
-from binidx.dataset.gpt import SMALL, GPTDataset, drops_last_partial
+from binidx.dataset.gpt import GPTDataset
+from binidx.dataset.gpt_index import SMALL, drops_last_partial
 from binidx.dataset.required_indices import RequiredBlend, RequiredIndex, RequiredIndices, required_indices
 from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.idx import get_idx_path
@@ -27,26 +27,21 @@ from binidx.index.cache.manifest import ALGORITHM, DECIDING, Fields, Manifest, d
 from binidx.index.document_sample import EpochPlan, plan_epochs
 from binidx.run.run_file import Run
 from binidx.storage.stores.filesystem import same_object
-from binidx.storage.threads import Threads
-
-AT_ONCE = 64
-
+from binidx.storage.threads import OPENS
 
 """Prefixes looked at together."""
 
-
 THERE, MISSING, STALE, UNPROVEN, SMALL_ONE, UNNAMED = "there", "missing", "stale", "to be proven", "not kept", "none"
-
-
 """States of a cache. UNPROVEN: its `.idx` is another object, maybe of the same content: a start compares it."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """How an index is found.
+    """State of a cached index.
 
-    why: what speaks against it, or what comes on top.
-    manifest: of an index that is THERE; where it is UNPROVEN, if at least the size of the `.idx` is the same.
+    Attributes:
+        why: the reason of a state other than present, or an additional cost.
+        manifest: the manifest of an index that is present; for UNPROVEN, if the size of the `.idx` is unchanged.
     """
 
     state: str
@@ -56,10 +51,11 @@ class Cache:
 
 @dataclass(frozen=True)
 class IndexInventory:
-    """One index: of one split of one prefix.
+    """The index of one split of one prefix.
 
-    documents, tokens: of the split.
-    plan: how often they are gone through; None: there is nothing to go through, `problem` says it.
+    Attributes:
+        documents, tokens: counts of the split.
+        plan: epochs over them; None if the split is empty, and `problem` is the reason.
     """
 
     wanted: RequiredIndex
@@ -77,7 +73,7 @@ class IndexInventory:
 
 @dataclass(frozen=True)
 class BlendInventory:
-    """The blend of a split, and the samples it serves."""
+    """The blend of a split, and the number of samples it serves."""
 
     wanted: RequiredBlend
     size: int
@@ -86,10 +82,11 @@ class BlendInventory:
 
 @dataclass(frozen=True)
 class SourceInventory:
-    """What a run takes of one source for training.
+    """Use of one source in training.
 
-    samples: that it serves, all ranks together.
-    epochs: how often its tokens are read.
+    Attributes:
+        samples: samples served, all ranks together.
+        epochs: passes over its tokens.
     """
 
     headline: DatasetSummary
@@ -101,24 +98,25 @@ class SourceInventory:
 
 @dataclass(frozen=True)
 class RunInventory:
-    """All that is known of a run.
+    """State of all indices, blends and sources of a run.
 
-    num_samples: of train.
+    Attributes:
+        num_samples: samples of train.
     """
 
     run: Run
-    headlines: Mapping[str, DatasetSummary]
+    summaries: Mapping[str, DatasetSummary]
     indices: Sequence[IndexInventory]
     blends: Sequence[BlendInventory]
     num_samples: int
 
     def sources(self, samples_read: int) -> list[SourceInventory]:
-        """Of train, after so many samples."""
+        """Return the use of each source of train after a number of samples."""
         length, found = self.run.config.sequence_length, []
         for each, share in self._shares():
             samples = samples_read * share
             epochs = samples * length / each.tokens if each.tokens else 0.0
-            headline = self.headlines[each.wanted.prefix]
+            headline = self.summaries[each.wanted.prefix]
             found.append(SourceInventory(headline, each.documents, each.tokens, samples, epochs))
         return found
 
@@ -141,26 +139,26 @@ class RunInventory:
 
 
 def take_inventory(run: Run) -> RunInventory:
-    """Look at the data and caches of a run; builds nothing, writes nothing.
+    """Read the state of a run's data and caches; build and write nothing.
 
     Raises:
-        ObjectNotFoundError, FormatError: there is no such data, or it breaks a rule.
+        ObjectNotFoundError, FormatError: the data is absent or malformed.
     """
-    wanted = wanted_of(run)
+    wanted = indices_needed(run)
     prefixes = [*dict.fromkeys(each.prefix for each in wanted.indices)]
     options = run.config.storage_options
     found = list_pairs(prefixes, options)
-    headlines = dict(_at_once(lambda prefix: (prefix, read_summary(prefix, options, found.get(prefix))), prefixes))
-    bounds = dict(zip(prefixes, _at_once(partial(_bounds, wanted, run.config), headlines.values()), strict=True))
-    indices = _at_once(
-        lambda each: look_at_index(each, headlines[each.prefix], bounds[each.prefix], run.config), wanted.indices
+    summaries = dict(OPENS.map(lambda prefix: (prefix, read_summary(prefix, options, found.get(prefix))), prefixes))
+    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted, run.config), summaries.values()), strict=True))
+    indices = OPENS.map(
+        lambda each: inspect_index(each, summaries[each.prefix], bounds[each.prefix], run.config), wanted.indices
     )
-    blends = _at_once(lambda each: _look_at_blend(each, indices, run.config), wanted.blends)
-    return RunInventory(run, headlines, indices, blends, _train_size(run, indices, blends))
+    blends = OPENS.map(lambda each: _look_at_blend(each, indices, run.config), wanted.blends)
+    return RunInventory(run, summaries, indices, blends, _train_size(run, indices, blends))
 
 
-def wanted_of(run: Run) -> RequiredIndices:
-    """The indices of a run; of stages the first round of each source."""
+def indices_needed(run: Run) -> RequiredIndices:
+    """Return the indices that a run needs; of stages, those of the first round of each source."""
     if run.stages is None:
         return required_indices(run.config, run.sizes)
     rest = required_indices(run.config, run.sizes)
@@ -175,13 +173,13 @@ def wanted_of(run: Run) -> RequiredIndices:
     return RequiredIndices([*first.values(), *others], [each for each in rest.blends if each.split is not Split.train])
 
 
-def look_at_index(
+def inspect_index(
     wanted: RequiredIndex, headline: DatasetSummary, bounds: Mapping[int, int], config: GPTDatasetConfig
 ) -> IndexInventory:
-    """One index, by its manifest.
+    """Return the state of one index, by its manifest.
 
     Args:
-        bounds: the tokens before its first sequence and before the one after its last.
+        bounds: tokens before its first sequence, and before the one after its last.
     """
     documents = split_range(wanted.bookends, headline.num_sequences)
     begin, end = bounds[documents.start], bounds[documents.stop]
@@ -194,15 +192,15 @@ def look_at_index(
     order = order_of(plan, length, add_extra_token=extra)
     fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
     small = len(documents) * plan.num_epochs + plan.num_samples <= SMALL and not config.cache_small_indices
-    cache = Cache(SMALL_ONE) if small else look_at_cache(wanted.files(config), fingerprint, _idx_of(headline))
+    cache = Cache(SMALL_ONE) if small else inspect_cache(wanted.files(config), fingerprint, _idx_of(headline))
     return IndexInventory(wanted, len(documents), end - begin, plan, order, cache)
 
 
-def look_at_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) -> Cache:
-    """What a start will find, by the manifest alone.
+def inspect_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) -> Cache:
+    """Return the state of a cached index, by its manifest alone.
 
     Args:
-        idx: identity of the `.idx` now; None: the index is of no data.
+        idx: current identity of the `.idx`; None if the index has no data.
     """
     try:
         manifest = files.read_manifest()
@@ -218,22 +216,22 @@ def look_at_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) ->
     return Cache(UNPROVEN, "nothing shows that the .idx is the one it was: a start reads and compares it", likely)
 
 
-def changes_of_order(outlook: RunInventory) -> list[str]:
-    """Where a run reads in another order than the one before it in the same directory, in words.
+def order_changes(inventory: RunInventory) -> list[str]:
+    """Return messages for the sources whose order differs from the last run in the same directory.
 
-    The record of orders is named by the content of the data, which another index of the same prefix tells.
+    The record of orders is named by a hash of the data, which the manifest of any index of the same prefix contains.
     """
     contents = {
         each.wanted.prefix: {name: each.cache.manifest.content.get(name) for name in DECIDING}
-        for each in outlook.indices
+        for each in inventory.indices
         if each.cache.manifest
     }
-    found, config = [], outlook.run.config
-    for each in outlook.indices:
+    found, config = [], inventory.run.config
+    for each in inventory.indices:
         content = contents.get(each.wanted.prefix)
         if content is None or each.order is None or each.cache.state not in (MISSING, STALE):
             continue
-        documents = split_range(each.wanted.bookends, outlook.headlines[each.wanted.prefix].num_sequences)
+        documents = split_range(each.wanted.bookends, inventory.summaries[each.wanted.prefix].num_sequences)
         fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, each.wanted.split, config)}
         name = each.wanted.files(config).name
         record = each.wanted.files(config).named(fields_key(fingerprint, content))
@@ -244,7 +242,7 @@ def changes_of_order(outlook: RunInventory) -> list[str]:
 
 
 def _bounds(wanted: RequiredIndices, config: GPTDatasetConfig, headline: DatasetSummary) -> dict[int, int]:
-    """Tokens before the ends of all splits of a prefix, in one read."""
+    """Return the tokens before the ends of all splits of a prefix, by one read."""
     splits = [
         split_range(each.bookends, headline.num_sequences) for each in wanted.indices if each.prefix == headline.prefix
     ]
@@ -266,7 +264,7 @@ def _look_at_blend(
     if size is None:
         size = sum(lengths) if wanted.size is None else min(wanted.size, sum(lengths))
     files = wanted.files(config, lengths)
-    cache = Cache(SMALL_ONE) if files is None else look_at_cache(files, {"algorithm": ALGORITHM}, None)
+    cache = Cache(SMALL_ONE) if files is None else inspect_cache(files, {"algorithm": ALGORITHM}, None)
     return BlendInventory(wanted, size, cache)
 
 
@@ -277,11 +275,3 @@ def _train_size(run: Run, indices: Sequence[IndexInventory], blends: Sequence[Bl
     if blend is not None:
         return blend.size
     return sum(each.num_samples for each in indices if each.wanted.split is Split.train)
-
-
-def _at_once(look: Any, things: Iterable[Any]) -> list[Any]:
-    pending = [_submit(partial(look, each)) for each in things]
-    return [each.result() for each in pending]
-
-
-_submit = Threads("binidx-look", lambda: AT_ONCE).submit

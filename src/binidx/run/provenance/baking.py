@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,17 +22,13 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.run.provenance.contents import sources_at
 from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, join_uri, put_if_absent
 
 PART_BYTES = 1 << 30
-
-
 """Of tokens, about."""
 
-
 READ_SAMPLES = 256
-
-
 """Read at once by each thread."""
 
 
@@ -92,7 +87,7 @@ def bake(
         _write_part(order, baked, part, prefix, storage_options, watch)
         return True
 
-    with ThreadPoolExecutor(threads, "binidx-bake") as pool:
+    with OPENS.executor(threads) as pool:
         return sum(pool.map(write, baked.parts()[shard::num_shards]))
 
 

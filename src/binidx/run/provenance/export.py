@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +39,7 @@ from binidx.run.provenance.run_order import Docs
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import Writer
 from binidx.storage.open import open_object
+from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, join_uri
 
 try:
@@ -50,10 +50,7 @@ except ImportError as error:  # pragma: no cover - the message is the point
 
 
 SOURCE = pa.dictionary(pa.int16(), pa.string())
-
-
 SPAN = [("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]
-
 
 WHO_AND_WHAT = [
     ("step", pa.int32()),
@@ -140,22 +137,12 @@ def _token_type(text: NDArray[Any]) -> Any:
 
 
 __all__ = ["pa", "packed_table", "parquet", "to_table"]
-
-
 GROUP_ROWS = 1 << 16
-
-
 GROUP_BYTES = 32 << 20
-
-
 """Of a row group, about, without and with tokens; at least one step."""
 
-
 METADATA = b"binidx"
-
-
 SPAN_PARTS = ("doc", "start", "len", "dst")
-
 
 LAYOUT: Mapping[str, Any] = {
     "use_dictionary": ["source"],
@@ -167,8 +154,6 @@ LAYOUT: Mapping[str, Any] = {
         "input_ids.list.element": "zstd",
     },
 }
-
-
 """Numbers of documents and places in them hardly repeat, so a dictionary or a codec costs more than it saves; those of
 samples mostly rise evenly. What is not named here is not compressed. Row groups are found by their steps."""
 
@@ -246,7 +231,7 @@ def export(
             _write_part(order, part, columns, mark, out, watch)
         return True
 
-    with ThreadPoolExecutor(threads, "binidx-export") as pool:
+    with OPENS.executor(threads) as pool:
         return sum(pool.map(write, parts))
 
 

@@ -25,13 +25,8 @@ from binidx.storage.interfaces import Bytes
 from binidx.storage.stores.local import keep_room, with_room
 
 ATTEMPTS = 50
-
-
 PAUSE_SECONDS = 0.002
-
-
 """An evictor holds a block for some microseconds."""
-
 
 CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 

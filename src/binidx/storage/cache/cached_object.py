@@ -131,17 +131,10 @@ class Maps:
 
 
 logger = logging.getLogger(__name__)
-
-
 IDLE_SECONDS = 60.0
-
-
 """A block that was not read for so long is no longer mapped; one that was is marked as used for all processes."""
 
-
 RELEASED_PART = 4
-
-
 NO_ROOM_TO_MAP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -403,14 +396,8 @@ def _after_fork() -> None:
 
 
 _lock = threading.Lock()
-
-
 _said: set[str] = set()
-
-
 _objects: weakref.WeakValueDictionary[tuple[str, str], CachedObject] = weakref.WeakValueDictionary()
-
-
 _rooms: weakref.WeakValueDictionary[tuple[str, int | None], CacheQuota] = weakref.WeakValueDictionary()
 
 

@@ -35,67 +35,33 @@ from binidx.native.pieces import Pieces, placed_pieces
 from binidx.storage.cache.cached_object import cached_object
 from binidx.storage.cache.layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.memory import Flight, chunks_of, runs_of
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import Range, RangeReader, VersionedReader, as_block_reader, stored_reader
 from binidx.storage.ranges import check_ranges, cut
-from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
+from binidx.storage.requests.remote_reader import MAX_REQUEST
 from binidx.storage.stats import CacheStats
-from binidx.storage.stores import filesystem
 from binidx.storage.stores.local import AskAhead
-from binidx.storage.stores.pinned import PinnedObject
-from binidx.storage.threads import Threads
-from binidx.storage.writing.publish import object_identity
-
-CONDITIONS = {"s3": "etag", "s3a": "etag", "gs": "generation", "gcs": "generation", "http": "etag", "https": "etag"}
-
-
-UNPINNED_LOOKED_AT = {"file", "local", "memory"}
+from binidx.storage.threads import READS
 
 
 def check_content(reader: RangeReader) -> None:
-    """What lies at the bottom of a stack of readers still is what was opened.
-
-    Raises:
-        ObjectChangedError, ObjectNotFoundError: it is not.
-    """
-    stored: Any = reader
-    while hasattr(stored, "reader"):
-        stored = stored.reader
-    if isinstance(stored, RemoteObject) and not is_pinned(stored):
-        PinnedObject(stored.uri, stored.uri, stored.identity).check(object_identity(stored.uri, stored.storage_options))
-
-
-def is_pinned(stored: RemoteObject) -> bool:
-    """Whether its store gives bytes of this content or an error."""
-    protocol = filesystem.protocols(stored.uri)[0]
-    mark = stored.identity.get(CONDITIONS.get(protocol, ""))
-    return protocol in UNPINNED_LOOKED_AT or (mark is not None and not str(mark).startswith("W/"))
+    """Raise ObjectChangedError or ObjectNotFoundError if the stored object is not the opened one any more."""
+    stored = stored_reader(reader)
+    if isinstance(stored, VersionedReader):
+        stored.check_unchanged()
 
 
 ROUND_BYTES = 32 << 20
-
-
 """Fetched at once by a thread, and in memory until it is written."""
 
-
 FILLERS = 3
-
-
 """Threads that bring a large object: one's bytes come while another's are written and compared."""
 
-
 PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS = 30.0, 0.5
-
-
 """So long another process may take to fetch chunks before what is asked is read here, too; and, after that happened,
 until it is seen to go on: it may be stopped, and hold its locks for ever."""
 
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
-
-
 MARKS = ("etag", "generation", "version", "mtime")
-
-
 """Without one of these nobody could tell a new content from an old one of the same size. A time is the weakest: who
 replaces an object within one tick of its store's clock, by one of equal size, is not seen."""
 
@@ -129,11 +95,12 @@ class DiskCache:
         check_cacheable(reader, chunk_bytes, limit)
         self.reader, self.directory, self.limit = reader, os.path.abspath(directory), limit
         self.uri, self.size = reader.uri, reader.size
-        self.identity: Mapping[str, Any] = dict(content_identity(reader))
+        self.identity: Mapping[str, Any] = dict(reader.identity)
         block_bytes = block_bytes or -(-BLOCK_BYTES // chunk_bytes) * chunk_bytes
         if block_bytes % chunk_bytes:
             raise ConfigError(f"{self.uri}: blocks of {block_bytes} bytes, needed a multiple of {chunk_bytes}")
-        codec = getattr(reader, "codec", "raw")
+        blocks = as_block_reader(reader)
+        codec = blocks.codec if blocks else "raw"
         self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = CacheStats(cache="disk")
         self._ask_ahead = AskAhead()
@@ -151,15 +118,10 @@ class DiskCache:
         self.stats.count_chunks(hits=count)
         return views  # type: ignore[return-value]
 
+    def is_complete(self) -> bool:
+        return False
+
     def read_into(self, gather: Callable[[Any], int]) -> bool:
-        """`read` without views: `gather` takes what it wants of the whole content, and says in how many ranges.
-
-        Args:
-            gather: called once with what `PlacedBlocks.taking` gives.
-
-        Returns:
-            False: nothing was taken, since not all of it is here, or was compared.
-        """
         self.cached.beat()
         maps, tick = self.cached.begin()
         about = maps.placed.taking(tick, ask_ahead=self._ask_ahead.wanted)
@@ -171,10 +133,6 @@ class DiskCache:
         return True
 
     def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
-        """The ranges, shape (n, 2), as pieces of memory: `read` for C, without a view for each.
-
-        None where they have to be read: something is not here or was not compared yet, or crosses a block.
-        """
         self.cached.beat()
         found = self.cached.addresses(ranges)
         if found is None:
@@ -210,7 +168,7 @@ class DiskCache:
             return self._bring_in_turn(lacking)
         rounds = [lacking[first : first + at_once] for first in range(0, len(lacking), at_once)]
         shares = [[chunk for each in rounds[number::FILLERS] for chunk in each] for number in range(FILLERS)]
-        pending = [_submit(functools.partial(self._bring_in_turn, share)) for share in shares if share]
+        pending = [READS.submit(functools.partial(self._bring_in_turn, share)) for share in shares if share]
         wait(pending)
         return {chunk: view for share in pending for chunk, view in share.result().items()}
 
@@ -323,22 +281,13 @@ class UncacheableError(ConfigError):
     """Nobody could tell a new content of this object from its old one."""
 
 
-def content_identity(reader: RangeReader) -> Mapping[str, Any]:
-    """What identified the content when it was opened; nothing where the reader does not know."""
-    found: Mapping[str, Any] = getattr(reader, "identity", {})
-    return found
-
-
 def check_cacheable(reader: RangeReader, chunk_bytes: int, limit: int | None) -> None:
     """ConfigError unless a cache can be made of this."""
     if chunk_bytes < 1:
         raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
     if limit is not None and limit < 0:
         raise ConfigError(f"{reader.uri}: a cache of {limit} bytes, needed 0 or more")
-    if not any(content_identity(reader).get(mark) for mark in MARKS):
+    if not any(reader.identity.get(mark) for mark in MARKS):
         raise UncacheableError(f"{reader.uri}: not cached, the store gives neither ETag, generation nor time for it")
     if "::" in reader.uri:
         raise UncacheableError(f"{reader.uri}: not cached, a chain reads a copy of its own that may be older")
-
-
-_submit = Threads("binidx-fill", lambda: 2 * FILLERS).submit

@@ -30,41 +30,20 @@ from dataclasses import dataclass
 from binidx.storage.cache.block_files import evict_block
 
 logger = logging.getLogger(__name__)
-
-
 FREE_PART = 10
-
-
 """Without a bound of its own a cache leaves this part of its file system free."""
 
-
 SWEEP_PART = 16
-
-
 USAGE = struct.Struct("<qdd")
-
-
 COUNT_AGAIN_SECONDS = 3600.0
-
-
 FULL_SECONDS = 10.0
-
-
 SWEEP_WAIT_SECONDS = 5.0
-
-
 """A sweep looks at 10,000 files in 100 ms."""
 
-
 COUNT_WAIT_SECONDS = 2.0
-
-
 """Changing the number takes 10 us; who was stopped in it (SIGSTOP, a frozen node) must not stop the others."""
 
-
 COUNTER, SWEEPER = 0, 1
-
-
 """Bytes of `usage` that are locked: to change the number, and to sweep."""
 
 
@@ -260,8 +239,6 @@ def _after_fork() -> None:
 
 
 _rooms: weakref.WeakSet[CacheQuota] = weakref.WeakSet()
-
-
 _said: set[str] = set()
 
 

@@ -36,6 +36,7 @@ import logging
 import os
 import stat
 import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -47,31 +48,18 @@ from binidx.errors import FormatError
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.interfaces import Range
 from binidx.storage.settings import ReadSettings
-from binidx.storage.writing.staging import staging_path
 
 FORMAT = 1
-
-
 CHUNK_BYTES = 64 << 10
-
-
 """What is fetched where one byte is asked. A request takes one of 64 connections for 30 ms; 64 KiB take 0.7 ms more, so
 a first epoch of random reads fills the cache at 137 MB/s a process where 4 KiB would fill it at 9. A thin link wants
 less: at 25 MB/s it carries 380 such chunks a second, which is 60 samples before chunks are met again."""
 
-
 BLOCK_BYTES = 64 << 20
-
-
 """What is evicted: 1,600 files and maps for 100 GB; a table of 16 KiB."""
 
-
 ENTRY_BYTES = 16
-
-
 NOT_HERE = bytes(ENTRY_BYTES)
-
-
 PAGE = 4096
 
 
@@ -177,7 +165,7 @@ def write_meta(directory: str, content: CachedContent) -> None:
             return
     except FileNotFoundError:
         os.makedirs(directory, exist_ok=True)
-    temporary = staging_path(path)
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         with open(temporary, "xb") as file:
             file.write(content.text())
@@ -200,8 +188,6 @@ def read_meta(directory: str) -> CachedContent | None:
 
 
 logger = logging.getLogger(__name__)
-
-
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -29,11 +29,7 @@ from binidx.storage.cache.eviction import (
 from binidx.storage.cache.layout import ENTRY_BYTES, CachedContent, Layout, read_meta
 
 LITTER_SECONDS = 3600.0
-
-
 Advance = Callable[[int], object]
-
-
 """Told of the bytes that were looked at."""
 
 

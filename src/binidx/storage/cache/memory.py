@@ -36,8 +36,6 @@ from binidx.storage.requests.cancellation import current_scope
 from binidx.storage.stats import CacheStats
 
 Key = TypeVar("Key", bound=Hashable)
-
-
 Value = TypeVar("Value")
 
 
@@ -100,18 +98,11 @@ class SingleFlight(Generic[Key, Value]):
 
 
 CHUNK_BYTES = 64 << 10
-
-
 DEFAULT_BUDGET = 256 << 20
-
 
 # More than this part of the budget would push out everything else and not be found again either.
 PART_OF_BUDGET = 8
-
-
 ChunkKey = tuple[int, int]
-
-
 """(reader, chunk)."""
 
 
@@ -194,10 +185,8 @@ class ChunkCache:
         self._number = next(_numbers)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the content, as the reader below saw it."""
-        found: dict[str, Any] = getattr(self.reader, "identity", {})
-        return found
+    def identity(self) -> Mapping[str, Any]:
+        return self.reader.identity
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -286,11 +275,7 @@ def _after_fork() -> None:
 
 
 _numbers = itertools.count()
-
-
 _stores: weakref.WeakSet[ChunkStore] = weakref.WeakSet()
-
-
 STORE = ChunkStore()
 
 

@@ -19,14 +19,8 @@ from binidx.storage.ranges import cut
 from binidx.storage.requests.cancellation import Scope, cancellable
 
 PART_BYTES = 8 << 20
-
-
 THREADS = 24
-
-
 Job = tuple[DiskCache, Sequence[Range]]
-
-
 """An object, and the bytes of it that are wanted."""
 
 

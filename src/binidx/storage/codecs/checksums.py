@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
@@ -43,26 +43,14 @@ from binidx.storage.cache.memory import ChunkCache, chunks_of, runs_of
 from binidx.storage.interfaces import Bytes, Range, RangeReader
 from binidx.storage.ranges import assemble, check_ranges
 from binidx.storage.stats import LayerStats
-from binidx.storage.vectored_reads import submit
+from binidx.storage.threads import REQUESTS
 
 HEADER = struct.Struct("<8sIIQQ")
-
-
 MAGIC = b"BINXXH3\x00"
-
-
 VERSION = 1
-
-
 SUFFIX = ".xxh3"
-
-
 BLOCK_BYTES = 16 << 10
-
-
 LEAST_BLOCK, MOST_BLOCK = 512, 1 << 30
-
-
 SUM_BYTES = 8
 
 
@@ -153,8 +141,6 @@ def sums_of(blocks: Sequence[Bytes]) -> NDArray[np.uint64]:
 
 
 NUM_PROBES = 16
-
-
 """Other blocks that are looked at to tell which side is stale."""
 
 
@@ -181,12 +167,15 @@ class CheckedObject:
                 f"{self.uri}: {self.size} bytes, {sums.uri} is for {self.header.size}; {_way_out(stale=True)}"
             )
         self.stats = LayerStats()
+        self.stored_bytes, self.codec = self.size, "raw"
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the object; the sums only say whether it is that."""
-        found: dict[str, Any] = getattr(self.reader, "identity", {})
-        return found
+    def block_bytes(self) -> int:
+        return self.header.block_bytes
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return self.reader.identity
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -212,7 +201,7 @@ class CheckedObject:
     ) -> tuple[list[memoryview], list[NDArray[np.uint64]]]:
         """The data of runs of blocks, and their sums, read at the same time."""
         places = [(HEADER.size + SUM_BYTES * first, HEADER.size + SUM_BYTES * stop) for first, stop in runs]
-        pending = submit(lambda: sums.read(places))
+        pending = REQUESTS.submit(lambda: sums.read(places))
         try:
             data = self.reader.read(stretches)
         finally:

@@ -41,32 +41,15 @@ from binidx.errors import FormatError
 from binidx.storage.interfaces import Range
 
 HEADER = struct.Struct("<II")
-
-
 FOOTER = struct.Struct("<IBI")
-
-
 MARK = struct.Struct("<II8sQQ")
-
-
 SKIPPABLE, SEEKABLE, MARKS = 0x184D2A5E, 0x8F92EAB1, 0x184D2A50
-
-
 TAG = b"binidx\x00\x01"
-
-
 CHECKSUMS, RESERVED = 0x80, 0x7C
-
-
 SMALLEST = HEADER.size + FOOTER.size
-
-
 """Bytes of a table without frames."""
 
-
 MAX_SEGMENT_BYTES = 1 << 30
-
-
 MAX_EXPANSION = 1 << 15
 
 

@@ -33,7 +33,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -56,14 +56,11 @@ from binidx.storage.codecs.seek_table import (
 from binidx.storage.interfaces import Bytes, Range, RangeReader, Writer
 from binidx.storage.ranges import assemble, check_ranges, cut
 from binidx.storage.stats import LayerStats
-from binidx.storage.threads import over_cores, submit, thread_count
+from binidx.storage.threads import CPU, map_over_cores, thread_count
 
 TAIL_BYTES = 64 << 10
-
-
 """Read at opening, of S3 and HTTP in the request that finds the object. It holds the table of 8,000 segments, half a
 gibibyte; 100 GB have a table of 12 MB, which is one read more."""
-
 
 # Each takes 50 us, and handing work to a thread 20: a second thread pays from 4 of them on.
 SEGMENTS_A_THREAD = 2
@@ -99,21 +96,21 @@ class SegmentedObject:
         self.stats = LayerStats()
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the compressed object."""
-        found: dict[str, Any] = getattr(self.reader, "identity", {})
-        return found
+    def identity(self) -> Mapping[str, Any]:
+        return self.reader.identity
 
     @property
-    def segment_bytes(self) -> int:
-        """Plain bytes of its largest segment."""
+    def block_bytes(self) -> int:
+        """Plain bytes of the largest segment."""
         return self.table.largest
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
         segments = self.table.covering(ranges)
         stored = self._fetch(segments, asked=ranges)
-        plain = over_cores(self._decoded, list(zip(segments, stored, strict=True)), a_thread=SEGMENTS_A_THREAD)
+        plain = map_over_cores(
+            self._decoded, list(zip(segments, stored, strict=True)), items_per_thread=SEGMENTS_A_THREAD
+        )
         damaged = [place for place, found in enumerate(plain) if isinstance(found, str)]
         # What was damaged on its way is whole the second time.
         again = self._fetch([segments[place] for place in damaged]) if damaged else []
@@ -274,7 +271,7 @@ class SegmentWriter:
         while len(self._pending) >= 2 * self._threads:
             self._write_first()
         work = lambda: compress_batch(batch, self.segment_bytes, self.level)  # noqa: E731
-        self._pending.append((len(batch), submit(work)))
+        self._pending.append((len(batch), CPU.submit(work)))
 
     def _write_first(self) -> None:
         num_bytes, frames = self._pending.popleft()
@@ -301,16 +298,10 @@ CODECS: dict[str, Codec] = {
     "raw": Codec("", lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer)),
     "zstd": Codec(".zst", SegmentedObject, SegmentWriter),
 }
-
-
 """name -> codec, the one first that is read where both lie there"""
 
-
 DEFAULT_LEVEL = 3
-
-
 """340 MB/s a core; 9 is four times slower and 4 to 8 % smaller."""
-
 
 BATCH_BYTES = 1 << 20
 

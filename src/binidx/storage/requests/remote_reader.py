@@ -22,17 +22,14 @@ from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import fetch_object_info
-from binidx.storage.stores.pinned import PinnedObject, cat_ranges, suggests_change
+from binidx.storage.stores.pinned import PinnedObject, cat_ranges, is_pinned, suggests_change
 from binidx.storage.stores.response_check import check_length
 from binidx.storage.stores.transports import fetch_of, has_coroutines
 
 # A request costs 0.6 ms of CPU in s3fs and 0.06 ms without it. At 100 MB/s, which is what a connection carries, 64 KiB
 # and 8 KiB pass in that time: up to there a gap is cheaper.
 MAX_GAP = 64 << 10
-
-
 MAX_GAP_WITHOUT_DRIVER = 8 << 10
-
 
 # At 25 ms to the first byte and 100 MB/s a connection is 77 % busy with 8 MiB parts, 29 % with 1 MiB.
 MAX_REQUEST = 8 << 20
@@ -97,24 +94,22 @@ class RemoteObject:
         self.identity = filesystem.identity_from_info(info)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        if not self.needs_no_thread:
+        begun = self.begin(ranges)
+        if begun is None:
             return self._one_by_one(ranges)
-        with self.begin(ranges) as begun:
-            return begun.result()
+        with begun as pending:
+            return pending.result()
 
-    @property
-    def needs_no_thread(self) -> bool:
-        """Whether a read can `begin`: its filesystem has coroutines."""
-        return has_coroutines(self._client().fs, self.uri)
+    def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
+        return self._begun(ranges) if has_coroutines(self._client().fs, self.uri) else None
+
+    def check_unchanged(self) -> None:
+        if not is_pinned(self.uri, self.identity):
+            opened = PinnedObject(self.uri, self._client().path, self.identity)
+            opened.check(filesystem.identity_from_info(self._info()))
 
     @contextlib.contextmanager
-    def begin(self, ranges: Sequence[Range]) -> Iterator[Begun]:
-        """A `read` that is on its way in the block, so that one thread waits for many; where `needs_no_thread`.
-
-        Raises:
-            ShortReadError: a range outside the object.
-            CancelledReadError: its scope is cancelled already; the rest comes from the result.
-        """
+    def _begun(self, ranges: Sequence[Range]) -> Iterator[Begun]:
         requests = self._planned(ranges)
         client, settings = self._client(), self.settings
         opened = PinnedObject(self.uri, client.path, self.identity)

@@ -27,31 +27,17 @@ from binidx.storage.stores import filesystem
 from binidx.storage.stores.driver_errors import cause_of, driver_text, http_status, names_of
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
-
-
 """Seconds: the upper ends of the first pause and of the last ones."""
 
-
 FEW_TRIES = 4
-
-
 """For an answer that no pause makes right."""
 
-
 PASSING = {408, 429, 500, 502, 503, 504}
-
-
 """HTTP statuses that may be another in a moment."""
 
-
 LOST = {"ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"}
-
-
 LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseError", "TooManyRedirects"}
-
-
 """Classes, or bases of them, raised when an answer did not come: builtin, aiohttp's, botocore's, Google's."""
-
 
 Found = TypeVar("Found")
 
@@ -174,14 +160,9 @@ def _times(count: int) -> str:
 
 
 Fetch = Callable[[int, int], Coroutine[Any, Any, bytes]]
-
-
 """The bytes from start to stop of one object, asked once; whoever makes it checks that they are as many."""
 
-
 SLOWEST = 1_000_000
-
-
 """Bytes per second: a link that is slower is taken for one that stands still."""
 
 

@@ -33,8 +33,6 @@ from binidx.storage.requests.cancellation import Scope, current_scope
 from binidx.storage.requests.retries import SLOWEST, History, PendingRead, Trouble, given_up, out_of_time, pause
 
 WATCH_SECONDS = 0.1
-
-
 """Between two looks at what is late."""
 
 

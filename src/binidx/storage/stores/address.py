@@ -18,8 +18,6 @@ from binidx.storage.stores import filesystem
 from binidx.storage.stores.pinned import PinnedObject
 
 RENEW_SECONDS = 240
-
-
 """Drivers renew credentials five minutes and more before they end: what is signed now is good for so long at least.
 What was left to the driver is tried again as late."""
 
@@ -35,8 +33,6 @@ class Address:
 
 
 PLAIN = {"Accept-Encoding": "identity"}
-
-
 """Ranges of the bytes as they are, not of what a server makes of them on the way."""
 
 
@@ -54,8 +50,6 @@ def stay() -> dict[str, Any]:
 
 
 MOST_HELD = 8 << 20
-
-
 """Bytes of an answer before they are taken: as large as a request is at most."""
 
 
@@ -107,8 +101,6 @@ async def signed(
 
 
 _told_of_regions: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
 """Clients: to be told takes a tenth of what signing does."""
 
 
@@ -119,8 +111,6 @@ def _in_its_region(context: dict[str, Any], **_: Any) -> None:
 
 
 RESOLVES = "before-endpoint-resolution"
-
-
 """The event of a client of botocore that comes before it decides where a request goes."""
 
 
@@ -173,8 +163,6 @@ ADDRESSES: dict[str, AddressOf] = {
     "GCSFileSystem": _address_on_gcs,
     "HTTPFileSystem": address_on_http,
 }
-
-
 """class of the filesystem, or a base of it -> where its objects are asked for without it"""
 
 

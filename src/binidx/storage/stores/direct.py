@@ -23,11 +23,7 @@ from binidx.storage.stores.pinned import PinnedObject
 from binidx.storage.stores.response_check import ResponseHead, check_length, check_response, wrong_length
 
 log = logging.getLogger(__name__)
-
-
 OF_THE_OBJECT = {404, 412, 416}
-
-
 """Statuses that tell of the object, not of who asks and how."""
 
 

@@ -36,11 +36,8 @@ DRIVERS = {
     "https": ("aiohttp", "aiohttp"),
 }
 
-
 # Nothing is chained behind a store: :: in its name is part of the name.
 STORES = {*DRIVERS, "memory"}
-
-
 Row = TypeVar("Row")
 
 
@@ -216,8 +213,6 @@ def same_identity(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 PROVING = ("etag", "generation", "version", "inode")
-
-
 """One of these in an identity makes equal identities mean equal bytes, unless the ETag is a weak one. A size and a time
 do not: a second is long."""
 
@@ -266,10 +261,7 @@ def translated(uri: str, error: Exception) -> BinidxError:
 
 
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
-
-
 BAD_CREDENTIALS = {"ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError", "SSOError", "RefreshError"}
-
 
 UNREACHABLE = {
     "ClientConnectorError",
@@ -279,8 +271,6 @@ UNREACHABLE = {
     "ProxyConnectionError",
     "gaierror",
 }
-
-
 """Classes, or bases of them: botocore's, Google's, aiohttp's, builtin."""
 
 
@@ -308,21 +298,13 @@ def reason_of(error: BaseException) -> Exception | None:
 
 
 CONCURRENCY = 64
-
-
 """Requests in flight at once, over all threads and objects of a process."""
 
-
 CONCURRENCY_WITHOUT_DRIVER = 128
-
-
 """The same where a request costs a tenth of the CPU: at 30 ms to the first byte 64 are 2,100 requests/s, 128 are 4,200,
 which one core still carries."""
 
-
 SPARE = 8
-
-
 """Connections beyond that, for requests that are sent twice."""
 
 

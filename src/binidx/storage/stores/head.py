@@ -148,11 +148,7 @@ async def object_on_gcs(fs: Any, path: str) -> dict[str, Any]:
 
 
 REFUSALS = {401, 403, 404, 405, 410}
-
-
 LONGEST_SECONDS = 10.0
-
-
 """Whoever cannot be reached by then will be missed by who opens the object that must be there."""
 
 
@@ -258,9 +254,5 @@ def _sizes(content_range: str | None, length: int | None) -> tuple[int | None, i
 
 
 LookUp = Callable[[Any, str, int], Coroutine[Any, Any, Found]]
-
-
 LOOKS: dict[str, LookUp] = {"S3FileSystem": _ask_s3, "GCSFileSystem": _ask_gcs, "HTTPFileSystem": _ask_http}
-
-
 """class of the filesystem, or a base of it -> how to ask by one request"""

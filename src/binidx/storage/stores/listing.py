@@ -27,23 +27,14 @@ from binidx.storage.stores import filesystem
 from binidx.storage.stores.address import NotDirectError
 from binidx.storage.stores.head import request_with_retries
 from binidx.storage.stores.signed import ask_signed
-from binidx.storage.threads import Threads
+from binidx.storage.threads import REQUESTS
 
 logger = logging.getLogger(__name__)
-
-
 PAGE_KEYS = 1000
-
-
 NAMES_AT_ONCE = 900
-
-
 """So that a page goes beyond them, where there is nothing else."""
 
-
 Info = dict[str, Any]
-
-
 """As fsspec's `info` of one object."""
 
 
@@ -89,7 +80,7 @@ def list_together(
                 return found
         return None
 
-    pending = [_submit(partial(list_stretch, *each)) for each in stretches[1:]]
+    pending = [REQUESTS.submit(partial(list_stretch, *each)) for each in stretches[1:]]
     lists = [list_stretch(*stretches[0]), *(each.result() for each in pending)]
     return None if None in lists else {name: info for each in lists if each for name, info in each.items()}
 
@@ -172,12 +163,5 @@ async def _page_on_gcs(fs: Any, wanted: ListRequest) -> tuple[dict[str, Info], s
 
 
 Page = Callable[[Any, ListRequest], Coroutine[Any, Any, tuple[dict[str, Info], str]]]
-
-
 PAGES: dict[str, Page] = {"S3FileSystem": _page_on_s3, "GCSFileSystem": _page_on_gcs}
-
-
 """class of the filesystem, or a base of it -> one page of names, and the token of the next one"""
-
-
-_submit = Threads("binidx-page", lambda: 16).submit

@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.native.pieces import Mapped
+from binidx.native.pieces import Mapped, Pieces
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
@@ -92,15 +93,24 @@ class LocalFile:
         self.stats.add(requests=len(views), bytes_asked=count, bytes_moved=count)
         return views
 
+    def is_complete(self) -> bool:
+        return True
+
+    def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
+        if (
+            not (ranges[:, 0] >= 0).all()
+            or not (ranges[:, 0] <= ranges[:, 1]).all()
+            or not (ranges[:, 1] <= self.size).all()
+        ):
+            return None
+        if self._map is not None:
+            self._check_unchanged(self._map)
+        pieces = self._content.pieces(ranges)
+        count = int((ranges[:, 1] - ranges[:, 0]).sum())
+        self.stats.add(requests=len(ranges), bytes_asked=count, bytes_moved=count)
+        return pieces
+
     def read_into(self, gather: Callable[[Any], int]) -> bool:
-        """`read` without views: `gather` takes what it wants of the whole content, and says in how many ranges.
-
-        Args:
-            gather: called once with what `Mapped.taking` gives.
-
-        Returns:
-            True: all of it was in memory.
-        """
         if self._map is not None:
             self._check_unchanged(self._map)
         about = self._content.taking(ask_ahead=self._ask_ahead.wanted)
@@ -133,8 +143,6 @@ class LocalFile:
 
 
 PATIENCE = 8
-
-
 MOST_PATIENCE = 4096
 
 
@@ -166,16 +174,12 @@ class AskAhead:
 
 Opened = TypeVar("Opened")
 
-
 WAYS_OUT = {
     errno.EMFILE: "raise the limit of open files, ulimit -n (the hard one, ulimit -Hn, is where we stopped)",
     errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
     errno.ENOMEM: "raise the number of maps a process may have, sysctl vm.max_map_count",
 }
-
-
 """errno -> what to do, where opening fails for want of room"""
-
 
 # Where a limit is "unlimited", macOS takes no more than this.
 MANY = 10_240

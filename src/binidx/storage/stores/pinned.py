@@ -43,6 +43,17 @@ class PinnedObject:
         return ObjectChangedError(f"{self.uri}: changed since it was opened ({was}, now {found}); open it again")
 
 
+CONDITIONS = {"s3": "etag", "s3a": "etag", "gs": "generation", "gcs": "generation", "http": "etag", "https": "etag"}
+"""Protocol -> the part of an object's identity that each response carries."""
+
+
+def is_pinned(uri: str, identity: Mapping[str, Any]) -> bool:
+    """Return whether the store, by itself or by `check_response`, returns bytes of this version or an error."""
+    protocol = filesystem.protocols(uri)[0]
+    mark = identity.get(CONDITIONS.get(protocol, ""))
+    return protocol in {"file", "local", "memory"} or (mark is not None and not str(mark).startswith("W/"))
+
+
 def suggests_change(error: StorageError) -> bool:
     """Whether a read may have failed because the object is another: 404, 412, past the end, too few bytes."""
     cause = error.__cause__
@@ -71,6 +82,4 @@ def cat_ranges(fs: Any, opened: PinnedObject, requests: Sequence[Range]) -> list
 
 
 LOOKED_AT = {"LocalFileSystem", "MemoryFileSystem"}
-
-
 """Filesystems where asking costs no round trip."""

@@ -24,8 +24,6 @@ from binidx.storage.interfaces import Range
 from binidx.storage.stores.pinned import PinnedObject
 
 MARKS = {"generation": "x-goog-generation", "etag": "etag", "version": "x-amz-version-id"}
-
-
 """Key of an identity -> response header; the first key that an identity has decides. GCS changes the ETag of an object,
 but not its generation, when only its metadata changes."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from binidx.storage.interfaces import Bytes, Range
@@ -18,10 +18,9 @@ from binidx.storage.stores import filesystem
 from binidx.storage.stores.address import object_key
 from binidx.storage.stores.driver_errors import http_status
 from binidx.storage.stores.signed import put_small
+from binidx.storage.threads import REQUESTS
 
 CHUNK_BYTES = 256 << 10
-
-
 """What a connection is given at once. One buffer that grows leaves holes of all sizes: 30 MB behind one of 8 MiB."""
 
 
@@ -137,14 +136,9 @@ class S3Parts:
 
 
 BLOCK_BYTES = 50 << 20
-
-
 """Of a part of a stream, where nobody says another default_block_size: 10,000 of them are 500 GB."""
 
-
 LEAST_BYTES = 5 << 20
-
-
 """That S3 takes as a part, but for the last."""
 
 
@@ -160,7 +154,7 @@ class S3Stream:
         self._block = max(LEAST_BYTES, int(storage_options.get("default_block_size", BLOCK_BYTES)))
         self._parts, self._tags = S3Parts(uri, "", storage_options), dict[int, str]()
         self._held = begun
-        self._thread = ThreadPoolExecutor(1, "binidx-s3-stream")
+        self._thread = REQUESTS.executor(1)
         self._sending: Future[str] | None = None
 
     def write(self, data: Bytes) -> int:

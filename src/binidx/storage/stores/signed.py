@@ -36,8 +36,6 @@ VERBS = {
     "upload_part": "PUT",
     "delete_object": "DELETE",
 }
-
-
 """method of S3's client -> of HTTP"""
 
 
@@ -91,8 +89,6 @@ def refusals_remembered(fs: Any, method: str) -> Iterator[None]:
 
 
 _by_driver_until: dict[tuple[int, str], float] = {}
-
-
 """id of a filesystem, which is kept for ever, and a method -> when that is tried again without its driver."""
 
 
@@ -143,8 +139,6 @@ def _pieces_class() -> Any:
 
 
 ANSWER_SECONDS = 30.0
-
-
 """For an answer, besides what the bytes need on the slowest link; then the driver has its turn."""
 
 

@@ -113,6 +113,4 @@ DRIVERS: dict[str, MakeFetch] = {
     "GCSFileSystem": _of_gcs,
     "HTTPFileSystem": _of_http,
 }
-
-
 """class of the filesystem, or a base of it -> how it is asked for ranges of one content"""

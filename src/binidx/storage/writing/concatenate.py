@@ -27,7 +27,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,18 +37,13 @@ from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.s3_multipart import S3Parts
+from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object, delete_object
 from binidx.storage.writing.staging import StagingFile
 
 LEAST_PART = 5 << 20
-
-
 MOST_PARTS = 10_000
-
-
 COPIED_PART = 128 << 20
-
-
 """What the store copies in one request where 10,000 of them suffice: seconds, well inside the time-outs of clients, and
 with many in flight faster than one huge part."""
 
@@ -220,17 +215,10 @@ def copy_through(source: int, target: int, count: int, offset: int) -> int:
 
 
 Options = Mapping[str, Any] | None
-
-
 IN_FLIGHT = 16
-
-
 """Parts that the store copies at once; those that pass through this process have `join_plan.LEAST_PART` bytes."""
 
-
 COMPOSED = 32
-
-
 """Objects in one compose, of Google's."""
 
 
@@ -290,7 +278,7 @@ class _S3Join:
         self._tags: dict[int, str] = {}
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        with READS.executor(IN_FLIGHT) as threads:
             jobs = iter(enumerate(self._plan, 1))
             pending: dict[Future[str], tuple[int, Part]] = {}
             try:

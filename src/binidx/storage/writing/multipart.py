@@ -27,8 +27,6 @@ from binidx.storage.writing.publish import create_object, delete_object
 from binidx.storage.writing.staging import sync_directory
 
 MAX_PARTS = 10_000
-
-
 """Of one S3 upload."""
 
 
@@ -192,6 +190,4 @@ def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None
 
 
 MULTIPART_WRITERS: dict[str, Callable[[str, str, Mapping[str, Any]], MultipartWriter]] = {"s3": S3Parts, "s3a": S3Parts}
-
-
 """protocol -> the class that can continue there; the others stream"""

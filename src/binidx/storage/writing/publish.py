@@ -35,11 +35,7 @@ from binidx.storage.writing.staging import (
 )
 
 ATTEMPTS = 5
-
-
 Hook = Callable[[], object] | None
-
-
 Unfinished = TypeVar("Unfinished", bound=StagingFile | StagingUpload)
 
 

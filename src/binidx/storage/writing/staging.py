@@ -21,15 +21,10 @@ from binidx.storage.stores.s3_multipart import S3Stream, WriteBuffer
 from binidx.storage.stores.signed import put_small
 
 ONE_PUT = 16 << 20
-
-
 """Objects up to this size are held in memory and sent in one request."""
-
 
 # Their multipart uploads show nothing before they are completed; other filesystems may show a file that grows.
 HOLDS_BACK = ("s3", "s3a", "gs", "gcs")
-
-
 BUFFER_BYTES = 1 << 20
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from binidx.errors import StorageError
@@ -19,13 +18,12 @@ from binidx.storage.ranges import cut
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import look_up
 from binidx.storage.stores.s3_multipart import S3Parts
+from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.multipart import MAX_PARTS, MULTIPART_WRITERS
 from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import ONE_PUT
 
 IN_FLIGHT = 8
-
-
 TELL_MD5 = ("gs", "gcs")
 
 
@@ -86,7 +84,7 @@ def _send_parts(uri: str, data: memoryview, storage_options: Mapping[str, Any] |
         parts = S3Parts(uri, "", storage_options or {})
     ranges = dict(enumerate(cut((0, len(data)), max(ONE_PUT, -(-len(data) // MAX_PARTS))), 1))
     try:
-        with ThreadPoolExecutor(IN_FLIGHT, "binidx-send") as threads:
+        with REQUESTS.executor(IN_FLIGHT) as threads:
             sent = {
                 part: threads.submit(parts.write, part, where, data[where[0] : where[1]])
                 for part, where in ranges.items()

@@ -1,0 +1,130 @@
+"""Optional capabilities of a map-style dataset that the loader uses, and the functions that check for them.
+
+A user's own dataset needs `__len__` and `__getitem__` only. What it has besides is checked here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
+from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
+from binidx.dataset.torch_bridge import Samples
+from binidx.storage.interfaces import RangeReader, as_composite
+from binidx.storage.stores.filesystem import local_path
+
+Batch = list[int]
+"""Sample numbers of a micro-batch."""
+
+ReadBatch = Callable[[Batch], Any]
+"""Function from the sample numbers of a batch to its samples."""
+
+SAMPLE_METHODS = ("__getitem__", "__getitems__", "spans", "assemble", "read_batch")
+COMPAT_SAMPLE_METHOD = "_query_document_sample_shuffle_indices"
+"""Method of `compat.megatron` that users override."""
+
+
+@runtime_checkable
+class BatchedDataset(Protocol):
+    """A dataset that reads the samples of a batch in one call: torch's protocol for map-style datasets."""
+
+    def __getitems__(self, idxs: Sequence[int], /) -> Any:
+        """Return the samples of these numbers, in order."""
+
+
+@runtime_checkable
+class ConfiguredDataset(Protocol):
+    """A dataset with a config."""
+
+    config: Any
+
+
+@runtime_checkable
+class OrderedDataset(Protocol):
+    """A dataset that identifies its samples and their order."""
+
+    order_identity: Any
+    """All that the samples and their order depend on, in JSON values; independent of the data's location."""
+
+
+@runtime_checkable
+class StoredTokens(Protocol):
+    """A low-level dataset whose tokens are bytes of an object."""
+
+    bin_reader: RangeReader
+
+
+@runtime_checkable
+class Buffer(Protocol):
+    """A tensor or an array."""
+
+    nbytes: int
+
+
+def batch_reader(dataset: Any) -> ReadBatch:
+    """Return the function with which torch reads a batch of a dataset."""
+    if isinstance(dataset, BatchedDataset):
+        return dataset.__getitems__
+    return lambda batch: [dataset[idx] for idx in batch]
+
+
+def batch_bytes(samples: Any) -> int:
+    """Return the bytes of the tensors and arrays of a batch; a tensor shared by its samples counts once."""
+    if isinstance(samples, Samples):
+        return samples.num_bytes
+    rows = samples if isinstance(samples, list | tuple) else [samples]
+    values = [value for row in rows for value in (row.values() if isinstance(row, dict) else [row])]
+    return sum(value.nbytes for value in {id(value): value for value in values}.values() if isinstance(value, Buffer))
+
+
+def sequence_length_of(dataset: Any) -> int:
+    """Return the tokens of a sample; 0 for a dataset without one of our configs."""
+    if isinstance(dataset, ConfiguredDataset) and isinstance(dataset.config, BlendedMegatronDatasetConfig):
+        return dataset.config.sequence_length
+    return 0
+
+
+def is_full_validation(dataset: Any) -> bool:
+    """Return whether a dataset is a validation split, or a blend of some, whose config has `full_validation`."""
+    if not isinstance(dataset, BlendedDataset | MegatronDataset):
+        return False
+    split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
+    return split is Split.valid and bool(dataset.config.full_validation)
+
+
+def identify_order(dataset: Any) -> Any:
+    """Return all that the samples of a dataset depend on; its class name and length if it has no `order_identity`."""
+    if isinstance(dataset, OrderedDataset):
+        return dataset.order_identity
+    return [recorded_name(type(dataset)), len(dataset)]
+
+
+def is_pure(dataset: Any) -> bool:
+    """Return whether each sample is a function of its number alone: no class of a user changes how samples are made."""
+    kinds = {type(each) for each in (dataset, *_parts(dataset)) if isinstance(each, BlendedDataset | MegatronDataset)}
+    methods = [method for kind in kinds for method in _sample_methods(kind).values()]
+    return bool(methods) and all(method.__module__.startswith("binidx.") for method in methods)
+
+
+def reads_remotely(dataset: Any) -> bool:
+    """Return whether a dataset of ours reads tokens that are not on this machine."""
+    low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
+    readers = [each.bin_reader for each in low_level if isinstance(each, StoredTokens)]
+    return any(local_path(each.uri) is None for reader in readers for each in _components(reader))
+
+
+def _components(reader: RangeReader) -> Sequence[RangeReader]:
+    composite = as_composite(reader)
+    return composite.component_readers() if composite else [reader]
+
+
+def _sample_methods(kind: type) -> dict[str, Any]:
+    """Return the methods of a class that make samples, as its method resolution order finds them."""
+    names = (*SAMPLE_METHODS, COMPAT_SAMPLE_METHOD)
+    return {name: vars(base)[name] for base in reversed(kind.__mro__) for name in names if name in vars(base)}
+
+
+def _parts(dataset: Any) -> Sequence[Any]:
+    return dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
