@@ -141,7 +141,7 @@ def test_tokens_that_int32_may_not_hold_are_refused(dtype: Any, tmp_path: Path) 
     prefix = write_with_megatron(tmp_path / "en", np.full(9, 9, np.int32), rng, dtype)
     ours = ours_of(prefix, random_seed=3, sequence_length=4, split="0,1,0", tokenizer=TOKENIZER,
                    **dict.fromkeys(FLAGS, False))  # fmt: skip
-    with pytest.raises(ConfigError, match=rf"en: tokens are {np.dtype(dtype).name}, int32 needs integers"):
+    with pytest.raises(ConfigError, match=rf"en: tokens do not fit int32 .found {np.dtype(dtype).name}"):
         ours.read_tokens([0])
 
 

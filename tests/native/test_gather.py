@@ -187,7 +187,7 @@ def test_a_sample_of_very_many_pieces_finds_room() -> None:
 @pytest.mark.parametrize(
     ("ranges", "bounds", "rows", "problem"),
     [
-        ([(0, 12)], [0, 1], [0], "one is longer"),
+        ([(0, 12)], [0, 1], [0], "a sample is longer"),
         ([(0, 3)], [0, 1], [0], "not whole tokens"),
         ([(0, 2)], [0, 1], [1], "lead outside"),
         ([(0, 2)], [0, 1], [-1], "lead outside"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from binidx.dataset.kinds.chat import SCHEMAS, conversation_of, conversations_in, with_system
+from binidx.dataset.kinds.chat import add_system_message, parse_row, split_conversations
 from binidx.errors import FormatError
 
 
@@ -17,24 +17,22 @@ def turns(*said: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("schema", "row", "needed"),
+    ("row", "needed"),
     [
-        ("openai-messages", {"messages": turns("u:hi", "a:hello"), "text": "no"}, turns("u:hi", "a:hello")),
+        ({"messages": turns("u:hi", "a:hello"), "text": "no"}, turns("u:hi", "a:hello")),
         (
-            "sharegpt",
             {"conversations": [{"from": f, "value": f} for f in ("Human", "gpt", "observation", "bard", "someone")]},
             turns("s:", "u:Human", "a:gpt", "t:observation", "a:bard", "u:someone"),
         ),
-        ("sharegpt", {"conversations": [{"from": "system", "value": None}]}, turns("s:")),
-        ("alpaca", {"instruction": "add", "input": "1 2", "output": "3"}, turns("s:", "u:add\n\n1 2", "a:3")),
-        ("alpaca", {"instruction": "", "question": "why", "answer": "so", "context": ""}, turns("s:", "u:why", "a:so")),
-        ("pretrain-text", {"text": "all", "instruction": "no output"}, "all"),
-        ("pretrain-text", {"text": None}, ""),
+        ({"conversations": [{"from": "system", "value": None}]}, turns("s:")),
+        ({"instruction": "add", "input": "1 2", "output": "3"}, turns("s:", "u:add\n\n1 2", "a:3")),
+        ({"instruction": "", "question": "why", "answer": "so", "context": ""}, turns("s:", "u:why", "a:so")),
+        ({"text": "all", "instruction": "no output"}, "all"),
+        ({"text": None}, ""),
     ],
 )  # fmt: skip
-def test_a_row_is_of_the_first_schema_that_fits(schema: str, row: Any, needed: Any) -> None:
-    assert next(name for name, (fits, _) in SCHEMAS.items() if fits(row)) == schema
-    assert conversation_of(row) == needed
+def test_a_row_is_of_the_first_schema_that_fits(row: Any, needed: Any) -> None:
+    assert parse_row(row) == needed
 
 
 @pytest.mark.parametrize(
@@ -51,18 +49,18 @@ def test_a_row_is_of_the_first_schema_that_fits(schema: str, row: Any, needed: A
 )
 def test_rows_that_fit_none_say_what_they_are(row: Any, needed: str) -> None:
     with pytest.raises(FormatError, match=needed):
-        conversation_of(row)
+        parse_row(row)
 
 
 def test_each_system_message_begins_a_conversation() -> None:
-    assert conversations_in(turns("s:1", "u:a", "a:b", "s:2", "s:3", "u:c")) == [
+    assert split_conversations(turns("s:1", "u:a", "a:b", "s:2", "s:3", "u:c")) == [
         turns("s:1", "u:a", "a:b"),
         turns("s:2"),
         turns("s:3", "u:c"),
     ]
-    assert conversations_in(turns("u:a", "s:1")) == [turns("u:a"), turns("s:1")]
+    assert split_conversations(turns("u:a", "s:1")) == [turns("u:a"), turns("s:1")]
 
 
 def test_what_templates_do_not_know_is_left_out() -> None:
-    assert with_system([{"role": "", "content": None, "name": "x"}]) == turns("s:", "u:")
-    assert with_system([*turns("s:be brief")]) == turns("s:be brief")
+    assert add_system_message([{"role": "", "content": None, "name": "x"}]) == turns("s:", "u:")
+    assert add_system_message([*turns("s:be brief")]) == turns("s:be brief")

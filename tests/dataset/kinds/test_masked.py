@@ -231,7 +231,7 @@ def test_one_epoch_is_enough_where_no_number_is_asked_though_megatron_cannot(pre
 
 
 def test_samples_asked_of_a_split_without_documents_are_an_error_that_names_it(prefix: str) -> None:
-    with pytest.raises(IndexBuildError, match=r"en, test split: found 0 samples in 0 documents, needs 20"):
+    with pytest.raises(IndexBuildError, match=r"en, test split: found 0 samples in 0 documents, need 20"):
         build(BERT, [prefix], split="999,0,1")
     assert len(build(BERT, [prefix], (10, 0, 0), split="999,0,1")[2]) == 0
 

@@ -34,7 +34,7 @@ BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices"
 class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
     """Ours; datasets that users build in their own way are built on rank 0 first, since they may count on its files."""
 
-    blended = BlendedDataset
+    blended_class = BlendedDataset
 
     def _build(self, context: BuildContext) -> list[Any]:
         if builds_as_ours(self.cls):

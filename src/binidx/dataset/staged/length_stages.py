@@ -35,26 +35,15 @@ from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
 
 MIXED_WINDOWS = 1024
-
-
 """Windows whose parts are served in turn."""
 
-
 AT_ONCE = 1 << 18
-
-
 """Samples that are made and checked together, unless a group has more."""
 
-
 SOURCE_BITS = 48
-
-
 """Above the numbers of samples."""
 
-
 MADE_ONCE = ("_orders", "recipe", "_plan", "unique_description", "unique_description_hash")
-
-
 """What a dataset keeps that depends on its length."""
 
 

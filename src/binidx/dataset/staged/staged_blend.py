@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset, blocks
+from binidx.dataset.blended import BlendedDataset, row_blocks
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
 from binidx.dataset.staged.stages import Sources, Stage
@@ -40,20 +40,12 @@ from binidx.index.cache.building import Building
 from binidx.index.cache.index_cache import IndexCache
 
 COUNTS_NAME = "Stage"
-
-
 """In the names of cached counts."""
 
-
 AT_ONCE = 1 << 18
-
-
 """Rows that are made and checked together: some 40 bytes each."""
 
-
 COUNTED_HERE = 1 << 22
-
-
 """Samples of a stage that are drawn sooner than their counts are fetched: 20 ms."""
 
 
@@ -140,14 +132,14 @@ class StagedBlendedDataset(BlendedDataset):
             for stage, seam in zip(self.stages, self.seams, strict=True):
                 place = self._sources.place_of(stage, seam)
                 with stage.drawn(building, self.config.num_dataset_builder_threads) as (chosen, numbers):
-                    for rows in blocks(0, stage.num_samples, AT_ONCE):
+                    for rows in row_blocks(0, stage.num_samples, AT_ONCE):
                         here = slice(seam.sample + rows.start, seam.sample + rows.stop)
                         ids[here], samples[here] = place.rows(chosen[rows], numbers[rows])
 
     def check(self) -> None:
         """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in turn: none skipped, none twice."""
         seen = np.zeros(len(self.datasets), np.int64)
-        for rows in blocks(0, len(self.dataset_index), AT_ONCE):
+        for rows in row_blocks(0, len(self.dataset_index), AT_ONCE):
             ids = self.dataset_index[rows]
             counts = np.bincount(ids, minlength=len(seen))
             due = np.repeat(seen + counts - np.cumsum(counts), counts) + np.arange(len(ids))

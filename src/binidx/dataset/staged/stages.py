@@ -13,7 +13,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import samples_of_each
+from binidx.dataset.blended import count_samples
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, Split, check_blend, normalize, split_indices
 from binidx.dataset.megatron_dataset import MegatronDataset
@@ -72,7 +72,7 @@ class Stage:
     def count(self, building: Building, threads: int = 1) -> NDArray[np.int64]:
         """How many of each prefix are planned, and how many of these are served; shape (2, num_prefixes)."""
         with self.drawn(building, threads) as (chosen, _):
-            each = [samples_of_each(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
+            each = [count_samples(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
         return np.array(each, np.int64)
 
 
