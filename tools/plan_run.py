@@ -54,7 +54,7 @@ def plan(arguments: argparse.Namespace) -> int:
     given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
     nodes = arguments.nodes or -(-given.data_parallel_size // RANKS_OF_A_NODE)
     found = plan_run(given, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
-    print(json.dumps(found.in_json()) if arguments.json else describe(found))
+    print(json.dumps(found.to_json()) if arguments.json else describe(found))
     return 0
 
 
@@ -89,7 +89,7 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> str:
 
 
 def _head(found: RunPlan) -> list[tuple[str, str]]:
-    given = found.outlook.run
+    given = found.inventory.run
     steps = "no end: cyclic, here one epoch" if found.num_steps is None else f"{found.num_steps:,} steps"
     ranks = f"{given.data_parallel_size:,} rank{'s' * (given.data_parallel_size > 1)}"
     sizes = f"{given.schedule.global_batch_size:,} samples on {ranks}, {given.micro_batch_size} at a time"
@@ -159,7 +159,7 @@ def _costs(found: RunPlan) -> list[tuple[str, str]]:
         ("a step", words(1 / steps)),
     ]
     if found.tokens_per_second:
-        share = found.tokens_per_second * 3600 / (samples * found.outlook.run.config.sequence_length)
+        share = found.tokens_per_second * 3600 / (samples * found.inventory.run.config.sequence_length)
         rows.append(("an hour", f"{words(share)} at {found.tokens_per_second:,.0f} tokens/s"))
     rows.append(("a node", f"{words(1 / found.nodes)} in the whole run"))
     price = sum(found.dollars.values())

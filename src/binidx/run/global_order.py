@@ -1,11 +1,11 @@
-"""Who reads which sample when: steps, ranks and slots of a run, as arrays.
+"""Global order of a run: the rank, step and slot at which each sample is read, as arrays.
 
     position  0 1 2 3 4 5 6 7 8 9 ..    samples consumed before it, over all ranks
     rank      0 0 1 1 2 2 0 0 1 1 ..    micro-batches of 2 on 3 ranks
     step      0 0 0 0 0 0 0 0 0 0 ..    two micro-batches of each rank
     slot      0 1 0 1 0 1 2 3 2 3 ..    place among the samples of the rank's step
 
-Rows come by step, then rank, then slot: a rank's step is one stretch of them.
+Rows are sorted by step, then rank, then slot, so the step of a rank is contiguous.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Numbers = NDArray[np.int64]
 
 
 class SampleReads(NamedTuple):
-    """Columns of equal length, int64."""
+    """Reads of samples: columns of equal length, int64."""
 
     step: Numbers
     rank: Numbers
@@ -37,15 +37,15 @@ class SampleReads(NamedTuple):
 
 @dataclass(frozen=True)
 class GlobalOrder:
-    """What the loaders of all ranks read.
+    """The samples that the loaders of all ranks read, in order.
 
     Args:
         schedule: sizes of the steps.
-        num_samples: of the dataset.
+        num_samples: length of the dataset.
         dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
 
     Source: the samplers of Megatron-LM, for all ranks at once. Where a "cyclic" dataset without data_sharding does not
-    divide by its step, the surplus batches that its first ranks get at the end of an epoch are not steps and not here.
+    divide by its step, the surplus batches that its first ranks get at the end of an epoch are no steps and left out.
     """
 
     schedule: BatchSchedule
@@ -68,36 +68,36 @@ class GlobalOrder:
 
     @property
     def end(self) -> int | None:
-        """The position where the loaders end; None: they begin anew."""
+        """The position where the loaders end; None if they start over."""
         if self.dataloader_type == "cyclic":
             return None
         left = max(self.num_samples - self._consumed, 0)
         return self._consumed + left // self.schedule.block * self.schedule.block
 
     def num_steps(self) -> int | None:
-        """Whole steps until the loaders end; None: they do not."""
+        """Return the number of whole steps until the loaders end; None if they start over."""
         return None if self.end is None else self.schedule.step_of(self.end)
 
     def readings(self, steps: range, rank: int | None = None) -> SampleReads:
-        """The rows of whole steps that follow each other, of one rank or all.
+        """Return the rows of consecutive whole steps, of one rank or all.
 
         Raises:
-            IndexError: a step that is not served whole.
+            IndexError: a step is not complete.
         """
         self._check_steps(steps)
         parts = [self._rows(part, size, rank) for part, size in self._runs(steps)]
         return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _no_rows()
 
     def served_at(self, samples: Numbers, stop: int) -> SampleReads:
-        """Where samples are read at positions below `stop`; a sample read twice has two rows, in order.
+        """Return the reads of samples at positions below `stop`; a sample that is read twice has two rows, in order.
 
-        Cost: one pass over an epoch's order for each epoch when cyclic, else none.
+        Cost: one pass over an epoch's order for each epoch when cyclic, otherwise none.
         """
         positions = self._positions_of(np.unique(samples), stop if self.end is None else min(stop, self.end))
         return self._described(np.sort(positions[positions >= self._consumed]))
 
     def _runs(self, steps: range) -> Iterator[tuple[range, int]]:
-        """Stretches of steps of one size, and the size."""
+        """Yield ranges of steps of one size, and the size."""
         stages = self.schedule.stages
         for stage, after in zip_longest(stages, stages[1:]):
             stop = steps.stop if after is None else min(after.first_step, steps.stop)
@@ -117,7 +117,7 @@ class GlobalOrder:
         return SampleReads(step, rank_of, slot, position, self.samples_at(position))
 
     def samples_at(self, position: Numbers) -> Numbers:
-        """The sample at each position, shape as given."""
+        """Return the sample at each position, in the shape of `positions`."""
         if self.dataloader_type == "single":
             return position
         epoch, into = np.divmod(position, self._active)
@@ -129,11 +129,11 @@ class GlobalOrder:
 
     @property
     def _active(self) -> int:
-        """Samples of a cyclic epoch: what micro-batches of all ranks divide."""
+        """Samples of a cyclic epoch: the largest multiple of a micro-batch of all ranks."""
         return self.num_samples // self.schedule.block * self.schedule.block
 
     def _of_epoch(self, epoch: int, into: Numbers) -> Numbers:
-        """The samples so far into an epoch of the cyclic sampler."""
+        """Return the order of an epoch of the cyclic sampler, up to a position."""
         micro, ranks = self.schedule.micro_batch_size, self.schedule.data_parallel_size
         batch, place = np.divmod(into, self.schedule.block)
         rank, slot = np.divmod(place, micro)
@@ -157,7 +157,7 @@ class GlobalOrder:
         return positions[positions < stop]
 
     def _described(self, position: Numbers) -> SampleReads:
-        """Step, rank and slot of positions."""
+        """Return step, rank and slot of positions."""
         step = np.array([self.schedule.step_of(each) for each in position.tolist()], np.int64)
         start = np.array([self.schedule.samples_before(each) for each in step.tolist()], np.int64)
         batch, place = np.divmod(position - start, self.schedule.block)

@@ -1,4 +1,4 @@
-"""A run in one JSON file: what it trains on, in which order, and in how large steps.
+"""A run in one JSON file: its data, order and step sizes.
 
     {"config": {"random_seed": 1234, "sequence_length": 4096, "split": "969,30,1",
                 "blend": [["s3://corpus/en", "gs://corpus/code"], [0.7, 0.3]],
@@ -6,8 +6,8 @@
                 "reset_position_ids": false, "reset_attention_mask": false, "eod_mask_loss": false},
      "sizes": [1000000, 1000, 1000], "micro_batch_size": 8, "data_parallel_size": 64}
 
-Which sample is read when is a function of this, so tools can warm a cache for the steps to come, or say who saw what.
-Options of stores are not part of it: they may hold secrets.
+The order of samples is a function of this file, so tools can warm a cache for the next steps, or trace documents. The
+file contains no options of stores, which may hold secrets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from binidx.storage.writing.publish import create_object
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """As much of a tokenizer as samples and the names of their caches depend on."""
+    """The part of a tokenizer that samples and the names of their caches depend on."""
 
     unique_identifiers: Mapping[str, Any]
     eod: int | None = None
@@ -50,7 +50,7 @@ class SavedTokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any) -> SavedTokenizer:
-        """What a tokenizer says of itself; tokens it does not have are left out."""
+        """Return the saved part of a tokenizer, without the tokens that it does not have."""
         if not hasattr(tokenizer, "unique_identifiers"):
             raise ConfigError(f"{type(tokenizer).__name__}: has no unique_identifiers, a saved run needs them")
         found = {each.name: _attribute(tokenizer, each.name) for each in fields(cls)}
@@ -59,21 +59,26 @@ class SavedTokenizer:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run reads, and how far it is.
+    """Description of a run: its datasets, their order, and the samples consumed so far.
 
     Args:
-        config: of its datasets.
-        sizes: the least number of samples of train, valid and test, or None, as for the builder.
-        micro_batch_size: samples a rank reads at a time.
+        config: config of its datasets.
+        sizes: minimum numbers of samples of train, valid and test, or None, as for the builder.
+        micro_batch_size: samples that a rank reads at a time.
         data_parallel_size: ranks that read different samples.
         dataloader_type, data_sharding: as in `build_pretraining_data_loader`.
         consumed_samples: samples served before, over all ranks.
         global_batch_size: samples of a step; by default one micro-batch of each rank.
-        rampup_batch_size, decrease_batch_size_if_needed: how the step grows, as in `BatchSchedule`.
-        stages: train on these instead of the config's blend: a `StagedBlendedDataset`. The size of train is then 0.
+        rampup_batch_size, decrease_batch_size_if_needed: growth of the step, as in `BatchSchedule`.
+        stages: stages of a `StagedBlendedDataset` instead of the config's blend. The size of train is then 0.
 
     Raises:
-        ConfigError: a value that cannot be, or a config that is not GPT's own.
+        ConfigError: an invalid value, or a config that is not GPT's own.
+
+    Example:
+        binidx.Run(config, [1_000_000, 1000, 1000], micro_batch_size=8, data_parallel_size=64).save("run.json")
+
+    Source: ours; samplers and batch sizes as in Megatron-LM.
     """
 
     config: GPTDatasetConfig
@@ -106,13 +111,14 @@ class Run:
 
     @classmethod
     def load(cls, uri: str, storage_options: Mapping[str, Any] | None = None) -> Run:
-        """The run in a file at any URI.
+        """Return the run of a file at any URI.
 
         Args:
-            storage_options: for the file, and for the data of the run.
+            uri: path or URI of the file.
+            storage_options: options of the stores of the file and of the run's data.
 
         Raises:
-            ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
+            ConfigError: the file is not a JSON object, has unknown or missing fields, or an invalid value.
             ObjectNotFoundError: there is no such file.
         """
         text = read_document(RUN_FILE, uri, storage_options)
@@ -122,12 +128,12 @@ class Run:
             raise ConfigError(f"{uri}: {error}") from error
 
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         with create_object(uri, storage_options) as out:
             out.write(format_run(self))
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
-        """Its datasets of train, valid and test, as the builder gives them; built once.
+        """Return the datasets of train, valid and test, as the builder returns them; built once.
 
         Args:
             on_outcome: called with the outcome of each index while they are built, by any thread.
@@ -151,18 +157,18 @@ class Run:
 
     @cached_property
     def reading_order(self) -> GlobalOrder:
-        """Who reads which sample of train when; step 0 is the first after `consumed_samples`."""
+        """The global order of the samples of train; step 0 is the first after `consumed_samples`."""
         return GlobalOrder(self.schedule, self._num_samples, self.dataloader_type, self.data_sharding)
 
     def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
-        """The numbers of the samples of train that a rank, or None: all of them in turn, reads at a step.
+        """Return the samples of train that a rank reads at a step; for rank None, those of all ranks in turn.
 
         Step 0 is the first after `consumed_samples`. Empty after the end.
         """
         return next(self.samples_of_steps(range(step, step + 1), rank), [])
 
     def samples_of_steps(self, steps: range, rank: int | None = None) -> Iterator[list[int]]:
-        """The same for steps that follow each other, as many as there are; a cyclic run has no end."""
+        """Return the samples of consecutive steps, up to the end of the run; a cyclic run has no end."""
         count = self.reading_order.num_steps()
         for step in steps if count is None else range(steps.start, min(steps.stop, count)):
             yield self.reading_order.readings(range(step, step + 1), rank).sample.tolist()
@@ -189,7 +195,7 @@ class Run:
 
 
 def format_run(run: Run) -> bytes:
-    """The file of a run; `parse_run` reads it back."""
+    """Return the file of a run; `parse_run` is the inverse."""
     config = {each.name: getattr(run.config, each.name) for each in fields(run.config) if each.init}
     del config["storage_options"]
     config["tokenizer"] = {
@@ -202,10 +208,10 @@ def format_run(run: Run) -> bytes:
 
 
 def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> Run:
-    """The run of a file's text.
+    """Return the run of a file's text.
 
     Raises:
-        ConfigError: no JSON object, fields that are unknown or missing, or a value that cannot be.
+        ConfigError: the text is not a JSON object, has unknown or missing fields, or an invalid value.
     """
     found = RUN_FILE.parse(text, "")
     if is_packed_run(found):
@@ -222,17 +228,17 @@ def parse_run(text: bytes, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def is_packed_run(found: Any) -> bool:
-    """Whether a JSON value is a run over packed files: `order.packed_description`."""
+    """Return whether a JSON value describes a run over packed files."""
     return isinstance(found, dict) and "fork" in found
 
 
 def _pair(blend: Any) -> Any:
-    """A blend as it was before JSON made a list of it."""
+    """Return a blend as a tuple, which JSON had turned into a list."""
     return None if blend is None else tuple(blend)
 
 
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
-    """The dataclass of what a file has of another one: the fields that it is made of, some of other types."""
+    """Return the dataclass of the fields of `kind` that a file has, some with other types."""
     hints = {**get_type_hints(kind), **types}
     kept = [each for each in fields(kind) if each.init and each.name not in left_out]
     return make_dataclass(
@@ -264,5 +270,5 @@ def _attribute(tokenizer: Any, name: str) -> Any:
 
 
 def _in_json(thing: Any) -> Any:
-    """NumPy's numbers as Python's, and nested tokenizers by their identity, as in the names of caches."""
+    """Convert NumPy's numbers to Python's, and nested tokenizers to their identity, as in the names of caches."""
     return thing.item() if hasattr(thing, "item") else SavedTokenizer.of(thing).unique_identifiers

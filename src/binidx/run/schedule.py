@@ -1,18 +1,17 @@
-"""How many samples each step takes, with a batch size that grows at first: steps and samples, either way round.
+"""Samples of each step, with a batch size that may ramp up; and the samples of each split.
 
     rampup (start, increment, samples)   from `start` in equal stretches of `samples` by `increment` to the global size
 
     stages   step 0 .. of 16 | step 400 .. of 32 | step 700 .. of 48        few, so any step is one search away
 
-Source: Megatron Core, `num_microbatches_calculator`, asked before each step with the samples consumed until then.
-
-How many samples Megatron's trainer asks of each split, which the names of its index caches depend on.
+Sizes of the splits, on which the names of Megatron's index caches depend:
 
     train   train_samples, or train_iters * global_batch_size
     valid   (train_iters // eval_interval + 1) * eval_iters * global_batch_size; None, one epoch, with full_validation
     test    eval_iters * global_batch_size
 
-Source: Megatron-LM, `get_train_valid_test_num_samples` and `update_train_iters`.
+Source: Megatron Core, `num_microbatches_calculator`, evaluated before each step; Megatron-LM,
+`get_train_valid_test_num_samples` and `update_train_iters`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from functools import cached_property
 from binidx.errors import ConfigError
 
 Rampup = tuple[int, int, int]
-
-
 """(start batch size, increment, samples)."""
 
 
@@ -43,12 +40,12 @@ class BatchSchedule:
     """Sizes of the steps of a run.
 
     Args:
-        global_batch_size: samples of a step over all ranks, once it has grown.
-        micro_batch_size: samples a rank reads at a time.
+        global_batch_size: samples of a step over all ranks, after the ramp.
+        micro_batch_size: samples that a rank reads at a time.
         data_parallel_size: ranks that read different samples.
-        rampup: how it grows; None: it does not.
-        decrease_batch_size_if_needed: a size that micro-batches of all ranks do not divide is rounded down.
-        consumed_samples: before step 0, by whatever topology.
+        rampup: (start batch size, increment, samples); None for a constant size.
+        decrease_batch_size_if_needed: round down a size that micro-batches of all ranks do not divide.
+        consumed_samples: samples before step 0, by any topology.
 
     Raises:
         ConfigError: sizes that do not divide, or a ramp that does not lead to the global size.
@@ -76,7 +73,7 @@ class BatchSchedule:
         return self.micro_batch_size * self.data_parallel_size
 
     def batch_size(self, consumed_samples: int) -> int:
-        """Samples of the step that begins after so many."""
+        """Return the samples of the step that begins after a number of consumed samples."""
         size = self._asked_size(consumed_samples)
         if self.decrease_batch_size_if_needed:
             size -= size % self.block
@@ -89,25 +86,25 @@ class BatchSchedule:
 
     @cached_property
     def stages(self) -> list[BatchSizeStage]:
-        """Where the size changes."""
+        """The stages of equal batch size."""
         stages = [BatchSizeStage(0, self.consumed_samples, self.batch_size(self.consumed_samples))]
         while stages[-1].batch_size != self.batch_size(self._grown):
             stages.append(self._after(stages[-1]))
         return stages
 
     def samples_before(self, step: int) -> int:
-        """Samples consumed when a step begins."""
+        """Return the samples consumed before a step."""
         stage = self.stages[bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1]
         return stage.first_sample + (step - stage.first_step) * stage.batch_size
 
     def step_of(self, sample: int) -> int:
-        """The step that consumes a sample, counted in the order they are consumed."""
+        """Return the step that consumes a sample, counted in the order of consumption."""
         stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
         return stage.first_step + (sample - stage.first_sample) // stage.batch_size
 
     @property
     def _grown(self) -> int:
-        """Samples after which it grows no more."""
+        """Samples after which the ramp is complete."""
         return max(self.rampup[2] + 1 if self.rampup else 0, self.consumed_samples)
 
     def _asked_size(self, consumed_samples: int) -> int:
@@ -122,7 +119,7 @@ class BatchSchedule:
         return samples / ((self.global_batch_size - start) // increment)
 
     def _after(self, stage: BatchSizeStage) -> BatchSizeStage:
-        """The next stage: about where the samples of this increment end, and there to the step."""
+        """Return the next stage: computed to about the end of the increment's samples, then to the step."""
         grown = (stage.batch_size - (self.rampup or (0, 1, 0))[0]) // (self.rampup or (0, 1, 0))[1] + 1
         about = min(grown * self._samples_an_increment, self._grown)
         steps = max(1, int((about - stage.first_sample) // stage.batch_size) - 1)
@@ -153,16 +150,16 @@ def split_sizes(
     eval_iters: int = 100,
     full_validation: bool = False,
 ) -> list[int | None]:
-    """Samples of train, valid and test.
+    """Return the samples of train, valid and test.
 
     Args:
-        schedule: how large the steps are; where the run stands in it does not matter.
-        train_iters, train_samples: how long the run is; one of the two.
+        schedule: sizes of the steps; its `consumed_samples` do not matter.
+        train_iters, train_samples: length of the run; one of the two.
         eval_interval: steps from one evaluation to the next.
         eval_iters: batches of each evaluation.
 
     Raises:
-        ConfigError: both or none of the two, or a number that cannot be.
+        ConfigError: both or neither of the two lengths, or an invalid number.
     """
     if (train_iters is None) == (train_samples is None):
         raise ConfigError(f"length: found train_iters {train_iters}, train_samples {train_samples}, needs one of them")
@@ -179,7 +176,7 @@ def split_sizes(
 
 
 def steps_of_samples(schedule: BatchSchedule, num_samples: int) -> int:
-    """Steps of a run of so many samples, from its start: those while the batch grows, then whole ones."""
+    """Return the steps of a run of a number of samples: those of the ramp, then whole ones."""
     steps, consumed = 0, 0
     if schedule.rampup is not None:
         start = replace(schedule, consumed_samples=0)

@@ -1,4 +1,4 @@
-"""What reading will cost, told from sizes alone: pieces of documents, requests, bytes, time. Pure arithmetic.
+"""Cost of reading, computed from sizes alone: pieces of documents, requests, bytes, time. Pure arithmetic.
 
     S + 1 tokens of shuffled documents of m tokens     1 + S / m pieces: one, and one more for each boundary
     a piece                                            a range somewhere in the .bin, of S / pieces tokens
@@ -8,10 +8,10 @@ The starts of n ranges divide B at random: a spacing is longer than x with proba
 x = L + gap
 
     requests    1 + (n - 1) q^n
-    bytes       L + (n - 1) (what lies in spacings up to x, and L in longer ones)
+    bytes       L + (n - 1) (the spacings up to x, and L for each longer one)
 
-Source: ours; uniform spacings, as in any book on order statistics. `tests/loader/test_forecast.py` compares with what a
-proxy counts.
+Source: ours; uniform spacings, as in any book on order statistics. `tests/run/plan/test_forecast.py` compares
+the formulas with the counts of a proxy.
 """
 
 from __future__ import annotations
@@ -26,26 +26,18 @@ from binidx.index.cache.index_files import npy_of
 from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
 
 SECONDS_PER_DOCUMENT = 20e-9
-
-
 """Of a build, for each document of each epoch, its samples included: `python -m tests.bench billion` on two cores."""
 
-
 SECONDS_PER_BLENDED_SAMPLE = 16e-9
-
-
 """Of 2,048 datasets, on two cores; 11 ns of 512."""
 
-
 RECORD_BYTES, RECORDS_UP_TO = 8, 2**27
-
-
 LARGE_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class ReadCost:
-    """What some reads take of a store."""
+    """Requests and bytes of a set of reads."""
 
     requests: float
     num_bytes: float
@@ -62,14 +54,14 @@ NOTHING = ReadCost(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Medium:
-    """How ranges of one `.bin` become requests.
+    """Parameters by which ranges of one `.bin` become requests.
 
     Args:
-        plain_bytes: of its tokens.
-        stored_bytes: of the object; fewer where it is compressed.
-        max_gap_bytes: fetched in vain rather than a second request.
-        block_bytes: what is read whole where one byte is asked: of checksums, zstd frames, chunks of a cache; 1: exact.
-        max_request_bytes: longer ranges are several requests.
+        plain_bytes: size of its tokens.
+        stored_bytes: size of the object; smaller than plain_bytes if it is compressed.
+        max_gap_bytes: largest unneeded gap that is fetched to save a request.
+        block_bytes: unit of reading: checksum block, zstd frame or cache chunk; 1 if ranges are read exactly.
+        max_request_bytes: longest request; longer ranges are split.
     """
 
     plain_bytes: int
@@ -80,13 +72,13 @@ class Medium:
 
 
 def pieces_per_sample(sequence_length: int, tokens_per_document: float, *, add_extra_token: bool = True) -> float:
-    """Ranges that a sample is read in, on average: of S + 1 tokens, each boundary between two may end a document."""
+    """Return the mean number of ranges per sample: each of its S inner boundaries may end a document."""
     boundaries = sequence_length - 1 + add_extra_token
     return 1 + boundaries / max(tokens_per_document, 1.0)
 
 
 def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) -> ReadCost:
-    """One vectored read of `num_ranges` ranges of `range_bytes` plain bytes each, anywhere."""
+    """Return the cost of one vectored read of `num_ranges` ranges of `range_bytes` plain bytes each, anywhere."""
     if num_ranges <= 0 or medium.plain_bytes <= 0:
         return NOTHING
     shrunk = medium.stored_bytes / medium.plain_bytes
@@ -101,14 +93,14 @@ def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) ->
     return ReadCost(requests + num_bytes // medium.max_request_bytes, num_bytes)
 
 
-def samples_read(
+def samples_read_cost(
     medium: Medium, num_samples: float, sample_bytes: float, pieces: float, samples_at_once: float
 ) -> ReadCost:
-    """Many samples of one source, so many of its samples in each vectored read.
+    """Return the cost of reading samples of one source, a fixed number of them in each vectored read.
 
     Args:
-        sample_bytes: plain bytes of one.
-        pieces: ranges of one.
+        sample_bytes: plain bytes of a sample.
+        pieces: ranges per sample.
     """
     if num_samples <= 0:
         return NOTHING
@@ -117,10 +109,10 @@ def samples_read(
     return vectored_read_cost(medium, pieces * at_once, sample_bytes / pieces).times(num_samples / at_once)
 
 
-def kept_once(medium: Medium, num_pieces: float, piece_bytes: float, chunk_bytes: int) -> ReadCost:
-    """What comes into a cache that has room for all, in whole chunks, for so many pieces read in any order.
+def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk_bytes: int) -> ReadCost:
+    """Return the cost of filling a cache that holds the whole source, for pieces read in any order.
 
-    Of N chunks k at a time t are left out exp(-t k / N). A piece is one request while it finds a chunk missing.
+    Of N chunks, t reads of k chunks leave N exp(-t k / N) unread. A piece is a request while it finds a chunk missing.
     """
     chunks = max(1.0, medium.plain_bytes / chunk_bytes)
     touched = 1 + max(0.0, piece_bytes - 1) / chunk_bytes
@@ -130,19 +122,19 @@ def kept_once(medium: Medium, num_pieces: float, piece_bytes: float, chunk_bytes
 
 
 def index_bytes(num_documents: int, plan: EpochPlan) -> int:
-    """Of the three files of a GPT index."""
+    """Return the bytes of the three files of a GPT index."""
     positions, rows = index_shapes(num_documents, plan)
     samples = npy_of((plan.num_samples,), shuffle_dtype(plan.num_samples))
     return npy_of(positions, np.int32).size + npy_of(rows, row_dtype(positions[0])).size + samples.size
 
 
 def blend_bytes(size: int) -> int:
-    """Of the two files of a blend."""
+    """Return the bytes of the two files of a blend."""
     return npy_of((size,), np.int16).size + npy_of((size,), np.int64).size
 
 
 def build_memory_bytes(num_documents: int, plan: EpochPlan) -> int:
-    """Anonymous memory of building an index for a local disk: `index.gpt.build_gpt_index`."""
+    """Return the anonymous memory that building an index for a local disk takes."""
     entries, samples = num_documents * plan.num_epochs, plan.num_samples
     records = RECORD_BYTES * entries if entries <= RECORDS_UP_TO else 4 * entries
     shuffled = samples * np.dtype(shuffle_dtype(samples)).itemsize
@@ -150,17 +142,18 @@ def build_memory_bytes(num_documents: int, plan: EpochPlan) -> int:
 
 
 def build_seconds(num_documents: int, plan: EpochPlan) -> float:
-    """Of building an index, once the `.idx` is here: on two cores of 2025."""
+    """Return the seconds that building an index takes with its `.idx` in memory, on two cores of 2025."""
     return max(num_documents * plan.num_epochs, plan.num_samples) * SECONDS_PER_DOCUMENT
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way to a store, as measured.
+    """Measured properties of the connection to a store.
 
-    latency_seconds: to the first byte of an answer.
-    bytes_per_second: of several requests at once.
-    requests_in_flight: of a process, at most.
+    Attributes:
+        latency_seconds: time to the first byte of a response.
+        bytes_per_second: throughput of several concurrent requests.
+        requests_in_flight: limit of a process.
     """
 
     latency_seconds: float
@@ -168,20 +161,21 @@ class Link:
     requests_in_flight: int
 
     def seconds(self, round_trips: float, num_bytes: float) -> float:
-        """Of round trips one after the other, and what comes with them."""
+        """Return the time of consecutive round trips and of a number of bytes."""
         return round_trips * self.latency_seconds + num_bytes / self.bytes_per_second
 
     def most_samples_per_second(self, requests_per_sample: float, sample_bytes: float) -> float:
-        """That one process can have: requests in flight / latency (Little's law), and no more than the bytes allow."""
+        """Return the limit of one process: requests in flight / latency (Little's law), bounded by throughput."""
         by_requests = self.requests_in_flight / max(self.latency_seconds * requests_per_sample, 1e-9)
         return min(by_requests, self.bytes_per_second / max(sample_bytes, 1e-9))
 
 
 @dataclass(frozen=True)
-class Wait:
-    """A part of a start: what is waited for.
+class StartPhase:
+    """One phase of a start.
 
-    seconds: besides round trips and bytes.
+    Attributes:
+        seconds: time besides round trips and bytes.
     """
 
     what: str
@@ -190,16 +184,16 @@ class Wait:
     seconds: float = 0.0
 
 
-def start_seconds(waits: Sequence[Wait], link: Link | None) -> float:
-    """Of a whole start; without a link, of what takes no store."""
+def start_seconds(waits: Sequence[StartPhase], link: Link | None) -> float:
+    """Return the time of a whole start; without a link, the time of its local phases."""
     return sum(each.seconds + (link.seconds(each.round_trips, each.num_bytes) if link else 0.0) for each in waits)
 
 
 def rounds_of_many(count: int, round_trips: float, at_once: int) -> float:
-    """Round trips one after the other of `count` things, `at_once` of them together."""
+    """Return the consecutive round trips of `count` operations, `at_once` of them concurrently."""
     return ceil(count / at_once) * round_trips
 
 
 def sample_memory_bytes(sequence_length: int, *, attention_mask: bool = False) -> int:
-    """Of a sample in memory: three int64 columns and a float32; and the mask, on request."""
+    """Return the memory of a sample: three int64 columns and a float32 one; and the mask on request."""
     return sequence_length * (3 * 8 + 4) + (sequence_length**2 if attention_mask else 0)

@@ -1,4 +1,4 @@
-"""All that is told of a run before it runs: its outlook, its costs, its start, and what to beware of."""
+"""Plan of a run: its inventory, costs, start-up time and warnings, computed before it starts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from binidx.errors import ConfigError
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.costs import (
     Costs,
-    costs_of,
-    dollars,
-    epoch_on_a_node_bytes,
+    epoch_bytes_per_node,
     is_remote_prefix,
-    measure,
+    measure_link,
+    request_dollars,
+    source_costs,
+    start_phases,
     total_costs,
-    waits_of,
 )
 from binidx.run.plan.forecast import (
     SECONDS_PER_BLENDED_SAMPLE,
     Link,
     ReadCost,
-    Wait,
+    StartPhase,
     blend_bytes,
     build_memory_bytes,
     build_seconds,
@@ -38,63 +38,64 @@ from binidx.run.run_file import Run
 
 @dataclass(frozen=True)
 class RunPlan:
-    """See the head of this file.
+    """Plan of a run.
 
-    num_samples, num_steps: still to be read, in whole steps; steps None: cyclic, and samples are those of an epoch.
-    nodes: that share the ranks.
-    link: to the largest remote source; None: all is local.
-    same_order_up_to: samples of train that may be asked for without another order; None: nothing is known of it.
-    epoch_bytes: of a node's disk cache, for its part of an epoch.
+    Attributes:
+        num_samples, num_steps: remaining samples and whole steps; of a cyclic run None, and the samples of an epoch.
+        nodes: nodes that share the ranks.
+        link: connection to the largest remote source; None if all sources are local.
+        same_order_up_to: largest number of train samples that keeps the present order; None if unknown.
+        epoch_bytes: bytes of a node's disk cache for its part of an epoch.
     """
 
-    outlook: RunInventory
+    inventory: RunInventory
     num_samples: int
     num_steps: int | None
     nodes: int
     tokens_per_second: float | None
     costs: Sequence[Costs]
     link: Link | None
-    waits: Sequence[Wait]
+    waits: Sequence[StartPhase]
     epoch_bytes: float
     same_order_up_to: int | None
     cautions: Sequence[str]
 
     @property
     def is_remote(self) -> bool:
-        return any(is_remote_prefix(prefix) for prefix in self.outlook.headlines)
+        return any(is_remote_prefix(prefix) for prefix in self.inventory.summaries)
 
     @property
     def reading(self) -> ReadCost:
-        """Of the whole run."""
+        """The cost of reading in the whole run."""
         return total_costs(self.costs)
 
     @property
     def dollars(self) -> Mapping[str, float]:
-        return dollars(self.costs)
+        return request_dollars(self.costs)
 
     @property
     def start_seconds(self) -> float:
         return start_seconds(self.waits, self.link)
 
     def repeated_documents(self, costs: Costs) -> int:
-        """Documents of a source that are read more than once: those of whole passes, and of a part of one."""
+        """Return the documents of a source that are read more than once, over whole and partial epochs."""
         return floor(min(max(costs.source.epochs - 1, 0.0), 1.0) * costs.source.documents)
 
     def index_rows(self) -> list[dict[str, Any]]:
-        """Each index in JSON values, split by split: of a blend first its own."""
+        """Return each index as JSON values, split by split; the blend of a split comes first."""
         rows = []
         for split in Split:
-            rows += [_blend_row(each) for each in self.outlook.blends if each.wanted.split is split]
-            rows += [_index_row(each) for each in self.outlook.indices if each.wanted.split is split]
+            rows += [_blend_row(each) for each in self.inventory.blends if each.wanted.split is split]
+            rows += [_index_row(each) for each in self.inventory.indices if each.wanted.split is split]
         return rows
 
-    def in_json(self) -> dict[str, Any]:
-        """All of it in JSON values."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
         return {
             "samples": self.num_samples,
             "steps": self.num_steps,
-            "tokens": self.num_samples * self.outlook.run.config.sequence_length,
-            "ranks": self.outlook.run.data_parallel_size,
+            "tokens": self.num_samples * self.inventory.run.config.sequence_length,
+            "ranks": self.inventory.run.data_parallel_size,
             "nodes": self.nodes,
             "same_order_up_to": self.same_order_up_to,
             "sources": [self._source(each) for each in self.costs],
@@ -161,52 +162,52 @@ def _index_row(index: IndexInventory) -> dict[str, Any]:
 
 
 def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None) -> RunPlan:
-    """Look at a run, and reckon.
+    """Read the state of a run and compute its plan.
 
     Args:
-        nodes: that share the ranks.
-        tokens_per_second: of all ranks.
+        nodes: nodes that share the ranks.
+        tokens_per_second: throughput of all ranks.
 
     Raises:
-        ConfigError: no node, or no token.
-        ObjectNotFoundError, FormatError, StorageError: the data is not there, breaks a rule, or cannot be reached.
+        ConfigError: nodes or tokens_per_second is not positive.
+        ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
     """
     if nodes < 1 or (tokens_per_second is not None and not tokens_per_second > 0):
         raise ConfigError(f"plan: found {nodes} nodes, {tokens_per_second} tokens/s, needs numbers above 0")
-    outlook = take_inventory(run)
-    order = _order_of(run, outlook)
+    inventory = take_inventory(run)
+    order = _order_of(run, inventory)
     steps = order.num_steps() if order else 0
-    num_samples = outlook.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
-    costs = costs_of(outlook, num_samples, nodes=nodes)
-    remote = [each for each in outlook.headlines.values() if is_remote_prefix(each.prefix) and not each.num_parts]
+    num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
+    costs = source_costs(inventory, num_samples, nodes=nodes)
+    remote = [each for each in inventory.summaries.values() if is_remote_prefix(each.prefix) and not each.num_parts]
     largest = max(remote, key=lambda each: each.stored_bytes, default=None)
-    link = measure(largest, run.config.storage_options) if largest and largest.stored_bytes else None
-    epoch_bytes = epoch_on_a_node_bytes(outlook, nodes=nodes)
+    link = measure_link(largest, run.config.storage_options) if largest and largest.stored_bytes else None
+    epoch_bytes = epoch_bytes_per_node(inventory, nodes=nodes)
     return RunPlan(
-        outlook,
+        inventory,
         num_samples,
         steps,
         nodes,
         tokens_per_second,
         costs,
         link,
-        waits_of(outlook, costs),
+        start_phases(inventory, costs),
         epoch_bytes,
-        _same_order_up_to(outlook),
-        run_warnings(outlook, order, costs, link, tokens_per_second, epoch_bytes),
+        _same_order_up_to(inventory),
+        run_warnings(inventory, order, costs, link, tokens_per_second, epoch_bytes),
     )
 
 
-def _order_of(run: Run, outlook: RunInventory) -> GlobalOrder | None:
-    if outlook.num_samples < run.schedule.block:
+def _order_of(run: Run, inventory: RunInventory) -> GlobalOrder | None:
+    if inventory.num_samples < run.schedule.block:
         return None
-    return GlobalOrder(run.schedule, outlook.num_samples, run.dataloader_type, run.data_sharding)
+    return GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
 
 
-def _same_order_up_to(outlook: RunInventory) -> int | None:
-    """The request for train at which the first of its sources comes to the end of its order: `index.growth`."""
-    asked = outlook.run.sizes[0]
-    train = [each for each in outlook.indices if each.wanted.split is Split.train and each.wanted.num_samples]
-    if not asked or not train or outlook.run.stages is not None:
+def _same_order_up_to(inventory: RunInventory) -> int | None:
+    """Return the number of train samples at which the first of its sources exhausts its order."""
+    asked = inventory.run.sizes[0]
+    train = [each for each in inventory.indices if each.wanted.split is Split.train and each.wanted.num_samples]
+    if not asked or not train or inventory.run.stages is not None:
         return None
     return floor(min(asked * each.order.most / (each.wanted.num_samples or 1) for each in train if each.order))

@@ -1,4 +1,4 @@
-"""What a person would want to know of a run before it runs, in words: each a line, none where all is well."""
+"""Warnings about a planned run, one line each; none if the plan has no problem."""
 
 from __future__ import annotations
 
@@ -8,52 +8,44 @@ from binidx.loader.readahead import BUDGET_BYTES
 from binidx.run.global_order import GlobalOrder
 from binidx.run.plan.costs import Costs, total_costs
 from binidx.run.plan.forecast import Link, sample_memory_bytes
-from binidx.run.plan.inventory import STALE, UNPROVEN, RunInventory, changes_of_order
+from binidx.run.plan.inventory import STALE, UNPROVEN, RunInventory, order_changes
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
 
 MOST_EPOCHS = 4.0
-
-
 """After so many passes tokens that are repeated teach less than new ones. Source: Muennighoff et al. 2023,
 https://arxiv.org/abs/2305.16264"""
 
-
 LARGE_IDX_BYTES = 64 << 20
-
-
 """Smaller ones are read in a moment."""
 
-
 NAMED = 3
-
-
 """Things of a kind that are named; of others the number."""
 
 
 def run_warnings(
-    outlook: RunInventory,
+    inventory: RunInventory,
     order: GlobalOrder | None,
     costs: Sequence[Costs],
     link: Link | None,
     tokens_per_second: float | None,
     epoch_bytes: float,
 ) -> list[str]:
-    """All of them.
+    """Return all warnings of a plan.
 
     Args:
-        order: None: there are not enough samples for one.
-        costs, epoch_bytes: of training, and of a node's disk cache.
-        tokens_per_second: of all ranks.
+        order: the inventory's order; None if there are too few samples for one.
+        costs, epoch_bytes: costs of training, and bytes of a node's disk cache.
+        tokens_per_second: throughput of all ranks.
     """
     return [
-        *_few(_empty(outlook)),
-        *_of_order(outlook, order),
+        *_few(_empty(inventory)),
+        *_of_order(inventory, order),
         *_few(_repeated(costs)),
-        *_few(changes_of_order(outlook)),
-        *_few(_doubtful(outlook)),
-        *_too_slow(outlook, costs, link, tokens_per_second),
-        *_too_full(outlook, epoch_bytes),
+        *_few(order_changes(inventory)),
+        *_few(_doubtful(inventory)),
+        *_too_slow(inventory, costs, link, tokens_per_second),
+        *_too_full(inventory, epoch_bytes),
     ]
 
 
@@ -64,9 +56,9 @@ def _few(lines: Iterator[str] | list[str]) -> Iterator[str]:
         yield f"... and {len(found) - NAMED:,} more of this kind"
 
 
-def _empty(outlook: RunInventory) -> Iterator[str]:
-    in_blend = {id(member) for blend in outlook.blends if blend.wanted.size != 0 for member in blend.wanted.members}
-    for each in outlook.indices:
+def _empty(inventory: RunInventory) -> Iterator[str]:
+    in_blend = {id(member) for blend in inventory.blends if blend.wanted.size != 0 for member in blend.wanted.members}
+    for each in inventory.indices:
         name = f"{each.wanted.prefix}, {each.wanted.split.name}"
         if each.problem:
             yield f"{name}: {each.problem}"
@@ -75,10 +67,10 @@ def _empty(outlook: RunInventory) -> Iterator[str]:
             yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens{fails}"
 
 
-def _of_order(outlook: RunInventory, order: GlobalOrder | None) -> Iterator[str]:
-    run = outlook.run
+def _of_order(inventory: RunInventory, order: GlobalOrder | None) -> Iterator[str]:
+    run = inventory.run
     if order is None:
-        yield f"train: {outlook.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
+        yield f"train: {inventory.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
         return
     stages = run.schedule.stages
     if len(stages) > 1:
@@ -88,15 +80,15 @@ def _of_order(outlook: RunInventory, order: GlobalOrder | None) -> Iterator[str]
         )
     size, steps = run.schedule.global_batch_size, order.num_steps()
     if steps is not None:
-        left = outlook.num_samples - run.schedule.samples_before(steps)
+        left = inventory.num_samples - run.schedule.samples_before(steps)
         if steps and left > 0:
             yield f"the last {left:,} samples fill no step of {stages[-1].batch_size:,}, and are not read"
-    elif not run.data_sharding and outlook.num_samples % size:
+    elif not run.data_sharding and inventory.num_samples % size:
         yield (
-            f"cyclic without data_sharding: {outlook.num_samples:,} samples are no whole steps of {size:,}; the first "
-            "ranks get batches more at the end of each epoch, as in Megatron"
+            f"cyclic without data_sharding: {inventory.num_samples:,} samples are no whole steps of {size:,}; "
+            "the first ranks get more batches at the end of each epoch, as in Megatron"
         )
-    elif rest := outlook.num_samples % run.schedule.block:
+    elif rest := inventory.num_samples % run.schedule.block:
         yield f"cyclic: {rest:,} samples fill no micro-batch of all ranks, and are never read"
 
 
@@ -109,22 +101,22 @@ def _repeated(costs: Sequence[Costs]) -> Iterator[str]:
             )
 
 
-def _doubtful(outlook: RunInventory) -> Iterator[str]:
-    for each in outlook.indices:
-        idx_bytes = outlook.headlines[each.wanted.prefix].idx_bytes
+def _doubtful(inventory: RunInventory) -> Iterator[str]:
+    for each in inventory.indices:
+        idx_bytes = inventory.summaries[each.wanted.prefix].idx_bytes
         if each.cache.state == STALE or (each.cache.state == UNPROVEN and idx_bytes >= LARGE_IDX_BYTES):
             yield f"{each.wanted.prefix}, {each.wanted.split.name}: cache {each.cache.state}: {each.cache.why}"
-    for blend in outlook.blends:
+    for blend in inventory.blends:
         if blend.cache.state == STALE:
             yield f"blend, {blend.wanted.split.name}: cache {blend.cache.state}: {blend.cache.why}"
 
 
 def _too_slow(
-    outlook: RunInventory, costs: Sequence[Costs], link: Link | None, tokens_per_second: float | None
+    inventory: RunInventory, costs: Sequence[Costs], link: Link | None, tokens_per_second: float | None
 ) -> Iterator[str]:
     if link is None or tokens_per_second is None:
         return
-    run, samples = outlook.run, sum(each.source.samples for each in costs) or 1.0
+    run, samples = inventory.run, sum(each.source.samples for each in costs) or 1.0
     needed = tokens_per_second / run.data_parallel_size / run.config.sequence_length
     reading = total_costs(costs).times(1 / samples)
     most = link.most_samples_per_second(reading.requests, reading.num_bytes)
@@ -144,8 +136,8 @@ def _too_slow(
         )
 
 
-def _too_full(outlook: RunInventory, epoch_bytes: float) -> Iterator[str]:
-    settings = ReadSettings.of(outlook.run.config.storage_options)
+def _too_full(inventory: RunInventory, epoch_bytes: float) -> Iterator[str]:
+    settings = ReadSettings.of(inventory.run.config.storage_options)
     if settings.cache_dir is not None and settings.cache_bytes is not None and epoch_bytes > settings.cache_bytes:
         yield (
             f"{settings.cache_dir}: bound to {bytes_text(settings.cache_bytes)}, one epoch of a node takes "

@@ -1,13 +1,13 @@
-"""Tokens and epochs of each source: what there is, what the run has built, what was read up to a step.
+"""Tokens and epochs of each source of a run, up to a step.
 
     source          documents   tokens   samples built   samples read   tokens read   epochs   seen 0, 1, .. times
     s3://corpus/en      9,000  9.2e6           2,300          1,800         7.4e6      0.80    1,731 7,269
 
-A sample counts S tokens, those that are fed; the one after, which is only a label, is fed by another sample.
+A sample counts its S input tokens; the token after them is only a label here, and an input of another sample.
 
-Cost: of indices left where they lie, some kilobytes a source, and of a blend two bytes a sample, in memory too. How
-often each document was begun takes a look at each sample, 2 to 5 us, and a byte a document, two where it may be begun
-more than 255 times.
+Cost: if the indices are read by ranges, some kilobytes per source; of a blend two bytes per sample, in memory too.
+Counting the repeats of documents reads every sample, 2 to 5 us each, and takes a byte per document, two if a document
+may repeat more than 255 times.
 """
 
 from __future__ import annotations
@@ -25,27 +25,23 @@ from binidx.run.provenance.contents import contents_of, documents_of, of_each
 from binidx.run.provenance.run_order import RunOrder
 
 Numbers = NDArray[np.int64]
-
-
 STRETCH = 1 << 18
-
-
 """Samples or sequences looked at together: 50 MiB of samples with their documents."""
 
 
 @dataclass(frozen=True)
 class SourceAccount:
-    """What one source gives and gave.
+    """Size of one source, and its use up to a step.
 
     Attributes:
         source: its prefix.
         documents: sequences of the split, as Megatron counts documents of GPT data.
-        tokens: of these.
-        samples_built: that the source's own index has.
-        samples_in_run: of those, in the run's dataset.
-        samples_read, tokens_read: up to the step.
-        epochs_read: how often the source was gone through, tokens_read / tokens.
-        seen: of how many documents the first token was fed 0, 1, 2, ... times; empty unless asked for.
+        tokens: tokens of these documents.
+        samples_built: samples in the source's own index.
+        samples_in_run: those of them in the run's dataset.
+        samples_read, tokens_read: counts up to the step.
+        epochs_read: tokens_read / tokens.
+        seen: numbers of documents whose first token was read 0, 1, 2, ... times; empty unless requested.
     """
 
     source: str
@@ -60,10 +56,20 @@ class SourceAccount:
 
 
 def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[SourceAccount]:
-    """What each source gave in the steps before `stop_step`.
+    """Return the use of each source in the steps before `stop_step`.
 
     Args:
-        repeats: count for each document how often it was begun.
+        order: the order of the run.
+        stop_step: first step that is not counted.
+        repeats: also count how often each document was started.
+
+    Returns:
+        One `SourceAccount` per source, in the order of the blend.
+
+    Raises:
+        IndexError: the run has fewer steps.
+
+    Source: ours.
     """
     stop = order.reading.schedule.samples_before(stop_step)
     in_run, read = _samples_of_each(order, stop)
@@ -89,7 +95,7 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
 
 
 def _tokens_of(source: GPTDataset) -> int:
-    """Of its split, once."""
+    """Return the tokens of the split of a source, each counted once."""
     own, index = source.own_sequences, source.dataset.index
     if not isinstance(own, range):
         return int(index.sequence_lengths[own].sum(dtype=np.int64))
@@ -97,7 +103,7 @@ def _tokens_of(source: GPTDataset) -> int:
 
 
 def _samples_of_each(order: RunOrder, stop: int) -> tuple[Numbers, Numbers]:
-    """Samples of each source in the run, and of those read before a position."""
+    """Return the samples of each source in the run, and of those before a position."""
     if not isinstance(order.dataset, BlendedDataset):
         return np.array([len(order.dataset)]), np.array([stop])
     sources = order.dataset.dataset_index[:]
@@ -115,7 +121,7 @@ def _stretches(stop: int) -> Iterator[Numbers]:
 
 
 def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
-    """For each source of how many of the split's documents the first token was fed 0, 1, 2, ... times."""
+    """Return for each source the numbers of documents whose first token was read 0, 1, 2, ... times."""
     rounds = stop // len(order.dataset) + 1
     times = [
         np.zeros(len(source.dataset.document_indices) - 1, np.min_scalar_type(rounds * source.num_epochs))

@@ -1,10 +1,10 @@
-"""Lay the tokens of a run out again in the order in which they are consumed: `dataset/baked.py` reads them.
+"""Bake a run: write its tokens again in the order in which they are consumed, for `dataset/baked.py`.
 
-For runs whose thousands of nodes read one bucket: a micro-batch is one range, where documents shuffled over the corpus
-are five to nine a sample. Costs one more copy of the tokens that are read, and (S + 1) / S of their size.
+For runs whose thousands of nodes read one bucket: a micro-batch is one range, while shuffled documents take five to
+nine ranges per sample. Costs one more copy of the tokens that are read, (S + 1) / S of their size.
 
-The work is cut into parts that are written whole and in any order; a part that is there is not written again, so a bake
-that broke off goes on, and several machines may share it.
+The work is cut into parts that are written atomically and in any order. Existing parts are kept, so an interrupted bake
+resumes, and several machines may share it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ READ_SAMPLES = 256
 
 
 def plan_bake(order: RunOrder, steps: range) -> Baked:
-    """What baking these steps makes.
+    """Return the description of a bake of these steps.
+
+    Args:
+        order: the order of the run.
+        steps: steps to bake.
 
     Raises:
-        IndexError: a step that the run does not have.
+        IndexError: a step is beyond the end of the run.
     """
     count = order.num_steps()
     if steps.start < 0 or not len(steps) or (count is not None and steps.stop > count):
@@ -65,17 +69,24 @@ def bake(
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_samples: None,
 ) -> int:
-    """Write the parts that are not there; the number written.
+    """Write the missing parts of a bake.
 
     Args:
-        baked: of `plan_bake`, the same for all who share the work.
+        order: the order of the run.
+        directory: path or URI of the target.
+        baked: the result of `plan_bake`, the same for all machines that share the work.
         shard, num_shards: this machine's share: every num_shards-th part.
-        storage_options: for the directory.
-        watch: told samples that are done.
+        storage_options: options of the target's store.
+        watch: called with the number of samples of each finished part.
+
+    Returns:
+        The number of parts written.
 
     Raises:
-        ObjectExistsError: another run was baked into this directory.
-        ConfigError: a sample is cut short, which only a partial last validation sample is.
+        ObjectExistsError: the directory holds a bake of another run.
+        ConfigError: a sample is truncated, as only a partial last validation sample is.
+
+    Source: ours.
     """
     _claim(directory, baked, storage_options)
 
@@ -92,7 +103,7 @@ def bake(
 
 
 def _claim(directory: str, baked: Baked, storage_options: Mapping[str, Any] | None) -> None:
-    """The description stands before any part, so no directory holds parts of two runs."""
+    """Publish the description before any part, so that no directory holds parts of two runs."""
     uri = join_uri(directory, "baked.json")
     if put_if_absent(uri, baked.format(), storage_options):
         return

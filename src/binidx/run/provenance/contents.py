@@ -1,9 +1,9 @@
-"""What is in a sample: its source, its epoch there, and the documents whose tokens it holds, for many samples at once.
+"""Contents of samples: source, epoch, and the documents whose tokens they hold, for many samples at once.
 
     sample 904 of the run ─ dataset_index ─►  sample 17 of source 2 ─ shuffle, sample, document index ─►  spans
                                                                                    document_indices ─►  documents
 
-No token is read, but by `read_text`.
+Only `read_text` reads tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
 
 Numbers = NDArray[np.int64]
-
-
 Result = TypeVar("Result")
 
 
@@ -36,9 +34,9 @@ class Spans:
     Attributes:
         bounds: shape (n + 1,).
         document: number of the document in its source.
-        start: its first token in the sample, counted from the beginning of the document.
-        length: tokens.
-        target: where they begin in the sample.
+        start: first token of the piece, counted from the beginning of the document.
+        length: tokens of the piece.
+        target: position of the piece in the sample.
     """
 
     bounds: Numbers
@@ -50,12 +48,12 @@ class Spans:
 
 @dataclass(frozen=True)
 class SampleOrigins:
-    """Where n samples come from.
+    """Sources of n samples.
 
     Attributes:
         source: number of the dataset in `sources_of`, shape (n,).
         sample: number of the sample there, in the order it is served, shape (n,).
-        epoch: how often the source was gone through before the sample begins, shape (n,).
+        epoch: complete passes over the source before the sample begins, shape (n,).
     """
 
     source: Numbers
@@ -65,10 +63,10 @@ class SampleOrigins:
 
 @dataclass(frozen=True)
 class SampleContents(SampleOrigins):
-    """And what is in them.
+    """Sources of samples, and the spans of documents in them.
 
     Attributes:
-        spans: the documents; each sample has S tokens of them and the one after, fewer where it is cut short.
+        spans: the documents; each sample has S tokens of them and the one after, fewer if it is truncated.
     """
 
     spans: Spans
@@ -76,12 +74,12 @@ class SampleContents(SampleOrigins):
 
 @dataclass(frozen=True)
 class DocumentContents(SampleOrigins):
-    """And the documents in them, told by their ends.
+    """Sources of samples, and the documents in them with the ends of the first and last one.
 
     Attributes:
         bounds: sample i has document[bounds[i]:bounds[i + 1]], shape (n + 1,).
-        document: of each piece the number of its document in its source.
-        start: the first token of each sample in its first document, shape (n,).
+        document: number of each piece's document in its source.
+        start: first token of each sample in its first document, shape (n,).
         stop: one after the last token of each sample in its last document, shape (n,).
     """
 
@@ -92,10 +90,10 @@ class DocumentContents(SampleOrigins):
 
 
 def sources_of(dataset: Any) -> list[GPTDataset]:
-    """The GPT datasets that a dataset of the builder is made of, in their order.
+    """Return the GPT datasets of which a dataset of the builder is composed, in their order.
 
     Raises:
-        ConfigError: it is made of another kind.
+        ConfigError: it contains another kind of dataset.
     """
     found: list[Any] = dataset.datasets if isinstance(dataset, BlendedDataset) else [dataset]
     for each in found:
@@ -105,14 +103,14 @@ def sources_of(dataset: Any) -> list[GPTDataset]:
 
 
 def sources_at(dataset: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """The source of each sample and its number there; both of the shape of `numbers`."""
+    """Return the source of each sample and its number there; both in the shape of `numbers`."""
     if not isinstance(dataset, BlendedDataset):
         return np.zeros_like(numbers), numbers
     return dataset.dataset_index[numbers].astype(np.int64), dataset.dataset_sample_index[numbers].astype(np.int64)
 
 
 def origins_of(dataset: Any, numbers: Numbers) -> SampleOrigins:
-    """Where these samples come from, shape (n,), without their documents."""
+    """Return the sources of these samples, shape (n,), without their documents."""
     datasets = sources_of(dataset)
     source, sample = sources_at(dataset, numbers)
     epoch = np.zeros_like(numbers)
@@ -124,7 +122,7 @@ def origins_of(dataset: Any, numbers: Numbers) -> SampleOrigins:
 
 
 def contents_of(dataset: Any, numbers: Numbers) -> SampleContents:
-    """What is in these samples, shape (n,). Costs about 1 us a sample, most of it cache misses."""
+    """Return the contents of these samples, shape (n,). Costs about 1 us a sample, most of it cache misses."""
     datasets = sources_of(dataset)
     source, sample = sources_at(dataset, numbers)
     present = np.unique(source).tolist()
@@ -143,9 +141,9 @@ def contents_of(dataset: Any, numbers: Numbers) -> SampleContents:
 
 
 def documents_in(dataset: Any, numbers: Numbers) -> DocumentContents:
-    """The documents of these samples, shape (n,), without the lengths of those between their ends.
+    """Return the documents of these samples, shape (n,), without the lengths of the inner documents.
 
-    Where each document is one sequence, a tenth of the price of `contents_of`: nothing is looked up by document.
+    If each document is one sequence, this costs a tenth of `contents_of`: it looks up no document.
     """
     datasets = sources_of(dataset)
     source, sample = sources_at(dataset, numbers)
@@ -168,7 +166,7 @@ def documents_in(dataset: Any, numbers: Numbers) -> DocumentContents:
 
 
 def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
-    """The stored tokens of samples, S and the one after, fewer where one is cut short; read in one go."""
+    """Return the stored tokens of samples, S and the one after, fewer if one is truncated, by one vectored read."""
     datasets = sources_of(dataset)
     source, sample = sources_at(dataset, numbers)
     wanted: list[tuple[IndexedDataset, list[Span]]] = []
@@ -187,14 +185,14 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
 
 
 def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
-    """The results of `work` for some sources; computed at the same time where it waits for a store."""
+    """Return the results of `work` for some sources, computed concurrently if they read from a store."""
     if datasets[0].access == "load":
         return [work(each) for each in present]
     return run_concurrently([partial(work, each) for each in present], [True][: len(present)])
 
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
-    """Epoch and pieces of samples of one source."""
+    """Return epoch and pieces of samples of one source."""
     spans, bounds = dataset.orders.spans(samples)
     document, offset = documents_of(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
     length = np.ascontiguousarray(spans[:, 2])
@@ -204,7 +202,7 @@ def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
 
 
 def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Any, Any, Any]:
-    """Epoch, bounds, documents, starts and stops of samples of one source."""
+    """Return epoch, bounds, documents, starts and stops of samples of one source."""
     if not dataset.dataset.documents_are_sequences:
         epoch, spans = _of_source(dataset, samples)
         ends = spans.start + spans.length
@@ -213,7 +211,7 @@ def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Num
 
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
-    """The document of each sequence, and the tokens of the document before it."""
+    """Return the document of each sequence, and the number of tokens of that document before the sequence."""
     if index.documents_are_sequences:
         return sequences, np.zeros_like(sequences)
     bounds = index.document_indices
@@ -227,12 +225,12 @@ def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Num
 
 
 def _into(firsts: Numbers, bounds: Numbers) -> Numbers:
-    """Where pieces go that lie one after the other, those of each sample from its first place on."""
+    """Return the target positions of consecutive pieces, those of each sample from its first position on."""
     return np.repeat(firsts - bounds[:-1], np.diff(bounds)) + np.arange(int(bounds[-1]))
 
 
 def _in_order(bounds: Numbers, found: list[tuple[Numbers, Spans]]) -> Spans:
-    """The pieces of all sources, each at its sample's place."""
+    """Merge the pieces of all sources in the order of their samples."""
     columns = [np.empty(int(bounds[-1]), np.int64) for _ in range(4)]
     for here, own in found:
         into = _into(bounds[here], own.bounds)

@@ -1,25 +1,26 @@
-"""Readings and their contents as an Arrow table: the notebook-friendly form, and what parquet files are made of.
-
-step int32, rank int16, slot int16      who read it, and when
-sample int64                            its number in the run's dataset
-source dictionary<int16, string>        the prefix, and
-epoch int16                             how often it was gone through before
-docs list<int32>                        its documents, in the order of their tokens; numbers in the source
-start int32, stop int32                 first token in the first of them, one after the last in the last of them;
-                                        those between are whole (whole sequences, where documents have several)
-spans list<struct<doc int64, start int32, len int32, dst int32>>
-                                        on request, in their place: each piece by itself, and where it goes to
-input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> where a token is below 0
-
-An order as parquet files: one for each rank, or one for each stretch of steps; to any URI, and resumed.
+"""Export of an order: Arrow tables of reads and their contents, and parquet files of them, resumable, at any URI.
 
     worker_{rank}-of-{ranks}_ordered_dataset.parquet     rows of one rank, step by step
     steps-{first:09d}-{stop:09d}.parquet                 rows of all ranks, step by step, then rank, then slot
 
-Row groups are whole steps, so that one step is found by the groups' statistics. A file appears whole, under a
-fingerprint of the order; one that is there with the same fingerprint is kept, so an export that broke off goes on.
+Columns of a table:
 
-Memory: one row group for each thread.
+    step int32, rank int16, slot int16      position in the global order
+    sample int64                            number of the sample in the run
+    source dictionary<int16, string>        prefix of its source
+    epoch int16                             complete passes over the source before it
+    docs list<int32>                        its documents, in the order of their tokens; numbers in the source
+    start int32, stop int32                 first token in the first of them, one after the last in the last of them;
+                                            the documents between are whole (whole sequences, if they have several)
+    spans list<struct<doc int64, start int32, len int32, dst int32>>
+                                            on request, instead of these: each piece, and its position in the sample
+    input_ids list<uint16 or uint32>        on request: S + 1 tokens; list<int64> if a token is below 0
+
+Row groups are whole steps, so the statistics of the groups locate a step. A file is published atomically, with a
+fingerprint of the order in its metadata; an existing file with the same fingerprint is kept, so an interrupted export
+resumes.
+
+Memory: one row group per thread.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ WHO_AND_WHAT = [
 def to_table(
     readings: SampleReads, contents: SampleOrigins, sources: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
-    """The rows as a table.
+    """Return the rows as a table.
 
     Args:
         sources: the prefix of each source.
-        tokens: of each row, all of one integer dtype.
+        tokens: tokens of each row, all of one integer dtype.
     """
     columns = _who_and_what(readings, contents.source, sources, contents.epoch)
     if isinstance(contents, SampleContents):
@@ -83,14 +84,14 @@ def to_table(
 def packed_table(
     readings: SampleReads, blocks: NDArray[np.int64], names: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
-    """The same for rows (set, file, block, pass) of packed files."""
+    """Return the table of rows (set, file, block, pass) of packed files."""
     columns = _who_and_what(readings, blocks[:, 0], names, blocks[:, 3])
     columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
     return _table(columns | _input_ids(tokens))
 
 
 def _table(columns: Mapping[str, Any]) -> pa.Table:
-    """Nothing is ever missing, and parquet need not say so for each value."""
+    """Return a table whose fields are not nullable, so that parquet stores no validity per value."""
     fields = [pa.field(name, column.type, nullable=False) for name, column in columns.items()]
     return pa.table(list(columns.values()), schema=pa.schema(fields))
 
@@ -159,7 +160,7 @@ samples mostly rise evenly. What is not named here is not compressed. Row groups
 
 
 class Order(Protocol):
-    """What can be exported: `RunOrder`, `PackedRunOrder`."""
+    """Interface of orders that can be exported: `RunOrder`, `PackedRunOrder`."""
 
     num_ranks: int
     fingerprint: str
@@ -171,7 +172,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class ExportPart:
-    """One file: these steps of one rank, or of all."""
+    """One file of an export: a range of steps of one rank, or of all ranks."""
 
     name: str
     steps: range
@@ -179,14 +180,14 @@ class ExportPart:
 
 
 def plan_by_rank(num_ranks: int, steps: range) -> list[ExportPart]:
-    """A file for each rank, named as those of the Gemstones are."""
+    """Return one file per rank, named as in the Gemstones release."""
     return [
         ExportPart(f"worker_{rank}-of-{num_ranks}_ordered_dataset.parquet", steps, rank) for rank in range(num_ranks)
     ]
 
 
 def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
-    """A file for each `steps_per_file` steps, counted from step 0."""
+    """Return one file for each `steps_per_file` steps, counted from step 0."""
     if steps_per_file < 1:
         raise ConfigError(f"steps_per_file: found {steps_per_file}, needs at least 1")
     bounds = sorted(
@@ -207,16 +208,19 @@ def export(
     storage_options: Mapping[str, Any] | None = None,
     watch: Callable[[int], object] = lambda num_rows: None,
 ) -> int:
-    """Write the parts that are not there; the number written.
+    """Write the missing files of an export.
 
     Args:
-        docs: as of `RunOrder.table`. Of packed files there are none.
-        tokens: with the tokens of each sample, which are read.
-        watch: told the rows of each group that was written, or of a part that was there.
+        docs: as in `RunOrder.table`. Packed files have none.
+        tokens: include the tokens of each sample, which are read.
+        watch: called with the rows of each group that is written, and of each file that exists.
+
+    Returns:
+        The number of files written.
 
     Raises:
-        ObjectExistsError: a file is there that is of another order.
-        StorageError: the store refuses.
+        ObjectExistsError: an existing file belongs to another order.
+        StorageError: the store refuses a request.
     """
 
     columns = {"docs": docs, "tokens": tokens}
@@ -254,7 +258,7 @@ def _write_part(
 
 
 def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:
-    """Tables of whole steps, each about as large as a row group should be; at least one."""
+    """Yield tables of whole steps, each about as large as a row group should be; at least one."""
     first, count = part.steps.start, 1
     while True:
         stop = min(first + count, part.steps.stop)
@@ -268,7 +272,7 @@ def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Itera
 
 
 def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str, Any] | None) -> int | None:
-    """The rows of a file of this order; None where there is no file."""
+    """Return the rows of an existing file of this order; None if there is no file."""
     try:
         reader = open_object(uri, storage_options=storage_options, cache=False)
     except ObjectNotFoundError:

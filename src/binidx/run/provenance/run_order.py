@@ -1,17 +1,14 @@
-"""The samples that hold tokens of given documents: the way back from a document to all who saw it.
-
-    documents ─► sequences ─► places in document_index ─► rows of sample_index ─► shuffle_index ─► the blend
-
-Cost: one pass over each of document_index, shuffle_index and the blend's two indices, STRETCH elements at a time: a
-second for 300 million documents where they are mapped, and what reading them costs where they are not.
-
-The order of a GPT run, asked from either end: what was in a step, and who saw a document.
+"""The order of a GPT run in both directions: the contents of a step, and the samples with tokens of a document.
 
     order = RunOrder.of(Run.load("run.json"))
     order.table(range(41_200, 41_201), rank=17)      the samples of a step, their documents and spans
-    order.where(0, [12_345_678], stop_step=41_200)   every step, rank and slot that saw a document
+    order.where(0, [12_345_678], stop_step=41_200)   every step, rank and slot that read a document
 
-All of it is arithmetic on the indices; tokens are read only on request.
+    documents ─► sequences ─► places in document_index ─► rows of sample_index ─► shuffle_index ─► the blend
+
+Everything is arithmetic on the indices; tokens are read only on request. `where` makes one pass over each of
+document_index, shuffle_index and the blend's two indices, STRETCH elements at a time: a second for 300 million
+documents if they are mapped, and the cost of reading them otherwise.
 """
 
 from __future__ import annotations
@@ -48,16 +45,12 @@ if TYPE_CHECKING:
 
 
 Numbers = NDArray[np.int64]
-
-
 STRETCH = 1 << 22
-
-
 """Elements looked at together, so that what is found on the way stays small."""
 
 
 def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers:
-    """The numbers of the samples with a token of one of these documents of a source, rising.
+    """Return the numbers of the samples with a token of one of these documents of a source, ascending.
 
     Raises:
         IndexError: there is no such source or document.
@@ -71,7 +64,7 @@ def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers
 
 
 def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
-    """The samples, as the source serves them, that may hold a token of the documents; rising."""
+    """Return the samples, as the source serves them, that may hold a token of the documents; ascending."""
     places = places_of(dataset.document_index, _sequences_of(dataset, documents))
     # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
     first = np.maximum(_starting_until(dataset.sample_index, places - 1) - 1, 0)
@@ -81,7 +74,7 @@ def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
 
 
 def _starting_until(sample_index: Any, places: Numbers) -> Numbers:
-    """How many rows start at each place of document_index or before it."""
+    """Count the rows that start at or before each position of document_index."""
     # Of its own type, or all of it would be made into another.
     found: Numbers = sample_index[:, 0].searchsorted(places.astype(sample_index.dtype), side="right")
     return found
@@ -97,7 +90,7 @@ def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
 
 
 def places_of(index: NDArray[Any], values: Numbers) -> Numbers:
-    """Where an index holds one of the values, which rise; rising."""
+    """Return the positions of an index that hold one of the values, which are ascending; ascending."""
     if not len(values):
         return np.empty(0, np.int64)
     found = [first + np.flatnonzero(_among(part, values)) for first, part in _stretches(index)]
@@ -105,7 +98,7 @@ def places_of(index: NDArray[Any], values: Numbers) -> Numbers:
 
 
 def _among(part: NDArray[Any], values: Numbers) -> NDArray[np.bool_]:
-    """Whether each element is one of the values; one run of values, the usual case, costs two comparisons."""
+    """Return a mask of the elements that are among the values; a contiguous range of values costs two comparisons."""
     if len(values) == int(values[-1] - values[0]) + 1:
         inside: NDArray[np.bool_] = (part >= values[0]) & (part <= values[-1])
         return inside
@@ -118,7 +111,7 @@ def _stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
-    """The numbers under which the run has these samples of a source."""
+    """Return the numbers in the run of these samples of a source."""
     if not isinstance(dataset, BlendedDataset):
         return served
     found = []
@@ -130,7 +123,7 @@ def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
 
 
 def _holding(dataset: Any, numbers: Numbers, documents: Sequence[int]) -> NDArray[np.bool_]:
-    """Which of the samples really hold a token: one may end right before a document, or pass an empty one."""
+    """Return a mask of the samples that hold a token; a candidate may end right before a document."""
     spans = contents_of(dataset, numbers).spans
     hits = np.isin(spans.document, documents) & (spans.length > 0)
     total = np.concatenate([[0], np.cumsum(hits)])
@@ -139,24 +132,27 @@ def _holding(dataset: Any, numbers: Numbers, documents: Sequence[int]) -> NDArra
 
 Docs = Literal["ends", "spans"] | None
 
-
 CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
     "ends": documents_in,
     "spans": contents_of,
     None: origins_of,
 }
-
-
 """How much a table tells of the documents in its samples -> what finds it."""
 
 
 @dataclass(frozen=True)
 class RunOrder:
-    """What a run reads.
+    """The order of a run: the samples of its steps, and the steps of its documents.
 
     Args:
-        dataset: of its train split, as the builder gave it.
-        reading: who reads which of its samples when.
+        dataset: the dataset of its train split, as built by the builder.
+        reading: the global order of its samples.
+
+    Example:
+        order = RunOrder.of(binidx.Run.load("run.json"))
+        order.table(range(41_200, 41_201), rank=17)
+
+    Source: ours; indices as in Megatron Core, samplers as in Megatron-LM.
     """
 
     dataset: Any
@@ -164,16 +160,16 @@ class RunOrder:
 
     @classmethod
     def of(cls, run: Run) -> RunOrder:
-        """The order of a run as it was described, its indices loaded whole, or built."""
+        """Return the order of a saved run; its indices are loaded whole, or built."""
         return cls(run.build()[0], run.reading_order)
 
     @classmethod
     def open(cls, run: Run) -> RunOrder:
-        """The same, at the price of what is asked: of indices that are cached, only the ranges that an answer needs.
+        """Return the order of a saved run; of cached indices, only the ranges that a query needs are read.
 
         A step of a run over 300 million documents in a bucket is traced in some thousand small requests, and again
-        without any. `where` reads its way through the arrays of whole indices, some megabytes at a time.
-        What is not cached is built as it would be for training, and a run in stages is opened as a whole.
+        without any. `where` reads whole index arrays, some megabytes at a time. An index that is not cached is built as
+        for training, and a run in stages is opened whole.
 
         Raises:
             ConfigError: the run has no train split.
@@ -194,7 +190,7 @@ class RunOrder:
 
     @property
     def prefixes(self) -> list[str]:
-        """Of the sources, in their order."""
+        """Prefixes of the sources, in their order."""
         return [str(source.dataset_path) for source in self.sources]
 
     @property
@@ -202,24 +198,39 @@ class RunOrder:
         return self.reading.schedule.data_parallel_size
 
     def num_steps(self) -> int | None:
-        """Whole steps until the loaders end; None: they do not."""
+        """Return the number of whole steps until the loaders end; None if they start over."""
         return self.reading.num_steps()
 
     def num_rows(self, steps: range) -> int:
-        """Samples of these steps, over all ranks."""
+        """Return the number of samples of these steps, over all ranks."""
         return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
 
     def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, SampleContents]:
-        """The samples of some steps, of one rank or all, and what is in them.
+        """Return the samples of some steps, of one rank or all, and their contents.
+
+        Args:
+            steps: steps, counted from the run's `consumed_samples`.
+            rank: a data parallel rank; None for all.
+
+        Returns:
+            The reads, n rows, and the contents of their n samples.
 
         Raises:
-            IndexError: a step that the run does not have.
+            IndexError: a step is beyond the end of the run.
         """
         readings = self.reading.readings(steps, rank)
         return readings, contents_of(self.dataset, readings.sample)
 
     def where(self, source: int, documents: Sequence[int], stop_step: int) -> tuple[SampleReads, SampleContents]:
-        """Every reading, in the steps before `stop_step`, of a sample with a token of one of these documents.
+        """Return all reads, in the steps before `stop_step`, of samples with a token of one of these documents.
+
+        Args:
+            source: number of the source in `prefixes`.
+            documents: numbers of documents in that source.
+            stop_step: first step that is not searched.
+
+        Returns:
+            The reads, n rows, and the contents of their n samples.
 
         Raises:
             IndexError: there is no such source or document.
@@ -230,12 +241,14 @@ class RunOrder:
         return readings, contents_of(self.dataset, readings.sample)
 
     def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
-        """`trace` as an Arrow table; see `order.arrow` for its columns.
+        """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.
 
         Args:
-            docs: "ends", the documents of each sample and where it begins and ends in them; "spans", each piece with
-                its length, at five times the price; None, without.
-            tokens: with those stored, pads too.
+            steps: steps, counted from the run's `consumed_samples`.
+            rank: a data parallel rank; None for all.
+            docs: "ends" for the documents of each sample and its ends in the first and last one; "spans" for each piece
+                with its length, at five times the price; None for neither.
+            tokens: include the stored tokens, with pads.
         """
         from binidx.run.provenance.export import to_table
 
@@ -244,17 +257,17 @@ class RunOrder:
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:
-        """The stored tokens of samples: S of them and the one after, fewer where one is cut short."""
+        """Return the stored tokens of samples: S and the one after, fewer if one is truncated."""
         return [text.astype(self.token_dtype) for text in read_text(self.dataset, samples)]
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
-        """What holds the tokens of all sources."""
+        """A dtype that holds the tokens of all sources."""
         return np.result_type(*(source.dataset.index.dtype for source in self.sources))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of everything the order depends on, and of the data it is an order of."""
+        """Return a digest of everything on which the order depends, and of the data that it orders."""
         depends = {
             "dataset": self.dataset.unique_description_hash,
             "data": [source.dataset.identity for source in self.sources],
