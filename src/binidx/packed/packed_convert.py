@@ -1,10 +1,10 @@
-"""Packed files <-> `.bin`/`.idx`, in bounded memory.
+"""Conversion between packed files and `.bin`/`.idx`, in bounded memory.
 
-    packed     |a b c 0 d e 0 f|g 0 h i 0 0 0 0|      0 separates documents and fills what is left
-    sequences   a b c 0 · d e 0 · f g 0 · h i 0        one a document, each with its separator
+    packed     |a b c 0 d e 0 f|g 0 h i 0 0 0 0|      0 separates documents and fills the last file
+    sequences   a b c 0 · d e 0 · f g 0 · h i 0        one per document, each with its separator
 
-Packed files do not say where documents end; the separator does, so a text that holds it comes apart there. What fills
-the end of the last file is left out.
+Packed files do not store where documents end; the separator marks it, so a text that contains the separator is split
+there. The fill at the end of the last file is left out.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
 from binidx.storage.ranges import cut
 
 READ_BYTES = 32 << 20
-
-
 """Of tokens in memory at a time."""
 
-
 Watch = Callable[[int], object]
-
-
 """Told the tokens of each stretch that is done."""
 
 
@@ -40,7 +35,7 @@ def packed_to_indexed(
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch = lambda num_tokens: None,
 ) -> int:
-    """Write the documents of packed files, in the order of the files, as a dataset; the number of documents.
+    """Write the documents of packed files, in the order of the files, as a dataset; return the number of documents.
 
     Args:
         sep_token: ends each document and is kept as its last token.
@@ -58,7 +53,7 @@ def packed_to_indexed(
 
 
 def _add(builder: IndexedDatasetBuilder, tokens: NDArray[Any], lengths: Sequence[int]) -> None:
-    """Documents of one sequence each."""
+    """Add documents of one sequence each."""
     start = 0
     for length in lengths:
         builder.add_document(tokens[start : start + length], [length])
@@ -76,12 +71,12 @@ def indexed_to_packed(
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch = lambda num_tokens: None,
 ) -> list[str]:
-    """Write the documents of a dataset as packed files; their URIs.
+    """Write the documents of a dataset as packed files; return their URIs.
 
     Args:
         chunk_size: tokens of a file.
-        sep_token: fills what is left of the last file.
-        add_separator: put it after each document as well; data tokenised with --append-eod has it there.
+        sep_token: fills the rest of the last file.
+        add_separator: add it after each document as well; data tokenised with --append-eod already has it.
     """
     builder = PackedDatasetBuilder(
         outdir, prefix, chunk_size, sep_token, dataset.index.dtype, storage_options=storage_options
@@ -102,7 +97,7 @@ def indexed_to_packed(
 
 
 def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:
-    """Documents of about READ_BYTES, at least one."""
+    """Yield ranges of documents of about READ_BYTES, at least one document each."""
     bounds, pointers = dataset.document_indices, dataset.index.sequence_pointers
     starts = np.append(pointers, dataset.index.num_bytes)[bounds]
     first = 0
@@ -113,14 +108,14 @@ def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:
 
 
 def _stretches(files: PackedFiles) -> Iterator[NDArray[Any]]:
-    """All tokens of all files, also those behind the last whole block."""
+    """Yield all tokens of all files, also those behind the last whole block."""
     for reader in files.readers:
         for stretch in cut((HEADER.size, files.header.file_bytes), READ_BYTES):
             yield np.frombuffer(reader.read([stretch])[0], files.header.dtype)
 
 
 def _without_filler(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
-    """The same without the separators at the very end, but for the one of the last document."""
+    """Yield the same tokens without the separators at the very end, except the one of the last document."""
     held = 0
     for stretch in stretches:
         kept = int(np.flatnonzero(stretch != sep_token)[-1]) + 1 if (stretch != sep_token).any() else 0
@@ -138,7 +133,7 @@ def _separators(count: int, sep_token: int, dtype: Any) -> Iterator[NDArray[Any]
 
 
 def _documents(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[tuple[NDArray[Any], list[int]]]:
-    """Whole documents: their tokens, one after the other, and their lengths."""
+    """Yield whole documents: their concatenated tokens, and their lengths."""
     left: list[NDArray[Any]] = []
     for stretch in stretches:
         ends = np.flatnonzero(stretch == sep_token) + 1

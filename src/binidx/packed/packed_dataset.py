@@ -1,4 +1,4 @@
-"""Blocks of packed files (LITPKDS) as samples, in the order in which their own loaders served them to one rank."""
+"""Dataset of the blocks of packed files (LITPKDS), in the order in which their own loaders served one rank."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from binidx.packed.packed_order import PackedRun
 class PackedDataset:
     """The stream of one rank, by position: `dataset[i]` is its i-th block, int64 of shape (block_size,).
 
-    A DataLoader over it with the run's micro-batch size and no shuffling gives the batches of the original, for any
-    number of workers of its own: the workers of the original are part of `run`. To resume, start at a position.
+    A DataLoader over it with the run's micro-batch size and no shuffling yields the batches of the original loader,
+    with any number of its own workers: the workers of the original are part of `run`. To resume, start at a position.
 
     Args:
-        run: which blocks, in which order.
-        files: of each set.
-        num_samples: where a run that has no end is taken to end.
+        run: the order of the blocks of this rank.
+        files: packed files of each set.
+        num_samples: length of the dataset, required if the run has no end.
 
     Raises:
         ConfigError: sets and files that do not fit each other, or no end.
 
-    Source: lit-gpt, `PackedDataset` and `CombinedDataset`, which can only begin at the beginning.
+    Example:
+        dataset = binidx.PackedDataset(order.run_of(rank=0), order.files, num_samples=1_000_000)
+
+    Source: lit-gpt, `PackedDataset` and `CombinedDataset`, which can only start at position 0.
     """
 
     RECORDED_NAME: ClassVar[str] = "PackedDataset"
@@ -49,7 +52,7 @@ class PackedDataset:
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, idxs: Sequence[int]) -> list[Tensor]:
-        """The blocks at these positions, read in one go."""
+        """Return the blocks at these positions, by one vectored read."""
         positions = [self._position(idx) for idx in idxs]
         blocks = np.concatenate(
             [np.empty((0, 4), np.int64), *(self.run.blocks(*each) for each in _stretches(positions))]
@@ -68,7 +71,7 @@ class PackedDataset:
 
 
 def _stretches(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Positions that follow each other together: [3, 4, 5, 9] -> [(3, 6), (9, 10)]."""
+    """Group consecutive positions: [3, 4, 5, 9] -> [(3, 6), (9, 10)]."""
     stretches: list[tuple[int, int]] = []
     for position in positions:
         if stretches and stretches[-1][1] == position:

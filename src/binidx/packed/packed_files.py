@@ -1,4 +1,4 @@
-"""LITPKDS files: blocks of tokens without an index, as lit-gpt, TinyLlama and the Gemstones wrote them.
+"""LITPKDS files: blocks of tokens without an index, as written by lit-gpt, TinyLlama and the Gemstones.
 
     offset  bytes                     meaning, little-endian
     0       7                         LITPKDS
@@ -7,10 +7,10 @@
     16      8                         uint64, tokens in this file: the chunk size
     24      chunk size * item size    tokens
 
-Codes 6 and 7 are those of an `.idx`, swapped. Documents are separated by the tokens themselves; where one ends, the
-file does not say. A block is `block_size` tokens; what is left of a file behind its last whole block is never served.
+Codes 6 and 7 are those of an `.idx`, swapped. A token separates documents; the file does not store where one ends. A
+block is `block_size` tokens; the tokens behind the last whole block of a file are never served.
 
-Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only; here every file must be like it.
+Source: lit-gpt, `packed_dataset.py`. It reads the header of the first file only; here every header must be equal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UINT16_VOCAB = 65_500
 
 @dataclass(frozen=True)
 class PackedHeader:
-    """What all files of one set share."""
+    """Properties that all files of one set share."""
 
     dtype: np.dtype[Any]
     chunk_size: int
@@ -54,7 +54,7 @@ class PackedHeader:
 
 
 def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
-    """The header in the first 24 bytes. Raises FormatError where they are none."""
+    """Return the header in the first 24 bytes; raise FormatError if they are none."""
     if len(data) < HEADER.size:
         raise FormatError(f"{uri}: {len(data)} bytes, a LITPKDS header needs {HEADER.size}")
     magic, version, code, chunk_size = HEADER.unpack(data[: HEADER.size])
@@ -66,12 +66,12 @@ def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
 
 
 def format_packed_header(header: PackedHeader) -> bytes:
-    """The first 24 bytes of a file."""
+    """Return the first 24 bytes of a file."""
     return HEADER.pack(MAGIC, VERSION, code_of(header.dtype), header.chunk_size)
 
 
 def code_of(dtype: DTypeLike) -> int:
-    """The code of a dtype. Raises ConfigError where the format has none for it."""
+    """Return the code of a dtype; raise ConfigError if the format has none for it."""
     wanted = np.dtype(dtype).newbyteorder("<")
     for code, stored in DTYPES.items():
         if np.dtype(stored) == wanted:
@@ -85,12 +85,18 @@ class PackedFiles:
     """Blocks of a set of packed files, at any URI.
 
     Args:
-        uris: the files, in the order by which blocks name them. Each is opened and its header checked when the set is.
-        block_size: tokens of a block; for training on S tokens S + 1, the labels are the tokens shifted by one.
-        storage_options: passed to fsspec.
+        uris: the files, in the order of their numbers. All are opened and their headers checked at construction.
+        block_size: tokens of a block; S + 1 to train on S tokens, since labels are the tokens shifted by one.
+        storage_options: options of the store.
 
     Raises:
-        FormatError: a header that is none, files that differ in dtype or chunk size, or a file of another length.
+        FormatError: an invalid header, files that differ in dtype or chunk size, or a file of another length.
+
+    Example:
+        files = binidx.PackedFiles(["s3://corpus/train_0000000000.bin"], 2049)
+        blocks = files.read([0, 0], [0, 1])        # shape (2, 2049)
+
+    Source: lit-gpt, `PackedDataset`.
     """
 
     def __init__(
@@ -118,14 +124,18 @@ class PackedFiles:
         return reader, header
 
     def locate(self, block: int) -> Range:
-        """Bytes of a block within its file."""
+        """Return the byte range of a block within its file."""
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"{self.uris[0]}: block {block}, each file has {self.num_blocks}")
         start = HEADER.size + block * self.block_size * self.header.dtype.itemsize
         return start, start + self.block_size * self.header.dtype.itemsize
 
     def read(self, files: Sequence[int], blocks: Sequence[int]) -> NDArray[Any]:
-        """Block `blocks[i]` of file `files[i]` for each i, read at once; shape (n, block_size), dtype as stored."""
+        """Return block `blocks[i]` of file `files[i]` for each i, by one vectored read.
+
+        Returns:
+            Shape (n, block_size), dtype as stored.
+        """
         places: dict[int, list[int]] = {}
         for place, file in enumerate(files):
             places.setdefault(file, []).append(place)
@@ -145,20 +155,25 @@ def _reopened(uris: list[str], block_size: int, storage_options: Mapping[str, An
 
 
 class PackedDatasetBuilder:
-    """Writes packed files `{prefix}_{0000000000}.bin`, each whole or not at all.
+    """Writer of packed files `{prefix}_{0000000000}.bin`, each published atomically.
 
     Args:
-        outdir: URI of a directory.
+        outdir: path or URI of a directory.
         prefix: first part of the file names.
         chunk_size: tokens of a file.
-        sep_token: fills what is left of the last file; separating documents is the caller's business.
-        dtype: of the tokens; "auto" takes uint16 or int32 by `vocab_size`.
-        storage_options: passed to fsspec.
+        sep_token: fills the rest of the last file; the caller separates documents.
+        dtype: dtype of the tokens; "auto" chooses uint16 or int32 by `vocab_size`.
+        storage_options: options of the store.
 
-    A document may go on in the next file; a file that is exactly full is written by the next `add_array`.
+    A document may continue in the next file; a file that is exactly full is written by the next `add_array`.
 
     Raises:
-        ConfigError: dtype="auto" without vocab_size, a dtype the format lacks, or tokens that do not fit it.
+        ConfigError: dtype="auto" without vocab_size, a dtype that the format lacks, or tokens that do not fit it.
+
+    Example:
+        builder = binidx.PackedDatasetBuilder("packed", "train", 8 * 2049, sep_token=0, dtype="uint16")
+        builder.add_array(np.arange(100_000, dtype=np.uint16))
+        builder.write_reminder()
 
     Source: lit-gpt, `PackedDatasetBuilder`, byte for byte; `write_reminder` is its name, too.
     """
@@ -186,7 +201,7 @@ class PackedDatasetBuilder:
         self._begin()
 
     def add_array(self, tokens: NDArray[Any]) -> None:
-        """Tokens to the end of the stream, shape (n,)."""
+        """Append tokens to the stream, shape (n,)."""
         self._check_fit(tokens)
         while self._filled + len(tokens) > len(self._tokens):
             room = len(self._tokens) - self._filled
@@ -197,7 +212,7 @@ class PackedDatasetBuilder:
         self._filled += len(tokens)
 
     def write_reminder(self) -> None:
-        """Write what is left, filled up with `sep_token`. (As in lit-gpt, also when nothing is left.)"""
+        """Write the remaining tokens, filled up with `sep_token`. (As in lit-gpt, also when none remain.)"""
         self._write()
 
     def _begin(self) -> None:

@@ -1,19 +1,16 @@
-"""The order in which packed blocks are served, as arithmetic: any position of any worker without what came before.
+"""Order of packed blocks as arithmetic: the block at any position of any worker or rank, without its predecessors.
 
     files  F0 F1 F2 ...  ── every S-th from s, S = ranks * workers ──►  the files of one worker
            in groups of n_chunks ── one permutation of the group's blocks each ──►  (file, block) by position
 
-Cost: a permutation of n_chunks * num_blocks numbers for each group before the position: 81 of 8,192 for all of a
-Gemstones worker, 7 ms; the generators are remembered, so the next position costs at most one.
-
-Source: lit-gpt `PackedDataset`, TinyLlama, and the UMD fork of the Gemstones; verified against them.
-
-What one rank of a packed run reads: sets mixed by draws, DataLoader workers in turn; any position at once.
-
     worker 0   set of block i: draw i of random.choices      a a b a ...
     rank       micro-batches of its workers in turn          w0 w1 w2 w0 w1 ...
 
-Source: lit-gpt, `CombinedDataset` under torch's DataLoader.
+Cost: a permutation of n_chunks * num_blocks numbers for each group before the position: 81 of 8,192 for all of a
+Gemstones worker, 7 ms; the generators are cached, so the next position costs at most one.
+
+Source: lit-gpt `PackedDataset` and `CombinedDataset` under torch's DataLoader, TinyLlama, and the UMD fork of the
+Gemstones; verified against them.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ Rows = NDArray[np.int64]
 
 
 class AtEnd(Enum):
-    """What a fork does where fewer than n_chunks files are left."""
+    """Rule of a fork for the end of the files, where fewer than n_chunks are left."""
 
     stop = "lit-gpt"
     wrap = "TinyLlama, and lit-gpt with wrap=True: from the first file again, with new permutations"
@@ -42,9 +39,9 @@ class AtEnd(Enum):
 
 
 def list_files(names: Iterable[str], seed: int) -> list[str]:
-    """The files as TinyLlama (since its #67) and the Gemstones list them: sorted, then shuffled with a seed.
+    """Return the files in the order of TinyLlama (since its #67) and the Gemstones: sorted, then shuffled with a seed.
 
-    lit-gpt takes a directory's order as it comes, which only who ran it knows.
+    lit-gpt uses the order of a directory listing, which only the original run knows.
     """
     files = sorted(names)
     random.Random(seed).shuffle(files)
@@ -56,12 +53,12 @@ class PackedSet:
     """One set of packed files, as every worker of a run sees it.
 
     Args:
-        num_files: in the order of `list_files`, or as the run listed them.
-        num_blocks: of each file, chunk_size // block_size.
+        num_files: files in the order of `list_files`, or as the run listed them.
+        num_blocks: blocks of each file, chunk_size // block_size.
         n_chunks: files whose blocks are shuffled together.
-        seed: of the permutations; the run's seed plus the rank, as all forks have it, is for the caller to add.
-        shuffle: without it blocks come as they lie.
-        at_end: what follows the last whole group.
+        seed: seed of the permutations; the caller adds the rank, as all forks do.
+        shuffle: False to serve blocks in their stored order.
+        at_end: rule for the end of the files.
     """
 
     num_files: int
@@ -72,7 +69,7 @@ class PackedSet:
     at_end: AtEnd = AtEnd.stop
 
     def of_worker(self, shard: int, num_shards: int) -> WorkerOrder:
-        """The blocks of one worker: files shard, shard + num_shards, ... of as many as all workers get alike."""
+        """Return the order of one worker: files shard, shard + num_shards, ... of an equal share of files."""
         if not 0 <= shard < num_shards:
             raise ConfigError(f"packed order: shard {shard}, needs 0 to {num_shards - 1}")
         return WorkerOrder(self, shard, num_shards)
@@ -83,7 +80,7 @@ class WorkerOrder:
     """Blocks by position for one worker of one rank.
 
     Raises:
-        ConfigError: not one whole group of files for a worker.
+        ConfigError: fewer files than one group.
     """
 
     of: PackedSet
@@ -102,7 +99,7 @@ class WorkerOrder:
 
     @property
     def num_mine(self) -> int:
-        """Files of each worker; what the division leaves over no worker reads."""
+        """Files of each worker; no worker reads the remainder of the division."""
         return self.of.num_files // self.num_shards
 
     @property
@@ -120,13 +117,13 @@ class WorkerOrder:
         return self.num_groups * self.group_blocks
 
     def __len__(self) -> int:
-        """Blocks until the stream ends; ConfigError where it does not."""
+        """Return the number of blocks until the stream ends; raise ConfigError if it does not end."""
         if self.of.at_end is not AtEnd.stop:
             raise ConfigError(f"packed order: {self.of.at_end.name} has no end, only passes of {self.pass_blocks}")
         return self.pass_blocks
 
     def blocks(self, first: int, stop: int) -> Rows:
-        """Rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
+        """Return rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
 
         Raises:
             IndexError: positions below 0, or after the end of a stream that has one.
@@ -142,7 +139,7 @@ class WorkerOrder:
         return rows[start : start + stop - first]
 
     def _group(self, group: int) -> Rows:
-        """The rows of one group; those of the last are kept, since micro-batches take it piece by piece."""
+        """Return the rows of one group; the last group is cached, since micro-batches read it piece by piece."""
         number, rows = self._last[0] if self._last else (-1, np.empty((0, 3), np.int64))
         if number != group:
             rows = self._make_group(group)
@@ -165,7 +162,7 @@ class WorkerOrder:
         return order
 
     def _generator(self, number: int) -> np.random.Generator:
-        """As it is before permutation `number`, from the nearest one that is remembered."""
+        """Return the generator before permutation `number`, advanced from the nearest cached one."""
         rng, known = np.random.default_rng(self.of.seed), number
         while known and known not in self._states:
             known -= 1
@@ -179,17 +176,17 @@ class WorkerOrder:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """What one rank reads: one set or several mixed, by DataLoader workers in turn.
+    """The blocks of one rank: one set, or several mixed by draws, from DataLoader workers in turn.
 
     Args:
         sets: in the order of the run's configuration.
-        weights: of the sets; None for equal ones.
-        seed: of the draws that mix them; each worker draws the same.
-        rank, num_ranks: this rank, and how many there are.
-        num_workers: of each rank's DataLoader; 0 and 1 read the same.
-        micro_batch_size: blocks that a worker gives at a time.
+        weights: weights of the sets; None for equal ones.
+        seed: seed of the draws that mix them; each worker draws the same.
+        rank, num_ranks: this rank, and the number of ranks.
+        num_workers: workers of each rank's DataLoader; 0 and 1 are the same.
+        micro_batch_size: blocks that a worker yields at a time.
 
-    Source: lit-gpt, `CombinedDataset` under torch's DataLoader: one draw of Python's `random.choices` a block.
+    Source: lit-gpt, `CombinedDataset` under torch's DataLoader: one draw of Python's `random.choices` per block.
     """
 
     sets: Sequence[PackedSet]
@@ -210,7 +207,7 @@ class PackedRun:
 
     @cached_property
     def orders(self) -> list[list[WorkerOrder]]:
-        """[worker][set]."""
+        """Orders by [worker][set]."""
         count = self._count
         return [
             [each.of_worker(self.rank * count + worker, self.num_ranks * count) for each in self.sets]
@@ -222,10 +219,10 @@ class PackedRun:
         return max(1, self.num_workers)
 
     def blocks(self, first: int, stop: int) -> Rows:
-        """Rows (set, file, block, pass) of the rank's blocks first to stop in the order they are served.
+        """Return rows (set, file, block, pass) of the rank's blocks first to stop in the order they are served.
 
         Raises:
-            IndexError: the stream ends before, or first is below 0.
+            IndexError: the stream ends before `stop`, or first is below 0.
         """
         if not 0 <= first <= stop:
             raise IndexError(f"packed run: blocks {first}-{stop}, needs 0 or more, in order")
@@ -238,7 +235,7 @@ class PackedRun:
         return rows
 
     def _place(self, samples: Rows) -> tuple[Rows, Rows]:
-        """The worker of each block, and its position there. Micro-batches go round; the last of each may be short."""
+        """Return the worker of each block, and its position there; the last micro-batch of a worker may be short."""
         batch, slot = np.divmod(samples, self.micro_batch_size)
         turn, worker = np.divmod(batch, self._count)
         position = turn * self.micro_batch_size + slot
@@ -257,12 +254,12 @@ class PackedRun:
 
     @cached_property
     def length(self) -> int | None:
-        """Blocks until the first set that is drawn once more has none left, over all workers; None: no end."""
+        """Number of blocks, over all workers, until a set without remaining blocks is drawn; None: no end."""
         return None if self.sets[0].at_end is not AtEnd.stop else self._worker_length * self._count
 
     @cached_property
     def _worker_length(self) -> int:
-        """Blocks of each worker; all have as many files and draw alike."""
+        """Blocks of each worker; all have equally many files and equal draws."""
         left = np.array([len(order) for order in self.orders[0]])
         if len(left) == 1:
             return int(left[0])
@@ -272,7 +269,7 @@ class PackedRun:
         return int(min(where[count] for where, count in zip(ends, left, strict=True) if len(where) > count))
 
     def _of_worker(self, worker: int, positions: Rows) -> Rows:
-        """Rows for rising positions of one worker."""
+        """Return rows for ascending positions of one worker."""
         rows = np.empty((len(positions), 4), np.int64)
         drawn = self._draws(int(positions[-1]) + 1)
         rows[:, 0] = drawn[positions]
@@ -286,7 +283,7 @@ class PackedRun:
         return rows
 
     def _draws(self, count: int) -> Rows:
-        """Which set each of the first `count` blocks of a worker is from."""
+        """Return the set of each of the first `count` blocks of a worker."""
         drawn = self._drawn[0]
         if len(drawn) < count:
             drawn = self._drawn[0] = self._draw(max(count, 2 * len(drawn)))
@@ -294,7 +291,7 @@ class PackedRun:
 
     @cached_property
     def _drawn(self) -> list[Rows]:
-        """What was drawn so far, as many as were ever asked for."""
+        """The cached draws."""
         return [np.empty(0, np.int64)]
 
     def _draw(self, count: int) -> Rows:
@@ -308,7 +305,7 @@ class PackedRun:
 
 
 def _python_random(seed: int, count: int) -> NDArray[np.float64]:
-    """`random.Random(seed).random()`, `count` times: the same generator as NumPy's legacy one, seeded by an array."""
+    """Return `count` values of `random.Random(seed).random()`, by NumPy's legacy generator, seeded with an array."""
     *key, position = random.Random(seed).getstate()[1]
     rng = np.random.RandomState()
     rng.set_state(("MT19937", np.array(key, np.uint32), position, 0, 0.0))

@@ -1,32 +1,34 @@
-"""The order of a run over packed files, for all of its ranks: tables as of `RunOrder`, with blocks for documents.
+"""A run over packed files: its description in JSON, its order over all ranks, and its sync points.
 
-step int32, rank int16, slot int16      who read it, and when
-sample int64                            file * blocks a file + block, in its set
-source dictionary<int16, string>        the set, and
-epoch int16                             how often its files were gone through before
-file int32, block int32                 where it lies
-input_ids list<uint16 or uint32>        on request: the block
-
-A run over packed files in one JSON file.
+The description:
 
     {"fork": "umd", "block_size": 2049, "n_chunks": 4, "seed": 1337,
      "sets": [{"name": "web", "files": ["s3://corpus/web_0000000000.bin", ...], "weight": 0.7}, ...],
      "num_ranks": 256, "num_workers": 1, "micro_batch_size": 8, "accumulation": 1}
 
-`fork` names whose rules hold, as the table FORKS has them. `files` is a list, or the URI of a text file with one name a
-line. lit-gpt takes the files as a directory lists them, so their order is part of the description; the others sort and
-shuffle them.
+`fork` names the loader whose rules apply; FORKS lists them. `files` is a list, or the URI of a text file with one name
+per line. lit-gpt reads the files in the order of a directory listing, so that order is part of the description; the
+others sort and shuffle them.
 
-Where packed runs of different sizes have seen the same data: sync points, and their proof.
+Tables of its order have blocks instead of documents:
+
+    step int32, rank int16, slot int16      position in the global order
+    sample int64                            file * blocks per file + block, in its set
+    source dictionary<int16, string>        the set
+    epoch int16                             complete passes over its files before
+    file int32, block int32                 the block
+    input_ids list<uint16 or uint32>        on request: its tokens
+
+Sync points, where packed runs of different sizes have read the same data:
 
     files        F0 F1 F2 F3 F4 F5 F6 F7 | F8 ...        n_chunks = 1, L = 4
-    2 shards     F0+F1  F2+F3  F4+F5  F6+F7              a shard's groups come in the order of the list, so after
+    2 shards     F0+F1  F2+F3  F4+F5  F6+F7              a shard's groups are in the order of the list, so after
     4 shards     F0+F1+F2+F3   F4+F5+F6+F7               k * n_chunks * L files both have read the same: the first ones
 
-L is the least common multiple of the shard counts (ranks * workers each). Between two sync points the sets differ. The
-tail breaks the promise: what the division by shards and by n_chunks leaves over depends on the number of shards.
+L is the least common multiple of the shard counts (ranks * workers each). Between two sync points the sets differ. At
+the tail they differ for good: the remainders of the divisions by shards and by n_chunks depend on the number of shards.
 
-Source: the Gemstones' README states it for their counts; made exact here.
+Source: the Gemstones' README gives the rule for their counts; exact here.
 """
 
 from __future__ import annotations
@@ -58,22 +60,28 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PackedRunOrder:
-    """What a run over packed files reads.
+    """The order of a run over packed files, over all ranks.
 
     Args:
-        sets: with the run's own seed; each rank adds its number to it, as in all forks.
-        names: of the sets.
-        weights: of the sets; None for equal ones.
-        seed: of the draws that mix the sets.
-        num_ranks: processes that read.
-        num_workers: of each rank's DataLoader.
-        micro_batch_size: blocks a worker gives at a time.
+        sets: the sets, with the run's own seed; each rank adds its number to it, as in all forks.
+        names: names of the sets.
+        weights: weights of the sets; None for equal ones.
+        seed: seed of the draws that mix the sets.
+        num_ranks: number of reading processes.
+        num_workers: workers of each rank's DataLoader.
+        micro_batch_size: blocks that a worker yields at a time.
         accumulation: micro-batches of a rank in one step.
         mixed_by_rank: each rank adds its number to the seed of the draws too: lit-gpt does, TinyLlama does not.
-        files: of each set, where tokens are wanted.
+        files: packed files of each set, needed for tokens.
 
     Raises:
         ConfigError: sets, names and weights that do not fit each other, or too few files.
+
+    Example:
+        order = load_packed_run("s3://corpus/packed.json")
+        order.table(range(10))
+
+    Source: lit-gpt, TinyLlama, and the UMD fork of the Gemstones.
     """
 
     sets: Sequence[PackedSet]
@@ -176,7 +184,7 @@ class PackedRunOrder:
 
 @dataclass(frozen=True)
 class Fork:
-    """Whose loader: what it does at the end, which seeds have the rank in them, and whether it shuffles the files."""
+    """Rules of a loader: the end of the files, the seeds that include the rank, and the shuffle of the files."""
 
     at_end: AtEnd
     mixed_by_rank: bool
@@ -189,14 +197,12 @@ FORKS = {
     "tinyllama": Fork(AtEnd.wrap, mixed_by_rank=False, shuffles_files=True),
     "umd": Fork(AtEnd.repeat, mixed_by_rank=True, shuffles_files=True),
 }
-
-
 """name -> rules. TinyLlama is that after its #67; umd is that of the Gemstones, goldfish and fictional-QA."""
 
 
 @dataclass(frozen=True)
 class DescribedSet:
-    """One set of packed files; `files` lists them, or is the URI of a text file that does."""
+    """One set of packed files; `files` is their list, or the URI of a text file with their names."""
 
     name: str
     files: str | list[str]
@@ -205,7 +211,7 @@ class DescribedSet:
 
 @dataclass(frozen=True)
 class PackedDescription:
-    """The fields of the file; `PackedSet` and `PackedRunOrder` explain them."""
+    """Fields of the description; `PackedSet` and `PackedRunOrder` document them."""
 
     fork: str
     block_size: Positive
@@ -231,11 +237,15 @@ PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
 
 
 def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
-    """The run that a file describes, its packed files opened and checked.
+    """Return the order of the run that a file describes, with its packed files opened and checked.
+
+    Args:
+        uri: path or URI of the description.
+        storage_options: options of the stores of the description and of the packed files.
 
     Raises:
-        ConfigError: no JSON object, fields unknown or missing, or values that do not fit.
-        ObjectNotFoundError, FormatError: a packed file is missing or none.
+        ConfigError: no JSON object, unknown or missing fields, or invalid values.
+        ObjectNotFoundError, FormatError: a packed file is missing or malformed.
     """
     described = PACKED_FILE.decode(read_document(PACKED_FILE, uri, storage_options), uri)
     try:
@@ -245,7 +255,7 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
 
 
 def open_packed_run(described: PackedDescription, storage_options: Mapping[str, Any] | None = None) -> PackedRunOrder:
-    """The same for what the file holds."""
+    """Return the order of a parsed description, with its packed files opened and checked."""
     fork, seed = FORKS[described.fork], described.seed
     files = []
     for each in described.sets:
@@ -279,10 +289,10 @@ def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | Non
 
 @dataclass(frozen=True)
 class Nesting:
-    """What topologies over one set of files share.
+    """Sync points of topologies that read one set of files.
 
     Args:
-        of: the set; its seed is that of rank 0, others add their rank, which changes no set of blocks at a sync point.
+        of: the set, with the seed of rank 0; the seeds of other ranks change no set of blocks at a sync point.
         block_size: tokens of a block.
         shards: ranks * workers of each topology.
     """
@@ -307,18 +317,18 @@ class Nesting:
 
     @property
     def num_syncs(self) -> int:
-        """Sync points in the first pass; the last of them is the last where all topologies agree."""
+        """Sync points in the first pass; after the last one topologies differ."""
         return min(self.files_read(count) for count in self.shards) // self.sync_files
 
     def files_read(self, count: int) -> int:
-        """Files of the list that a topology reads in one pass, from the first on; the rest it drops."""
+        """Return the number of files, from the first on, that a topology reads in one pass; it drops the others."""
         return self.of.num_files // count // self.of.n_chunks * self.of.n_chunks * count
 
     def digests(self, count: int) -> NDArray[np.uint64]:
-        """For each stretch between sync points a digest of the set of blocks that a topology reads in it.
+        """Return a digest of the set of blocks that a topology reads between each two sync points.
 
-        Computed from the order itself, position by position; equal sets have equal digests, others not but by a chance
-        of 2^-64. Takes 30 ns a block and the memory of one stretch of one worker.
+        Computed from the order itself, position by position; equal sets have equal digests, digests of
+        other sets differ except with probability 2^-64. Takes 30 ns a block and the memory of one stretch of one worker.
         """
         found = np.zeros(self.num_syncs, np.uint64)
         for shard in range(count):
