@@ -86,7 +86,7 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None
     """What makes text of tokens: any tokenizer that `preprocess` takes."""
     if uri is None:
         return None
-    return registry.decoder(describe_tokenizer(uri, storage_options=options), options)
+    return registry.open_decoder(describe_tokenizer(uri, storage_options=options), options)
 
 
 def rows_of(

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from binidx.tools.demo.tokenizer import train_bpe
 
-from binidx.prepare.tokenizers.gigatoken_engine import unsettled_texts
+from binidx.prepare.tokenizers.gigatoken_engine import find_new_code_points
 from tests.bench.table import Row
 
 SLOW_BYTES = 12_000_000
@@ -172,4 +172,4 @@ def documents() -> Iterator[str]:
 def is_unsettled(text: str) -> bool:
     """Whether it has characters that the engines see otherwise."""
     data = np.frombuffer(text.encode(), np.uint8)
-    return len(unsettled_texts(data, np.array([0, len(data)], np.int64))) > 0
+    return len(find_new_code_points(data, np.array([0, len(data)], np.int64))) > 0

@@ -13,7 +13,7 @@ from binidx.errors import MismatchError
 from binidx.prepare.tokenizers import registry as checked_module
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine import Encoded, Engine
-from binidx.prepare.tokenizers.registry import Checked, choose_engine, reference
+from binidx.prepare.tokenizers.registry import CheckedEngine, choose_engine, reference_engine
 
 
 class Wrong:
@@ -44,11 +44,11 @@ class Silent(Wrong):
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return reference(describe_tokenizer(save("gpt2", tmp_path_factory.mktemp("gpt2"))))
+    return reference_engine(describe_tokenizer(save("gpt2", tmp_path_factory.mktemp("gpt2"))))
 
 
 def test_a_wrong_engine_is_caught_with_both_lists_and_the_text(exact: Engine) -> None:
-    checked = Checked(Wrong(exact, b"one two"), exact, first=1000)
+    checked = CheckedEngine(Wrong(exact, b"one two"), exact, first=1000)
     texts = buffers(["all right", "one two three four", "one two once more"])
     right = lists(exact.encode(*texts))[1]
     wrong = [*right[:2], right[2] + 1, *right[3:]]
@@ -65,12 +65,12 @@ def test_a_wrong_engine_is_caught_with_both_lists_and_the_text(exact: Engine) ->
 
 
 def test_a_text_that_is_missing_is_caught(exact: Engine) -> None:
-    with pytest.raises(MismatchError, match="1 texts came back, 2 were given"):
-        Checked(Silent(exact, b""), exact).encode(*buffers(["a", "b"]))
+    with pytest.raises(MismatchError, match=r"1 texts returned .need 2"):
+        CheckedEngine(Silent(exact, b""), exact).encode(*buffers(["a", "b"]))
 
 
 def test_the_first_texts_are_compared_over_all_batches_and_then_no_more(exact: Engine) -> None:
-    checked = Checked(Wrong(exact, b"never"), exact, first=5, share=0)
+    checked = CheckedEngine(Wrong(exact, b"never"), exact, first=5, share=0)
     for _ in range(3):
         checked.encode(*buffers(["a", "b", "c"]))
     assert checked.compared == 5
@@ -82,7 +82,7 @@ def test_the_sample_depends_on_the_bytes_alone(exact: Engine) -> None:
     def sample(size: int) -> set[str]:
         found = set()
         for text in texts:  # a text at a time says which ones are compared
-            checked = Checked(Wrong(exact, b"never"), exact, share=0.2)
+            checked = CheckedEngine(Wrong(exact, b"never"), exact, share=0.2)
             checked.encode(*buffers([text] * size))
             assert checked.compared in (0, size)
             found |= {text} if checked.compared else set()
@@ -91,22 +91,22 @@ def test_the_sample_depends_on_the_bytes_alone(exact: Engine) -> None:
     once = sample(1)
     assert once == sample(2)
     assert 0.1 < len(once) / len(texts) < 0.3
-    whole = Checked(Wrong(exact, b"never"), exact, share=0.2)
+    whole = CheckedEngine(Wrong(exact, b"never"), exact, share=0.2)
     whole.encode(*buffers(texts))
     assert whole.compared == sum(text in once for text in texts)
 
 
 def test_a_rare_fault_is_found_in_the_sample(exact: Engine) -> None:
-    checked = Checked(Wrong(exact, b"text 7 "), exact, share=1)
+    checked = CheckedEngine(Wrong(exact, b"text 7 "), exact, share=1)
     with pytest.raises(MismatchError, match="text 7, 20 bytes"):
         checked.encode(*buffers([f"text {number} of those here" for number in range(9)]))
 
 
 def test_the_reference_is_not_compared_with_itself(exact: Engine, tmp_path: Path) -> None:
-    checked = Checked(exact, exact, first=1000, share=1)
+    checked = CheckedEngine(exact, exact, first=1000, share=1)
     assert lists(checked.encode(*buffers(["a b"]))) == lists(exact.encode(*buffers(["a b"])))
     assert checked.compared == 0
-    assert (checked.name, Checked(choose_engine(describe_tokenizer(save("gpt2", tmp_path))), exact).name) == (
+    assert (checked.name, CheckedEngine(choose_engine(describe_tokenizer(save("gpt2", tmp_path))), exact).name) == (
         "hf",
         "gigatoken",
     )
@@ -129,9 +129,9 @@ def test_of_a_text_too_long_for_the_reference_the_beginning_is_compared(
     for cut in range(95, 105):  # also in the middle of a character
         monkeypatch.setattr(checked_module, "LONGEST_BYTES", cut)
         needed = Measured(exact, b"")
-        checked = Checked(Wrong(exact, b"never"), needed, first=1)
+        checked = CheckedEngine(Wrong(exact, b"never"), needed, first=1)
         assert lists(checked.encode(*long)) == lists(exact.encode(*long))
         assert checked.compared == 1
         assert cut - 1 <= needed.given[0] <= cut
     with pytest.raises(MismatchError, match=r"text 0, \d+ bytes, beginning 'one two three"):
-        Checked(Wrong(exact, b"one"), exact, first=1).encode(*long)
+        CheckedEngine(Wrong(exact, b"one"), exact, first=1).encode(*long)

@@ -13,7 +13,7 @@ from helpers.trained_tokenizers import EOT, KINDS, save, train_sentencepiece
 from tokenizers import Tokenizer
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.prepare.tokenizers.describe import cached_encoding, describe_tokenizer
+from binidx.prepare.tokenizers.describe import describe_tokenizer, find_cached_encoding
 from binidx.prepare.tokenizers.spec import TokenizerSpec, read_content
 from binidx.prepare.tokenizers.tiktoken_engine import CL100K, ENCODINGS
 from binidx.prepare.tokenizers.tokenizer_json import parse_vocabulary
@@ -44,7 +44,7 @@ def test_the_eod_is_what_was_named_or_what_the_config_beside_it_says(tmp_path: P
     assert describe_tokenizer(uri).eod is None
     assert describe_tokenizer(uri, eod=7).eod == 7
     for eod in ("<eos>", 99_999, -1):
-        with pytest.raises(ConfigError, match=f"has no token {eod!r}, needs it as EOD"):
+        with pytest.raises(ConfigError, match=f"no token {eod!r} in the vocabulary"):
             describe_tokenizer(uri, eod=eod)
     for token in (EOT, {"content": EOT}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
@@ -70,7 +70,7 @@ def test_a_folder_in_a_bucket_is_described_as_on_disk(s3: Bucket, tmp_path: Path
 def test_another_content_under_the_name_is_an_error(tmp_path: Path) -> None:
     spec = describe_tokenizer(save("gpt2", tmp_path))
     Path(spec.uri).write_text("{}")
-    with pytest.raises(ObjectChangedError, match="the job was planned with"):
+    with pytest.raises(ObjectChangedError, match="changed since it was described"):
         read_content(spec)
 
 
@@ -87,7 +87,7 @@ def test_an_encoding_of_tiktoken_is_read_where_tiktoken_keeps_it_and_never_fetch
         describe_tokenizer("cl100k_base")
     address = hashlib.sha1(ENCODINGS["cl100k_base"].address.encode()).hexdigest()
     (tmp_path / address).write_text("YQ== 0\nYg== 1\n")
-    assert cached_encoding("cl100k_base") == str(tmp_path / address)
+    assert find_cached_encoding("cl100k_base") == str(tmp_path / address)
     spec = describe_tokenizer("cl100k_base")
     assert (spec.pattern, spec.eod, spec.vocab_size) == (CL100K, 100257, 100277)
 
@@ -132,17 +132,17 @@ def test_lines_of_a_vocabulary_end_as_those_of_a_text_file_do(tmp_path: Path) ->
 
 def test_what_is_no_tokenizer_says_so(tmp_path: Path) -> None:
     for name, content, error in (
-        ("tokenizer.json", "[]", r"tokenizer.json: \$: expected object \(found \[\]\); needed a tokenizer.json"),
+        ("tokenizer.json", "[]", r"tokenizer.json: \$: expected object \(found \[\]\); give a tokenizer.json"),
         ("vocab.json", '{"a": 0}', "a vocab.json needs --merge-file"),
-        ("t.model", "nothing", "is no SentencePiece model"),
-        ("vocab.txt", "a\nb\n", r"is no WordPiece vocabulary"),
-        ("r50k_base.tiktoken", "a b c\n", "is no file of ranks"),
+        ("t.model", "nothing", "not a SentencePiece model"),
+        ("vocab.txt", "a\nb\n", r"not a WordPiece vocabulary"),
+        ("r50k_base.tiktoken", "a b c\n", "not a file of ranks"),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(FormatError, match=error):
             describe_tokenizer(str(tmp_path / name))
     (tmp_path / "mine.tiktoken").write_text("YQ== 0\n")
-    with pytest.raises(ConfigError, match=r"how text is split, needs a pattern .*, or the name of r50k_base"):
+    with pytest.raises(ConfigError, match=r"the pattern that splits text; give it .*, or name r50k_base"):
         describe_tokenizer(str(tmp_path / "mine.tiktoken"))
     with pytest.raises(ObjectNotFoundError):
         describe_tokenizer(str(tmp_path / "missing.json"))
@@ -153,13 +153,13 @@ def test_a_tokenizer_that_draws_lots_or_has_an_unknown_post_processor_is_refused
     parsed = json.loads(Path(uri).read_text())
     for change, error in (
         ({"model": {**parsed["model"], "dropout": 0.1}}, "dropout 0.1"),
-        ({"post_processor": {"type": "Perhaps"}}, "post-processor Perhaps"),
+        ({"post_processor": {"type": "Perhaps"}}, "found Perhaps"),
         ({"post_processor": {"type": "TemplateProcessing", "single": [], "special_tokens": {}}}, "the text 0 times"),
     ):
         Path(uri).write_text(json.dumps({**parsed, **change}))
         with pytest.raises(ConfigError, match=error):
             describe_tokenizer(uri)
-    with pytest.raises(ConfigError, match="specials: found maybe, needs one of parse, text, error"):
+    with pytest.raises(ConfigError, match=r"specials: unknown .found maybe, need one of parse, text, error"):
         TokenizerSpec("x", "json", "", 1, specials="maybe")
 
 

@@ -47,12 +47,12 @@ def test_a_changed_merges_file_is_another_tokenizer(folder: Path, tmp_path: Path
 @pytest.mark.parametrize("vocab", [b"[]", b"{", json.dumps({"a": "b"}).encode()])
 def test_what_is_no_vocabulary_is_refused(vocab: bytes, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_bytes(vocab)
-    with pytest.raises(FormatError, match=r"vocab.json: .*; needed a vocab.json"):
+    with pytest.raises(FormatError, match=r"vocab.json: .*; give a vocab.json"):
         describe_tokenizer(str(tmp_path / "vocab.json"), merges=str(folder / "merges.txt"))
 
 
 @pytest.mark.parametrize("line", ["a", "a b c", "never seen"])
 def test_a_merge_of_what_is_no_entry_is_refused(line: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{line}\n")
-    with pytest.raises(FormatError, match="needs two entries"):
+    with pytest.raises(FormatError, match="need two entries"):
         describe_tokenizer(str(folder / "vocab.json"), merges=str(tmp_path / "merges.txt"))

@@ -44,23 +44,23 @@ def test_each_sentence_is_a_text_of_its_document() -> None:
 def test_the_sentences_of_real_text_are_punkts() -> None:
     punkt = PunktTokenizer("english")
     for text in plain_texts()[:40]:
-        assert SentenceSplitter().sentences_of(text) == punkt.tokenize(text)
+        assert SentenceSplitter().split_text(text) == punkt.tokenize(text)
 
 
 def test_newlines_stay_with_the_sentence_before() -> None:
     text = "This is it.\n\nThat was it.  End"
-    assert SentenceSplitter().sentences_of(text) == ["This is it.", "That was it.", "End"]
-    assert SentenceSplitter(keep_newlines=True).sentences_of(text) == ["This is it.\n\n", "That was it.  ", "End"]
+    assert SentenceSplitter().split_text(text) == ["This is it.", "That was it.", "End"]
+    assert SentenceSplitter(keep_newlines=True).split_text(text) == ["This is it.\n\n", "That was it.  ", "End"]
 
 
 def test_a_long_text_is_cut_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentences, "MOST_CHARACTERS", 10)
-    assert SentenceSplitter().sentences_of("One is. Two is.") == ["One is.", "Tw", "o is."]
+    assert SentenceSplitter().split_text("One is. Two is.") == ["One is.", "Tw", "o is."]
 
 
 def test_a_splitter_pickles() -> None:
     again = pickle.loads(pickle.dumps(SentenceSplitter(keep_newlines=True)))
-    assert again.sentences_of("This is it.\nOne.") == ["This is it.\n", "One."]
+    assert again.split_text("This is it.\nOne.") == ["This is it.\n", "One."]
 
 
 def test_a_language_without_a_model_says_where_it_comes_from() -> None:

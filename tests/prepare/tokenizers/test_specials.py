@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.registry import choose_engine
-from binidx.prepare.tokenizers.spec import find_specials, find_unknown
+from binidx.prepare.tokenizers.spec import count_specials, count_unknown
 
 TEXTS = ["none", f"{EOT}one", "", f"{EOT} <mask> three {EOT}", "<mask>"]
 
@@ -22,17 +22,17 @@ def test_special_tokens_in_text_are_counted_by_text(single: str, tmp_path: Path)
     for policy, expected in (("parse", [0, 1, 0, 3, 1]), ("text", [0] * 5)):
         spec = describe_tokenizer(str(tmp_path), specials=policy)
         ids, offsets = choose_engine(spec).encode(*buffers(TEXTS))
-        assert find_specials(ids, offsets, spec).tolist() == expected
+        assert count_specials(ids, offsets, spec).tolist() == expected
 
 
 def test_what_is_unknown_is_ordinary(tmp_path: Path) -> None:
     spec = describe_tokenizer(save("wordpiece", tmp_path))
     ids, offsets = choose_engine(spec).encode(*buffers(["漢 字", "a [SEP] b"]))
-    assert find_specials(ids, offsets, spec).tolist() == [0, 1]
+    assert count_specials(ids, offsets, spec).tolist() == [0, 1]
 
 
 def test_what_is_unknown_is_a_special_token_where_it_is_spelled_out(tmp_path: Path) -> None:
     spec = describe_tokenizer(save("wordpiece", tmp_path))
     texts, offsets = buffers(["漢 字", "a [UNK] b[UNK]", "", "[UN", "K]"])
-    assert find_unknown(texts, offsets, spec).tolist() == [0, 2, 0, 0, 0]
-    assert find_unknown(texts, offsets[1:], spec).tolist() == [2, 0, 0, 0]
+    assert count_unknown(texts, offsets, spec).tolist() == [0, 2, 0, 0, 0]
+    assert count_unknown(texts, offsets[1:], spec).tolist() == [2, 0, 0, 0]

@@ -10,8 +10,8 @@ import pytest
 from helpers.trained_tokenizers import any_code_point, buffers, lists, save
 
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.gigatoken_engine import RUNS, unsettled_texts
-from binidx.prepare.tokenizers.registry import choose_engine, reference
+from binidx.prepare.tokenizers.gigatoken_engine import RUNS, find_new_code_points
+from binidx.prepare.tokenizers.registry import choose_engine, reference_engine
 
 UNSETTLED = {point for first, stop in RUNS.tolist() for point in range(first, stop)}
 
@@ -36,7 +36,9 @@ def test_any_code_point_gives_the_ids_of_the_reference(kind: str, tmp_path: Path
     spec = describe_tokenizer(save(kind, tmp_path))
     points = code_points()
     texts = buffers([in_words(point) for point in points])
-    found, needed = (lists(engine.encode(*texts)) for engine in (choose_engine(spec, "gigatoken"), reference(spec)))
+    found, needed = (
+        lists(engine.encode(*texts)) for engine in (choose_engine(spec, "gigatoken"), reference_engine(spec))
+    )
     assert [hex(point) for point, row, right in zip(points, found, needed, strict=True) if row != right] == []
 
 
@@ -44,12 +46,12 @@ def test_texts_with_such_a_code_point_are_found() -> None:
     points = [*range(0x1000), *range(0xE000, 0x20000, 7), *range(0x2B730, 0x2B750), 0x10FFFF, *UNSETTLED]
     random.Random(0).shuffle(points)
     words = [f"w{chr(point)}" for point in points if not 0xD800 <= point < 0xE000]
-    found = unsettled_texts(*buffers(words))
+    found = find_new_code_points(*buffers(words))
     assert found.tolist() == [number for number, word in enumerate(words) if ord(word[1]) in UNSETTLED]
 
 
 def test_a_text_cut_before_such_a_code_point_has_none() -> None:
     texts, offsets = buffers(["a", "\U00016ea0", "b"])
-    assert unsettled_texts(texts, offsets).tolist() == [1]
-    assert unsettled_texts(texts, offsets[:2]).tolist() == []
-    assert unsettled_texts(texts, np.zeros(1, np.int64)).tolist() == []
+    assert find_new_code_points(texts, offsets).tolist() == [1]
+    assert find_new_code_points(texts, offsets[:2]).tolist() == []
+    assert find_new_code_points(texts, np.zeros(1, np.int64)).tolist() == []

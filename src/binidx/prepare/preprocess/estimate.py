@@ -33,8 +33,8 @@ from binidx.prepare.preprocess.sampling import Estimate, Seen, Stratum, draw, es
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
-from binidx.prepare.text.stored_bytes import REQUEST_BYTES
 from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices
+from binidx.prepare.text.stored_bytes import REQUEST_BYTES
 from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens
 from binidx.prepare.tokenizers.registry import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
@@ -81,20 +81,12 @@ def _sizes(each: Input) -> NDArray[np.int64]:
 
 
 IDX_BYTES = 20
-
-
 """Of a document of one sequence."""
 
-
 WRITES_PER_PART = 5
-
-
 """Tokens, index, lineage, record, and the copy into the whole."""
 
-
 DOLLARS_PER_WRITE = {"s3": 0.005 / 1_000, "gs": 0.05 / 10_000}
-
-
 """Of a PUT or a copy: S3 Standard, us-east-1, $0.005 per 1,000; GCS Standard, class A, $0.05 per 10,000. As known in
 November 2026, as `storage.report` says of the GETs."""
 
@@ -145,19 +137,11 @@ def _price(inputs: Sequence[Input], prices: dict[str, float]) -> float:
 
 
 SAMPLE_BYTES = 64 << 20
-
-
 LEAST_UNITS = 32
-
-
 """However large they are: fewer would say little of how much they differ."""
 
-
 BATCH_BYTES = 64 << 10
-
-
 """What is tokenised, or not, of a unit that is too large for all of it."""
-
 
 READ_AT_ONCE = 8
 

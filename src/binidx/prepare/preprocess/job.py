@@ -20,20 +20,11 @@ from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.codecs.segments import CODECS
 
 ALGORITHM = 1
-
-
 """Counts up when the same job gives other bytes than before: parts of the old one are then not taken for its own."""
 
-
 ON_ERROR = ("raise", "skip", "quarantine")
-
-
 EMPTY = ("zero-seq", "eod", "drop")
-
-
 OPTIONS = ("source_options", "target_options")
-
-
 """Never written down: they may hold secrets."""
 
 

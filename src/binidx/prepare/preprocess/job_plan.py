@@ -29,11 +29,7 @@ from binidx.prepare.text.slices import Input, Slice, plan_slices
 from binidx.storage.codecs.segments import CODECS
 
 FEW, FEW_BYTES = 16, (4 << 20, 64 << 20)
-
-
 MANY, MOST_BYTES = 512, 512 << 20
-
-
 """Parts, and bytes of text in one: few for little text, so that many cores have work; 64 MiB and 512 parts for more.
 From there on a part has tokens beyond the 5 MiB that S3 needs to copy it itself, and work beyond the ten requests that
 it takes. The most is some seconds of a fast engine, and minutes of a slow one, to be lost."""

@@ -16,8 +16,6 @@ from binidx.prepare.preprocess.record import Record
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 LAST = 100
-
-
 """Parts whose pace is that of now: several rounds of the workers of a machine."""
 
 

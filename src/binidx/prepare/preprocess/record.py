@@ -20,11 +20,7 @@ from binidx.prepare.text.batch import KINDS
 from binidx.prepare.text.slices import Extent
 
 VERSION = 2
-
-
 SPECIAL = "special token"
-
-
 """A problem besides those that `text` has."""
 
 

@@ -24,14 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 OF_EACH = 2
-
-
 """Units of a stratum: the fewest that tell how much they differ, so there are as many strata as can be."""
 
-
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571)
-
-
 """Student's t at 97.5 % for 1 to 5 degrees of freedom."""
 
 

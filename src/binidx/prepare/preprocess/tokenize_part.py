@@ -32,9 +32,9 @@ from binidx.prepare.text.batch import Batch, Problem, Strings
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import PARQUET, Extent, Slice
 from binidx.prepare.tokenizers.engine import Engine, Stored, as_stored_tokens
-from binidx.prepare.tokenizers.registry import FIRST, FIRST_OF_WORKER, Checked, choose_engine, reference
+from binidx.prepare.tokenizers.registry import FIRST, FIRST_OF_WORKER, CheckedEngine, choose_engine, reference_engine
 from binidx.prepare.tokenizers.sentences import SentenceSplitter
-from binidx.prepare.tokenizers.spec import TokenizerSpec, find_specials, find_unknown
+from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
 from binidx.storage.requests.retries import passes
 from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object, read_small
@@ -120,8 +120,8 @@ def without_specials(
     """Documents with a special token in their text as problems, and the others."""
     each_has = [
         each.per_document(
-            find_specials(each.ids, each.offsets, tokenizer)
-            + find_unknown(each.batch.texts, each.batch.offsets, tokenizer)
+            count_specials(each.ids, each.offsets, tokenizer)
+            + count_unknown(each.batch.texts, each.batch.offsets, tokenizer)
         )
         for each in found
     ]
@@ -235,7 +235,7 @@ class Tokeniser:
         # version of its library on one node, is found in seconds.
         self._seen = _kept.seen
         first = FIRST if part.number == 0 else max(0, FIRST_OF_WORKER - self._seen)
-        self.engine = Checked(engine, exact, share=job.compared_share, first=first)
+        self.engine = CheckedEngine(engine, exact, share=job.compared_share, first=first)
 
     def run(self, number: int, writer: PartWriter, standing: Future[Record | None], extent: Extent) -> RowCounts:
         """All documents of one slice, and what was read for it; none if there is a record that stands."""
@@ -317,7 +317,7 @@ def ready_engines(job: Job) -> tuple[Engine, Engine]:
     asked = job.tokenizer, job.engine
     if getattr(_kept, "asked", None) != asked:
         engine = choose_engine(*asked, storage_options=job.source_options)
-        exact = reference(job.tokenizer, job.source_options)
+        exact = reference_engine(job.tokenizer, job.source_options)
         _kept.asked, _kept.engines, _kept.seen = asked, (engine, exact), 0
     found: tuple[Engine, Engine] = _kept.engines
     return found

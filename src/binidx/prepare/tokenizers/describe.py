@@ -1,12 +1,13 @@
-"""From a name to a TokenizerSpec: which kind it is, its size, its EOD, its special tokens.
+"""Describe a tokenizer by its name: its kind, size, EOD and special tokens.
 
-…/tokenizer.json, a folder of one   json
+…/tokenizer.json, or its folder     json
 …/vocab.json, with a merges.txt     json: GPT-2's two files
 ….model                             sentencepiece
 ….txt                               wordpiece: Megatron's BertWordPiece, an entry a line
-….tiktoken, cl100k_base             tiktoken: a file of ranks, or an encoding that tiktoken has in its cache
+….tiktoken, cl100k_base             tiktoken: a file of ranks, or an encoding in tiktoken's cache
 
-Where tiktoken and Hugging Face keep what they have fetched: names are looked up there and never fetched by us.
+Names of encodings and of Hugging Face's models are looked up in the local caches of tiktoken and Hugging Face. Nothing
+is downloaded.
 
 Source: tiktoken 0.14, load.py; huggingface_hub, "Understand caching".
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import missing
+from binidx.prepare.tokenizers.engine import missing_package
 from binidx.prepare.tokenizers.spec import TokenizerSpec, content_digest, fetch_content, fetch_object
 from binidx.prepare.tokenizers.tiktoken_engine import ENCODINGS, GPT2, parse_ranks
 from binidx.prepare.tokenizers.tokenizer_json import (
@@ -32,9 +33,9 @@ from binidx.prepare.tokenizers.tokenizer_json import (
     parse_json,
     parse_vocabulary,
     special_tokens,
+    surrounding_ids,
     unknown_token,
     vocabulary,
-    wrapping,
 )
 from binidx.storage.open import read_document
 from binidx.storage.stores.filesystem import split_query
@@ -56,75 +57,84 @@ def describe_tokenizer(
     merges: str | None = None,
     storage_options: Options = None,
 ) -> TokenizerSpec:
-    """The tokenizer under this name.
+    """Return the description of a tokenizer.
 
     Args:
-        uri: as above, in any store; nothing is fetched from hubs.
-        eod: the token that ends a document, or its id. By default the `eos_token` of tokenizer_config.json beside a
+        uri: name of the tokenizer (see the module's table), in any store.
+        eod: token that ends a document, or its id. Default: the `eos_token` of tokenizer_config.json beside a
             tokenizer.json, the EOS of a SentencePiece model, the `<|endoftext|>` of an encoding.
-        specials: see TokenizerSpec.
-        post_processor: whether texts get what a tokenizer.json puts around them (BOS, EOS), as in Megatron unless its
-            `--tokenizer-hf-no-include-special-tokens` is given.
+        specials: policy for special tokens inside text: `parse`, `text` or `error`; see TokenizerSpec.
+        post_processor: whether texts get the ids of a tokenizer.json's post-processor (BOS, EOS), as in Megatron
+            without `--tokenizer-hf-no-include-special-tokens`.
         pattern: what splits text, for a file of ranks without a known name: `gpt2` or a regular expression.
         lowercase: as Megatron's BertWordPieceLowerCase; vocab.txt only.
-        merges: merges.txt of Megatron's GPT2BPETokenizer, whose vocab.json is `uri`; its EOD is `<|endoftext|>`.
+        merges: URI of the merges.txt of Megatron's GPT2BPETokenizer, whose vocab.json is `uri`; its EOD is
+            `<|endoftext|>`.
+        storage_options: fsspec's options of the store.
+
+    Returns:
+        A TokenizerSpec, with the sha256 of the tokenizer's content.
 
     Raises:
-        ConfigError: the tokenizer is not there, not to be told, or has no such EOD.
-        FormatError: its content is not what its name says.
+        ConfigError: no such tokenizer, an ambiguous one, or one without this EOD.
+        FormatError: the content contradicts the name.
+
+    Example:
+        >>> describe_tokenizer("s3://models/llama/tokenizer.json", eod="<|end_of_text|>")  # doctest: +SKIP
+
+    Source: ours; ids as Megatron Core's tokenizers give them.
     """
     name, _ = split_query(uri)
     if merges:
-        spec, found = _json(uri, post_processor, storage_options, merges)
+        spec, entries = _describe_json(uri, post_processor, storage_options, merges)
     elif uri in ENCODINGS:
-        spec, found = _ranks(cached_encoding(uri), uri, pattern, storage_options)
+        spec, entries = _describe_ranks(find_cached_encoding(uri), uri, pattern, storage_options)
     elif name.endswith(".model"):
-        spec, found = _sentencepiece(uri, storage_options)
+        spec, entries = _describe_sentencepiece(uri, storage_options)
     elif name.endswith(".txt"):
-        spec, found = _wordpiece(uri, lowercase, storage_options)
+        spec, entries = _describe_wordpiece(uri, lowercase, storage_options)
     elif name.endswith(".tiktoken"):
-        spec, found = _ranks(uri, name.rpartition("/")[2].removesuffix(".tiktoken"), pattern, storage_options)
+        encoding = name.rpartition("/")[2].removesuffix(".tiktoken")
+        spec, entries = _describe_ranks(uri, encoding, pattern, storage_options)
     else:
-        spec, found = _json(uri, post_processor, storage_options)
-    return replace(spec, specials=specials, eod=spec.eod if eod is None else find_eod(uri, found, eod))
+        spec, entries = _describe_json(uri, post_processor, storage_options)
+    if eod is not None:
+        if eod not in (entries if isinstance(eod, str) else entries.values()):
+            raise ConfigError(f"{uri}: no token {eod!r} in the vocabulary; give another EOD")
+        spec = replace(spec, eod=entries[eod] if isinstance(eod, str) else eod)
+    return replace(spec, specials=specials)
 
 
-def find_eod(uri: str, entries: Mapping[str, int], eod: str | int) -> int:
-    """The id of a token that was named.
-
-    Raises:
-        ConfigError: the vocabulary does not have it.
-    """
-    if eod not in (entries if isinstance(eod, str) else entries.values()):
-        raise ConfigError(f"{uri}: has no token {eod!r}, needs it as EOD")
-    return entries[eod] if isinstance(eod, str) else eod
+Description = tuple[TokenizerSpec, Mapping[str, int]]
 
 
-Described = tuple[TokenizerSpec, Mapping[str, int]]
+"""A spec, and the ids of all entries."""
 
 
-def _json(uri: str, post_processor: bool, storage_options: Options, merges: str = "") -> Described:
+def _describe_json(uri: str, post_processor: bool, storage_options: Options, merges: str = "") -> Description:
     folder = not split_query(uri)[0].endswith(".json") and not merges
     if folder:
-        place, query = split_query(cached_snapshot(uri) or uri)
-        uri = f"{place.rstrip('/')}/tokenizer.json{query}"
+        path, query = split_query(find_cached_snapshot(uri) or uri)
+        uri = f"{path.rstrip('/')}/tokenizer.json{query}"
     content = fetch_content(uri, merges, storage_options)
     parsed = parse_json(uri, content)
     entries = vocabulary(parsed)
+    config = TokenizerConfig() if merges else _read_config(uri, storage_options)
     if folder:
-        refuse_changes(uri, parsed, _config(uri, storage_options))
-    prefix, suffix = wrapping(uri, parsed.get("post_processor")) if post_processor else ((), ())
+        check_config(uri, parsed, config)
+    prefix, suffix = surrounding_ids(uri, parsed.get("post_processor")) if post_processor else ((), ())
+    eos = config.eos_token.content if isinstance(config.eos_token, AddedToken) else config.eos_token
     spec = TokenizerSpec(
         uri, "json", content_digest(content), len(entries), special_tokens=special_tokens(parsed),
         prefix=prefix, suffix=suffix, merges=merges, unknown=unknown_token(parsed),
-        eod=entries.get(END if merges else _eos_token(uri, storage_options) or ""),
+        eod=entries.get(END if merges else eos or ""),
     )  # fmt: skip
     return spec, entries
 
 
 @dataclass
 class TokenizerConfig:
-    """The fields of a tokenizer_config.json that are read here."""
+    """Used fields of a tokenizer_config.json."""
 
     eos_token: str | AddedToken | None = None
     added_tokens_decoder: dict[str, AddedToken] | None = None
@@ -134,70 +144,64 @@ class TokenizerConfig:
 CONFIG = JsonFile(TokenizerConfig, open=True)
 
 
-def refuse_changes(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> None:
-    """ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
+def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> None:
+    """Raise ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
 
     Source: transformers, PreTrainedTokenizerFast.__init__.
     """
     entries, split = vocabulary(parsed), parsed.get("pre_tokenizer") or {}
     added = [token.content for token in (config.added_tokens_decoder or {}).values()]
     found = [f"adds the token {content!r}" for content in added if content not in entries]
-    told = config.add_prefix_space
-    if told is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", told) != told:
-        found.append(f"sets add_prefix_space to {told}")
+    space = config.add_prefix_space
+    if space is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", space) != space:
+        found.append(f"sets add_prefix_space to {space}")
     if found:
         raise ConfigError(
-            f"{uri}: the {CONFIG_FILE} beside it {', '.join(found[:3])}, needed the same in both; "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes one that has it"
+            f"{uri}: the {CONFIG_FILE} beside it {', '.join(found[:3])}; "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes a tokenizer.json that agrees with it"
         )
 
 
-def _config(uri: str, storage_options: Options) -> TokenizerConfig:
-    """The tokenizer_config.json beside a tokenizer.json; empty where there is none."""
+def _read_config(uri: str, storage_options: Options) -> TokenizerConfig:
+    """Return the tokenizer_config.json beside a tokenizer.json; an empty one if there is none."""
     name, query = split_query(uri)
-    beside = f"{name.rpartition('/')[0] or '.'}/{CONFIG_FILE}{query}"
+    config_uri = f"{name.rpartition('/')[0] or '.'}/{CONFIG_FILE}{query}"
     try:
-        return CONFIG.decode(read_document(CONFIG, beside, storage_options), beside)
-    except (ObjectNotFoundError, AccessError):  # who may not list, or signed one URL, is refused what is not there
+        return CONFIG.decode(read_document(CONFIG, config_uri, storage_options), config_uri)
+    except (ObjectNotFoundError, AccessError):  # a store may deny access to missing objects
         return TokenizerConfig()
 
 
-def _eos_token(uri: str, storage_options: Options) -> str | None:
-    """What the file beside a tokenizer.json calls its `eos_token`."""
-    token = _config(uri, storage_options).eos_token
-    return token.content if isinstance(token, AddedToken) else token
-
-
-def _sentencepiece(uri: str, storage_options: Options) -> Described:
+def _describe_sentencepiece(uri: str, storage_options: Options) -> Description:
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
-        raise MissingDriverError(f"{uri}: {missing('sentencepiece', 'sentencepiece')}") from error
+        raise MissingDriverError(f"{uri}: {missing_package('sentencepiece', 'sentencepiece') or error}") from error
     content = fetch_object(uri, storage_options)
     try:
         model = SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
-        raise FormatError(f"{uri}: is no SentencePiece model") from error
+        raise FormatError(f"{uri}: not a SentencePiece model; correct the name") from error
     entries = {model.id_to_piece(number): number for number in range(model.get_piece_size())}
     eod = model.eos_id()
     spec = TokenizerSpec(uri, "sentencepiece", content_digest(content), len(entries), eod=eod if eod >= 0 else None)
     return spec, entries
 
 
-def _wordpiece(uri: str, lowercase: bool, storage_options: Options) -> Described:
+def _describe_wordpiece(uri: str, lowercase: bool, storage_options: Options) -> Description:
     content = fetch_object(uri, storage_options)
     entries = parse_vocabulary(uri, content)
     return TokenizerSpec(uri, "wordpiece", content_digest(content), len(entries), lowercase=lowercase), entries
 
 
-def _ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -> Described:
+def _describe_ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -> Description:
     content = fetch_object(uri, storage_options)
     entries = parse_ranks(uri, content)
     known = ENCODINGS.get(name)
     if not known and not pattern:
         names = ", ".join(ENCODINGS)
         raise ConfigError(
-            f"{uri}: ranks do not say how text is split, needs a pattern (--tiktoken-pattern), or the name of {names}"
+            f"{uri}: a file of ranks lacks the pattern that splits text; give it (--tiktoken-pattern), or name {names}"
         )
     specials = known.special_tokens if known else {}
     largest = max([*entries.values(), *specials.values()])
@@ -206,18 +210,17 @@ def _ranks(uri: str, name: str, pattern: str | None, storage_options: Options) -
         pattern=GPT2 if pattern == "gpt2" else pattern or (known.pattern if known else ""),
         eod=specials.get("<|endoftext|>"),
     )  # fmt: skip
-    named = {entry.decode(errors="replace"): rank for entry, rank in entries.items()}
-    return spec, {**named, **specials}
+    return spec, {entry.decode(errors="replace"): rank for entry, rank in entries.items()} | specials
 
 
-def cached_encoding(name: str) -> str:
-    """The file of ranks of an encoding, where tiktoken keeps it.
+def find_cached_encoding(name: str) -> str:
+    """Return the path of an encoding's file of ranks in tiktoken's cache.
 
     Raises:
-        ConfigError: tiktoken has not fetched it.
+        ConfigError: the cache does not have it.
     """
-    named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    cache = Path(named) if named else Path(tempfile.gettempdir()) / "data-gym-cache"
+    directory = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    cache = Path(directory) if directory else Path(tempfile.gettempdir()) / "data-gym-cache"
     path = cache / hashlib.sha1(ENCODINGS[name].address.encode()).hexdigest()
     if not path.exists():
         raise ConfigError(
@@ -226,11 +229,11 @@ def cached_encoding(name: str) -> str:
     return str(path)
 
 
-def cached_snapshot(name: str) -> str | None:
-    """The folder of `org/name` in Hugging Face's cache, as of its branch main; None of what is a URI or a path.
+def find_cached_snapshot(name: str) -> str | None:
+    """Return the folder of `org/name` at its branch main in Hugging Face's cache; None for a URI or a path.
 
     Raises:
-        ObjectNotFoundError: it is nowhere.
+        ObjectNotFoundError: neither a path nor in the cache.
     """
     if "://" in name or Path(name).exists():
         return None

@@ -1,34 +1,35 @@
-"""gigatoken: byte-level BPE at hundreds of megabytes a second, with a cache of words it has met and SIMD to find them.
+"""gigatoken: byte-level BPE at hundreds of megabytes a second, with a cache of known words and SIMD to find them.
 
-Its arrays are Arrow's: the UTF-8 goes in and the ids come out as they lie in memory, through awkward. It runs no
-post-processor, so what that puts around a text is put here. What it does not know it refuses when it is loaded; what
-it does in another way than `tokenizers` is in `wrongly`, and code points that it sees in another way in `unsettled.py`.
+Texts go in and ids come out as Arrow arrays, without a copy, through awkward. gigatoken runs no post-processor, so we
+add its ids. Tokenizers that it cannot read are refused when they are loaded; `known_differences` refuses those that it
+reads differently from `tokenizers`.
 
-Source: gigatoken 0.10.0; its encode_batch over an awkward string array.
+Code points of different Unicode versions: gigatoken 0.10 knows the letters and marks of Unicode 17, tokenizers 0.23
+those of 16, and its normal forms are older still: it splits a word at U+16EA0, which gigatoken takes for a letter, and
+puts U+0897 elsewhere in NFC. Texts with such a code point go through the reference instead; ordinary text has none.
 
-Code points that libraries read by different versions of Unicode.
+`RUNS` was found by encoding every code point through both, alone, in words, doubled and among combining marks; blocks
+of scripts that brought new compositions are included as a whole. tests/prepare/tokenizers/test_unicode_versions.py
+repeats this for the others.
 
-gigatoken 0.10 knows the letters and marks of Unicode 17, tokenizers 0.23 those of 16, and its normal forms are older
-still: it splits a word at U+16EA0, which gigatoken takes for a letter, and puts U+0897 elsewhere in NFC. Texts that
-have one go through the reference instead (in ordinary text there are none).
+Cost of the search: a pass for bytes that begin three or four, 0.05 ms a megabyte of English; a table look-up for each
+such byte, 1 to 2 ms a megabyte of Thai.
 
-Found by encoding every code point through both, alone, in words, doubled and among combining marks; blocks of scripts
-that brought new compositions are in as a whole. tests/tokenize/test_unsettled.py does it again for those outside.
-
-Cost: one pass for bytes that begin three or four, 0.05 ms a megabyte of English; a look at each, 1 to 2 ms, of Thai.
+Source: gigatoken 0.10.0, encode_batch over an awkward string array.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.prepare.tokenizers.engine import Encoded, first_line, missing, surround
+from binidx.prepare.text.batch import cumulative_offsets
+from binidx.prepare.tokenizers.engine import Encoded, add_special_ids, decode_texts, missing_package
 from binidx.prepare.tokenizers.hf_engine import HuggingFace
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.prepare.tokenizers.tokenizer_json import added_tokens
@@ -38,22 +39,23 @@ if TYPE_CHECKING:
 
 
 class Gigatoken:
-    """Byte-level BPE of the usual patterns, and SentencePiece BPE with byte fallback."""
+    """Engine for byte-level BPE with the usual patterns, and for SentencePiece BPE with byte fallback."""
 
     name = "gigatoken"
+    reference_for: tuple[str, ...] = ()
 
     @classmethod
     def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
         if spec.kind not in ("json", "sentencepiece"):
             return f"reads a tokenizer.json or a .model here, not {spec.kind}"
-        if not importlib.util.find_spec("gigatoken"):
-            return missing("gigatoken", "gigatoken")
+        if missing := missing_package("gigatoken", "gigatoken"):
+            return missing
         try:
-            parsed = json.loads(found_json(spec, content))
+            parsed = json.loads(as_tokenizer_json(spec, content))
             load_gigatoken(spec, content)
-        except Exception as error:  # a RuntimeError, ValueError or its own, by what it stumbles over
-            return f"does not read it: {first_line(error)}"
-        return wrongly(spec, parsed)
+        except Exception as error:  # a RuntimeError, ValueError or one of its own
+            return f"does not read it: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        return known_differences(spec, parsed)
 
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
         self.spec, self.content = spec, content
@@ -61,54 +63,53 @@ class Gigatoken:
         self.tokenizer = load_gigatoken(spec, content)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        # Its threads would compete with the other processes of the job.
+        # gigatoken's threads would compete with the other processes of the job.
         found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
-        encoded = surround(found.content.data, found.offsets.data, self.spec)
+        encoded = add_special_ids(found.content.data, found.offsets.data, self.spec)
         if self.spec.kind == "sentencepiece":  # splits by no pattern and normalises nothing
             return encoded
-        unsettled = unsettled_texts(texts, offsets)
-        return self._by_reference(encoded, texts, offsets, unsettled) if len(unsettled) else encoded
+        numbers = find_new_code_points(texts, offsets)
+        return self._encode_by_reference(encoded, texts, offsets, numbers) if len(numbers) else encoded
 
-    def _by_reference(
+    def _encode_by_reference(
         self, encoded: Encoded, texts: NDArray[np.uint8], offsets: NDArray[np.int64], numbers: NDArray[np.int64]
     ) -> Encoded:
-        """Encoded, but these texts by tokenizers."""
+        """Return `encoded` with the ids of the numbered texts replaced by the reference's."""
         if self.reference is None:
             self.reference = HuggingFace(self.spec, self.content)
         rows = np.split(encoded[0][: encoded[1][-1]], encoded[1][1:-1])
         for number in numbers:
             start, stop = offsets[number : number + 2]
             rows[number], _ = self.reference.encode(texts[start:stop], np.array([0, stop - start], np.int64))
-        bounds = np.zeros(len(offsets), np.int64)
-        np.cumsum([len(row) for row in rows], out=bounds[1:])
-        return np.concatenate(rows), bounds
+        return np.concatenate(rows), cumulative_offsets([len(row) for row in rows])
 
 
-def wrongly(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
-    """What it reads and then does in another way than the reference."""
-    words = [token["content"] for token in added_tokens(parsed) if token.get("single_word")]
+def known_differences(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
+    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently."""
+    tokens, normalizer = added_tokens(parsed), json.dumps(parsed.get("normalizer"))
+    words = [token["content"] for token in tokens if token.get("single_word")]
     if words:
         return f"finds {words[0]!r} inside words, where it is to be a word"
-    strips = [token["content"] for token in added_tokens(parsed) if token.get("lstrip") or token.get("rstrip")]
+    strips = [token["content"] for token in tokens if token.get("lstrip") or token.get("rstrip")]
     if any(content != content.strip() for content in strips):
         return "takes blanks around a token that has blanks in another way"
-    if added_tokens(parsed) != (parsed.get("added_tokens") or []):
+    if tokens != (parsed.get("added_tokens") or []):
         return "gives added tokens the ids that stand in the file, which the reference does not read"
-    if not parsed["model"].get("byte_fallback") and not plainly_split(parsed):
+    if not parsed["model"].get("byte_fallback") and not splits_like_reference(parsed):
         return "splits text in another way: its steps are not those of GPT-2, nor isolating patterns before ByteLevel"
     if any(parsed["model"].get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")):
         return "marks the parts of words in another way"
-    if '"Precompiled"' in json.dumps(parsed.get("normalizer")):
+    if '"Precompiled"' in normalizer:
         return "normalises text by a map of characters in another way"
-    if spec.kind == "sentencepiece" and '"Strip"' in json.dumps(parsed.get("normalizer")):
+    if spec.kind == "sentencepiece" and '"Strip"' in normalizer:
         return "removes extra blanks in another way"
-    if spec.kind == "sentencepiece" and not all(token["special"] for token in added_tokens(parsed)):
+    if spec.kind == "sentencepiece" and not all(token["special"] for token in tokens):
         return "cuts user-defined symbols out of the text in another way"
     return None
 
 
-def plainly_split(parsed: Mapping[str, Any]) -> bool:
-    """Whether it takes the steps that split a byte-level tokenizer's text as they are; it drops some others unsaid."""
+def splits_like_reference(parsed: Mapping[str, Any]) -> bool:
+    """Return whether gigatoken follows all steps that split the text; it ignores some kinds silently."""
     first = parsed.get("pre_tokenizer") or {"type": "nothing"}
     *before, last = first["pretokenizers"] if first["type"] == "Sequence" else [first]
     isolating = all(
@@ -120,10 +121,10 @@ def plainly_split(parsed: Mapping[str, Any]) -> bool:
 
 
 def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
-    """Its tokenizer; under the policy `text` it knows of no special tokens."""
+    """Return gigatoken's tokenizer; under the policy `text` without special tokens."""
     from gigatoken import Tokenizer
 
-    content = found_json(spec, content)
+    content = as_tokenizer_json(spec, content)
     if spec.specials == "text" or spec.kind == "sentencepiece":
         parsed = json.loads(content)
         parsed["added_tokens"] = [token for token in added_tokens(parsed) if not token.get("special")]
@@ -131,8 +132,8 @@ def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
     return Tokenizer.from_json(content)
 
 
-def found_json(spec: TokenizerSpec, content: bytes) -> bytes:
-    """The tokenizer.json, or what gigatoken makes of a SentencePiece model."""
+def as_tokenizer_json(spec: TokenizerSpec, content: bytes) -> bytes:
+    """Return a tokenizer.json unchanged; convert a SentencePiece model with gigatoken's function."""
     if spec.kind == "json":
         return content
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
@@ -141,7 +142,7 @@ def found_json(spec: TokenizerSpec, content: bytes) -> bytes:
 
 
 def string_array(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Any:
-    """The texts as an array of strings, without a copy."""
+    """Return the texts as an array of strings, without a copy."""
     import awkward
 
     characters = awkward.contents.NumpyArray(texts, parameters={"__array__": "char"})
@@ -149,7 +150,7 @@ def string_array(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Any:
     return awkward.Array(awkward.contents.ListOffsetArray(bounds, characters, parameters={"__array__": "string"}))
 
 
-# First of each run and the one after its last.
+# First code point of each run, and the one after its last.
 # fmt: off
 RUNS = np.array([
     (0x7FD, 0x7FE), (0x88F, 0x8A0), (0x8CA, 0x8D4), (0x9FE, 0x9FF), (0xC3C, 0xC3D), (0xC5C, 0xC5D), (0xCDC, 0xCDD),
@@ -165,45 +166,30 @@ RUNS = np.array([
     (0x2B73A, 0x2B740), (0x2CEA2, 0x2CEAE), (0x323B0, 0x3347A),
 ])
 
-
 # fmt: on
+NEW_CODE_POINT = re.compile("[" + "".join(f"{chr(first)}-{chr(stop - 1)}" for first, stop in RUNS.tolist()) + "]")
+
+
 FIRST_LEAD = 0xDF
 
 
-"""The first byte of the lowest of them, in UTF-8."""
+"""First UTF-8 byte of the lowest code point in RUNS."""
 
 
-def begins_of(code_points: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first two bytes of each in UTF-8, as one number; of those from U+0080 on."""
-    two = (0xC0 | code_points >> 6) << 8 | 0x80 | code_points & 0x3F
-    three = (0xE0 | code_points >> 12) << 8 | 0x80 | code_points >> 6 & 0x3F
-    four = (0xF0 | code_points >> 18) << 8 | 0x80 | code_points >> 12 & 0x3F
-    return np.where(code_points < 0x800, two, np.where(code_points < 0x10000, three, four))
+LEADS = np.zeros(1 << 16, bool)
 
 
-BEGINS = np.zeros(1 << 16, bool)
+"""Whether two bytes, as one big-endian number, begin the UTF-8 of a code point in RUNS."""
 
 
-BEGINS[begins_of(np.concatenate([np.arange(first, stop) for first, stop in RUNS]))] = True
+LEADS[[int.from_bytes(chr(each).encode()[:2], "big") for run in RUNS.tolist() for each in range(*run)]] = True
 
 
-def unsettled_texts(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The texts that have one, by number, rising."""
+def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers of the texts with a code point in RUNS, rising."""
     first, stop = int(offsets[0]), int(offsets[-1])
-    places = first + np.flatnonzero(texts[first : max(first, stop - 1)] >= FIRST_LEAD)
-    places = places[BEGINS[texts[places].astype(np.int64) << 8 | texts[places + 1]]]
-    found = code_points_at(texts, places)
-    run = np.searchsorted(RUNS[:, 0], found, side="right") - 1
-    places = places[(run >= 0) & (found < RUNS[run, 1])]
-    return np.unique(np.searchsorted(offsets, places, side="right") - 1)
-
-
-def code_points_at(texts: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What begins at each of these bytes, each the first of two or more."""
-    lead = texts[places].astype(np.int64)
-    extra = 1 + (lead >= 0xE0) + (lead >= 0xF0)
-    value = lead & (0x3F >> extra)
-    for place in (1, 2, 3):
-        more = extra >= place
-        value[more] = value[more] << 6 | (texts[places[more] + place] & 0x3F)
-    return value
+    positions = first + np.flatnonzero(texts[first : max(first, stop - 1)] >= FIRST_LEAD)
+    positions = positions[LEADS[texts[positions].astype(np.int64) << 8 | texts[positions + 1]]]
+    candidates = np.unique(np.searchsorted(offsets, positions, side="right") - 1)
+    found = [n for n in candidates.tolist() if NEW_CODE_POINT.search(*decode_texts(texts, offsets[n : n + 2]))]
+    return np.array(found, np.int64)

@@ -1,13 +1,12 @@
-"""Hugging Face `tokenizers`: the reference for a tokenizer.json and for WordPiece vocabularies.
+"""Hugging Face `tokenizers`: the reference engine for a tokenizer.json and for WordPiece vocabularies.
 
-Its fastest call, `encode_batch_fast`, computes no offsets but still makes a Python list of ints of each text: 0.015 s
-for 10^6 tokens, where encoding them takes 0.8 s.
+Its fastest call, `encode_batch_fast`, computes no offsets but still makes a Python list of ints for each text: 0.015 s
+for 10^6 tokens, whose encoding takes 0.8 s.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.prepare.tokenizers.engine import Encoded, flat, missing, text_strings
+from binidx.prepare.tokenizers.engine import Encoded, concatenate_ids, decode_texts, missing_package
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.prepare.tokenizers.tokenizer_json import wordpiece_json
 
@@ -23,47 +22,51 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-# An Encoding keeps some 100 bytes a token until its batch is through.
+# The library keeps some 100 bytes a token until its batch is through.
 BATCH_BYTES = 1 << 18
 
 
 class HuggingFace:
-    """Any tokenizer.json. One thread: processes are what a job has many of."""
+    """Engine for any tokenizer.json. It uses one thread, as a job has many processes."""
 
     name = "hf"
+    reference_for: tuple[str, ...] = ("json", "wordpiece")
 
     @classmethod
     def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
         if spec.kind not in ("json", "wordpiece"):
             return f"reads a tokenizer.json or a vocab.txt, not {spec.kind}"
-        return None if importlib.util.find_spec("tokenizers") else missing("tokenizers", "tokenizers")
+        return missing_package("tokenizers", "tokenizers")
 
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
-        # Its threads would compete with the other processes of the job; read by the library at each call.
+        # The library's threads would compete with the other processes of the job; it reads the variable at each call.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if spec.kind == "wordpiece":
             content = wordpiece_json(spec.uri, content, lowercase=spec.lowercase)
-        self.tokenizer = open_json(content, spec.specials == "text")
+        self.tokenizer = load_tokenizer(content, spec.specials == "text")
         self.wrapped = bool(spec.prefix or spec.suffix)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        return flat(list(self._ids(text_strings(texts, offsets), offsets)))
+        return concatenate_ids(list(self._ids(decode_texts(texts, offsets), offsets)))
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids)
         return text
 
     def _ids(self, texts: list[str], offsets: NDArray[np.int64]) -> Iterator[list[int]]:
-        for first, stop in batch_texts(offsets, BATCH_BYTES):
+        first = 0
+        while first < len(texts):
+            stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES)))
             for encoding in self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped):
                 yield encoding.ids
+            first = stop
 
 
 @functools.lru_cache(maxsize=1)
-def open_json(content: bytes, specials_as_text: bool) -> Tokenizer:
-    """The library's tokenizer. A tokenizer.json may ask for cut or padded texts, which Megatron does not follow.
+def load_tokenizer(content: bytes, specials_as_text: bool) -> Tokenizer:
+    """Return the library's tokenizer, without the file's truncation and padding, which Megatron ignores, too.
 
-    The last one is kept: a process has it as its reference, and gigatoken for the texts that are unsettled.
+    The last one is cached: a process uses it as its reference, and gigatoken for texts with new code points.
     """
     from tokenizers import Tokenizer
 
@@ -72,12 +75,3 @@ def open_json(content: bytes, specials_as_text: bool) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = specials_as_text
     return tokenizer
-
-
-def batch_texts(offsets: NDArray[np.int64], num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Neighbouring texts, (first, stop), of `num_bytes` or a little more together."""
-    first, last = 0, len(offsets) - 1
-    while first < last:
-        stop = min(last, int(np.searchsorted(offsets, offsets[first] + num_bytes)))
-        yield first, max(stop, first + 1)
-        first = max(stop, first + 1)

@@ -1,9 +1,9 @@
-"""`--split-sentences`: each sentence of a text becomes a text of its own, by the Punkt model of NLTK, as in Megatron.
+"""Sentence splitting (`--split-sentences`) with NLTK's Punkt model, as in Megatron: each sentence becomes a text.
 
     texts      "One. Two."  "Three."     two documents
     sentences  "One." "Two." "Three."    documents 0 2 3
 
-Text is cut every million characters first, wherever that is: Punkt's time grows faster than its text.
+Texts are first cut into pieces of a million characters, because Punkt's time grows faster than its text.
 
 Source: Megatron-LM, tools/preprocess_data.py (Encoder.split and its rule for newlines); Kiss and Strunk 2006 for Punkt.
 """
@@ -17,19 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, MissingDriverError
-from binidx.prepare.tokenizers.engine import missing, text_strings
+from binidx.prepare.text.batch import cumulative_offsets
+from binidx.prepare.tokenizers.engine import decode_texts, missing_package
 
 MOST_CHARACTERS = 1_000_000
-
-
 KEEPS_NEWLINES = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
-
-
-"""What ends a sentence, with the blanks after it in the sentence."""
+"""Pattern of the end of a sentence that keeps the blanks after it in the sentence."""
 
 
 class Sentences(NamedTuple):
-    """As in text.Batch."""
+    """Texts, offsets and documents as in a Batch, with a text for each sentence."""
 
     texts: NDArray[np.uint8]  # (num_bytes,)
     offsets: NDArray[np.int64]  # (num_sentences + 1,)
@@ -37,45 +34,44 @@ class Sentences(NamedTuple):
 
 
 class SentenceSplitter:
-    """Cuts texts into sentences. Pickles as its two arguments.
+    """Splitter of texts into sentences. Pickles as its two arguments.
 
     Raises:
         MissingDriverError: NLTK is not installed.
-        ConfigError: its model of this language is not there.
+        ConfigError: NLTK has no model of this language here.
     """
 
     def __init__(self, language: str = "english", keep_newlines: bool = False) -> None:
         self.language, self.keep_newlines = language, keep_newlines
-        self._tokenize = open_punkt(language, keep_newlines)
+        self._tokenize = load_punkt(language, keep_newlines)
 
     def __reduce__(self) -> tuple[type[SentenceSplitter], tuple[str, bool]]:
         return SentenceSplitter, (self.language, self.keep_newlines)
 
     def split(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64], documents: NDArray[np.int64]) -> Sentences:
-        """The sentences of all texts, of the same documents."""
-        rows = [self.sentences_of(text) for text in text_strings(texts, offsets)]
+        """Return the sentences of all texts, in the same documents."""
+        rows = [self.split_text(text) for text in decode_texts(texts, offsets)]
         encoded = [sentence.encode() for row in rows for sentence in row]
-        found = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        firsts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        found, firsts = cumulative_offsets(list(map(len, encoded))), cumulative_offsets(list(map(len, rows)))
         return Sentences(np.frombuffer(b"".join(encoded), np.uint8), found, firsts[documents])
 
-    def sentences_of(self, text: str) -> list[str]:
-        """One after the other; none in an empty text."""
+    def split_text(self, text: str) -> list[str]:
+        """Return the sentences of a text; none if it is empty."""
         pieces = (text[start : start + MOST_CHARACTERS] for start in range(0, len(text), MOST_CHARACTERS))
         return [sentence for piece in pieces for sentence in self._tokenize(piece)]
 
 
-def open_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]:
-    """What cuts a text."""
+def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]:
+    """Return the function that splits a text."""
     try:
         from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
     except ImportError as error:
-        raise MissingDriverError(f"sentences: {missing('nltk', 'sentences')}") from error
+        raise MissingDriverError(f"sentences: {missing_package('nltk', 'sentences') or error}") from error
     try:
         punkt: Any = PunktTokenizer(language)
     except (LookupError, ValueError) as error:
         raise ConfigError(
-            f"sentences: NLTK has no Punkt model of {language!r} here; python -m nltk.downloader punkt_tab fetches them"
+            f"sentences: no Punkt model of {language!r} in NLTK's data; python -m nltk.downloader punkt_tab fetches it"
         ) from error
     if keep_newlines:
         rules = type("KeepsNewlines", (PunktLanguageVars,), {"_period_context_fmt": KEEPS_NEWLINES})

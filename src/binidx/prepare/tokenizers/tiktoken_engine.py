@@ -1,36 +1,28 @@
-"""The encodings of tiktoken that have a name, and the regular expressions by which they split text.
+"""tiktoken: byte-level BPE by ranks, the reference engine for files of ranks.
 
-Source: tiktoken_ext.openai_public of tiktoken 0.14.0, its patterns, special tokens and addresses.
+The named encodings bring the regular expression that splits text and the special tokens, which a file of ranks lacks.
+A tokenizer.json is not for this engine: gigatoken gives the same ids several times faster.
 
-tiktoken: byte-level BPE by ranks, and the reference for files of ranks.
-
-It takes no tokenizer.json: gigatoken gives the same ids for those several times faster.
+Source: tiktoken_ext.openai_public of tiktoken 0.14.0: patterns, special tokens and addresses.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib.util
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError
-from binidx.prepare.tokenizers.engine import Encoded, missing, surround, text_strings
+from binidx.prepare.text.batch import cumulative_offsets
+from binidx.prepare.tokenizers.engine import Encoded, add_special_ids, decode_texts, missing_package
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-
-
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
-
-
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-
 
 O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDING}"
@@ -40,7 +32,7 @@ O200K = (
 
 
 class NamedEncoding(NamedTuple):
-    """What a file of ranks does not say."""
+    """Properties of an encoding that a file of ranks lacks."""
 
     pattern: str
     special_tokens: dict[str, int]
@@ -48,10 +40,7 @@ class NamedEncoding(NamedTuple):
 
 
 _FOLDER = "https://openaipublic.blob.core.windows.net/encodings"
-
-
 _CODE = {"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
-
 
 ENCODINGS = {
     "r50k_base": NamedEncoding(GPT2, {"<|endoftext|>": 50256}, f"{_FOLDER}/r50k_base.tiktoken"),
@@ -64,15 +53,16 @@ ENCODINGS = {
 
 
 class Tiktoken:
-    """Byte-level BPE by the ranks of a file, its text split by the pattern of the spec."""
+    """Engine for byte-level BPE by the ranks of a file; the spec's pattern splits the text."""
 
     name = "tiktoken"
+    reference_for: tuple[str, ...] = ("tiktoken",)
 
     @classmethod
     def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
         if spec.kind != "tiktoken":
             return f"reads a file of ranks, not {spec.kind}"
-        return None if importlib.util.find_spec("tiktoken") else missing("tiktoken", "tiktoken")
+        return missing_package("tiktoken", "tiktoken")
 
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
         from tiktoken import Encoding
@@ -84,10 +74,9 @@ class Tiktoken:
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         encode, allowed = self.encoding.encode_to_numpy, self.allowed
-        rows = [encode(text, allowed_special=allowed, disallowed_special=()) for text in text_strings(texts, offsets)]
-        bounds = np.zeros(len(offsets), np.int64)
-        np.cumsum([len(row) for row in rows], out=bounds[1:])
-        return surround(np.concatenate(rows) if rows else np.empty(0, np.uint32), bounds, self.spec)
+        rows = [encode(text, allowed_special=allowed, disallowed_special=()) for text in decode_texts(texts, offsets)]
+        ids = np.concatenate([np.empty(0, np.uint32), *rows])
+        return add_special_ids(ids, cumulative_offsets([len(row) for row in rows]), self.spec)
 
     def decode(self, ids: list[int]) -> str:
         return self.encoding.decode(ids)
@@ -97,10 +86,10 @@ def parse_ranks(uri: str, content: bytes) -> dict[bytes, int]:
     """Return the bytes and id of each entry of a file of ranks: lines of base64 and a number.
 
     Raises:
-        FormatError: it is no such file.
+        FormatError: not a file of ranks.
     """
     try:
         rows = (line.split() for line in content.splitlines() if line)
         return {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
     except ValueError as error:
-        raise FormatError(f"{uri}: is no file of ranks: {error}") from error
+        raise FormatError(f"{uri}: not a file of ranks ({error}); correct the name") from error

@@ -1,16 +1,11 @@
-"""What a tokenizer.json says about itself, without the library that runs it.
+"""Fields of a tokenizer.json, read without the library that runs it, and two older formats converted to it.
 
-Source: the serialisation of Hugging Face tokenizers; processors/template.rs, bert.rs, roberta.rs and sequence.rs for
-what is put around a text.
+GPT-2's `vocab.json` and `merges.txt`, and BERT's WordPiece `vocab.txt`, become the tokenizer.json that Hugging Face
+makes of them. A WordPiece tokenizer gets no post-processor and no special tokens, as in Megatron's BertWordPiece: the
+dataset adds [CLS] and [SEP].
 
-GPT-2's two files, `vocab.json` and `merges.txt`, as the tokenizer.json that Hugging Face makes of them.
-
-Source: transformers, GPT2Tokenizer; tokenizers, models/bpe/model.rs, which reads merges.txt.
-
-A WordPiece vocabulary as the tokenizer.json of a BERT: what Megatron's BertWordPiece tokenizers read.
-
-Nothing is put around a text and no special token is found in it: both are those tokenizers' way (tokenize() of Google's
-BERT; [CLS] and [SEP] are put in by the dataset).
+Source: the serialisation of Hugging Face tokenizers: processors/template.rs, bert.rs, roberta.rs and sequence.rs for
+the post-processor, models/bpe/model.rs for merges.txt; transformers, GPT2Tokenizer.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from binidx.json_models import JsonFile
 
 @dataclass
 class AddedToken:
-    """A token that is found in the text before it is split."""
+    """Token that the library finds in the text before it splits it."""
 
     content: str
     special: bool = False
@@ -34,7 +29,7 @@ class AddedToken:
 
 @dataclass
 class TokenizerModel:
-    """The model's fields that are read here; a vocabulary in a list is Unigram's."""
+    """Used fields of a model; Unigram has its vocabulary in a list."""
 
     vocab: dict[str, int] | list[tuple[str, float]]
     type: str | None = None
@@ -50,21 +45,21 @@ class TokenizerModel:
 
 @dataclass
 class PipelineStep:
-    """A normalizer or pre-tokenizer."""
+    """Normalizer or pre-tokenizer."""
 
     type: str
 
 
 @dataclass
 class TemplateIds:
-    """The ids of a special token of a template."""
+    """Ids of a special token in a template."""
 
     ids: list[int]
 
 
 @dataclass
 class PostProcessor:
-    """A post-processor, with the fields of every kind that is known here."""
+    """Post-processor, with the fields of all known kinds."""
 
     type: str
     cls: tuple[str, int] | None = None
@@ -74,13 +69,13 @@ class PostProcessor:
     processors: list[PostProcessor] | None = None
 
     def __post_init__(self) -> None:
-        wanted = {
+        required = {
             "BertProcessing": ("cls", "sep"),
             "RobertaProcessing": ("cls", "sep"),
             "TemplateProcessing": ("single", "special_tokens"),
             "Sequence": ("processors",),
         }
-        if missing := [name for name in wanted.get(self.type, ()) if getattr(self, name) is None]:
+        if missing := [name for name in required.get(self.type, ()) if getattr(self, name) is None]:
             raise ValueError(f"{self.type}: missing required field {', '.join(missing)}")
         named = [piece["SpecialToken"].get("id") for piece in self.single or [] if "SpecialToken" in piece]
         if unknown := [name for name in named if name not in (self.special_tokens or {})]:
@@ -89,7 +84,7 @@ class PostProcessor:
 
 @dataclass
 class TokenizerFile:
-    """The fields of a tokenizer.json that are read here."""
+    """Used fields of a tokenizer.json."""
 
     model: TokenizerModel
     added_tokens: list[AddedToken] | None = None
@@ -98,40 +93,40 @@ class TokenizerFile:
     post_processor: PostProcessor | None = None
 
 
-TOKENIZER_FILE = JsonFile(TokenizerFile, hint="needed a tokenizer.json; a vocab.json needs --merge-file", open=True)
+TOKENIZER_FILE = JsonFile(TokenizerFile, hint="give a tokenizer.json; a vocab.json needs --merge-file", open=True)
 
 
 def parse_json(uri: str, content: bytes) -> dict[str, Any]:
-    """The file's object.
+    """Return the object of a tokenizer.json.
 
     Raises:
-        FormatError: it is not a tokenizer.json.
-        ConfigError: its tokenizer draws lots.
+        FormatError: not a tokenizer.json.
+        ConfigError: a tokenizer with dropout, whose ids are random.
     """
     whole: dict[str, Any] = TOKENIZER_FILE.parse(content, uri)
     dropout = TOKENIZER_FILE.convert(whole, uri).model.dropout
     if dropout:
-        raise ConfigError(f"{uri}: merges with dropout {dropout} differ from run to run, needs none")
+        raise ConfigError(f"{uri}: random merges (found dropout {dropout}, need none); set it to null")
     return whole
 
 
 def vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
-    """Every entry and its id, added tokens too."""
+    """Return all entries with their ids, added tokens included."""
     return {**model_vocabulary(parsed), **{token["content"]: token["id"] for token in added_tokens(parsed)}}
 
 
 def model_vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
-    """The model's own entries."""
+    """Return the entries of the model."""
     entries: dict[str, int] | list[tuple[str, float]] = parsed["model"]["vocab"]
     if isinstance(entries, dict):
         return entries
-    return {piece: number for number, (piece, _) in enumerate(entries)}  # Unigram: an id is a place
+    return {piece: number for number, (piece, _) in enumerate(entries)}  # Unigram: an id is a position
 
 
 def added_tokens(parsed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Tokens that are found in the text before it is split, with the ids that the library gives them.
+    """Return the added tokens with the ids that the library assigns.
 
-    It does not read an id that stands there: what the model has keeps the model's, others follow on its last, in order.
+    The library ignores the ids in the file: an entry of the model keeps the model's id, others follow in order.
     """
     entries, given = model_vocabulary(parsed), dict[str, int]()
     tokens = parsed.get("added_tokens") or []
@@ -143,7 +138,7 @@ def added_tokens(parsed: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """The added tokens that are marked special, without the one for what is unknown: ordinary text gives it."""
+    """Return the added tokens that are marked special, but for the unknown token, which ordinary text yields."""
     model = parsed["model"]
     unknown = model.get("unk_token")
     return tuple(
@@ -154,17 +149,17 @@ def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 
 
 def unknown_token(parsed: Mapping[str, Any]) -> str:
-    """The special token for what is unknown, as it is spelled out in a text; "" where there is none."""
-    told = dict(special_tokens(parsed))
+    """Return the content of the special unknown token; "" if there is none."""
+    others = dict(special_tokens(parsed))
     tokens = (token["content"] for token in added_tokens(parsed) if token.get("special"))
-    return next((content for content in tokens if content not in told), "")
+    return next((content for content in tokens if content not in others), "")
 
 
-def wrapping(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the post-processor puts before and behind every text.
+def surrounding_ids(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that the post-processor adds before and behind every text.
 
     Raises:
-        ConfigError: it is of a kind whose effect on a text is not known here.
+        ConfigError: a post-processor of an unknown kind.
     """
     kind = processor["type"] if processor else None
     if processor is None or kind == "ByteLevel":  # ByteLevel moves offsets only
@@ -177,14 +172,16 @@ def wrapping(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, 
         prefix: tuple[int, ...] = ()
         suffix: tuple[int, ...] = ()
         for inner in processor["processors"]:
-            before, behind = wrapping(uri, inner)
+            before, behind = surrounding_ids(uri, inner)
             prefix, suffix = before + prefix, suffix + behind
         return prefix, suffix
-    raise ConfigError(f"{uri}: post-processor {kind}, needs one of ByteLevel, Template-, Bert- or RobertaProcessing")
+    raise ConfigError(
+        f"{uri}: unknown post-processor (found {kind}, need one of ByteLevel, Template-, Bert- or RobertaProcessing)"
+    )
 
 
 def _template(uri: str, processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`[BOS] $A [EOS]`, as ids; the text must stand in it once."""
+    """Return the ids before and behind the text in a template such as `[BOS] $A [EOS]`."""
     before: list[int] = []
     behind: list[int] = []
     texts = 0
@@ -195,24 +192,21 @@ def _template(uri: str, processor: Mapping[str, Any]) -> tuple[tuple[int, ...], 
         ids = processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
         (behind if texts else before).extend(ids)
     if texts != 1:
-        raise ConfigError(f"{uri}: its template has the text {texts} times, needs it once")
+        raise ConfigError(f"{uri}: bad template (found the text {texts} times, need it once)")
     return tuple(before), tuple(behind)
 
 
 END = "<|endoftext|>"
+"""GPT-2's only special token, if the vocabulary has it."""
 
-
-"""The one special token, if the vocabulary has it."""
-
-
-VOCAB_FILE = JsonFile(dict[str, int], hint="needed a vocab.json, an object of entries and their ids")
+VOCAB_FILE = JsonFile(dict[str, int], hint="give a vocab.json, an object of entries and their ids")
 
 
 def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
-    """The tokenizer.json.
+    """Return the tokenizer.json of GPT-2's two files.
 
     Raises:
-        FormatError: they are no such files.
+        FormatError: not such files.
     """
     entries = VOCAB_FILE.decode(vocab, uri)
     end = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -229,38 +223,37 @@ def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
 
 
 def _merges(uri: str, merges: bytes, entries: dict[str, int]) -> list[list[str]]:
-    """Pairs of entries, in their order."""
-    # Lines of bytes end at newlines alone; those of a str at others too, which a merge may have.
+    # Only newlines end a line of bytes; in a str other characters do, too, which a merge may contain.
     lines = [line.decode(errors="replace") for line in merges.splitlines()]
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     for pair in pairs:
         if len(pair) != 2 or any(part not in entries for part in (*pair, "".join(pair))):
-            raise FormatError(f"merges of {uri}: {' '.join(pair)!r}, needs two entries of it whose union is a third")
+            raise FormatError(
+                f"merges of {uri}: bad line (found {' '.join(pair)!r}, need two entries whose concatenation is a third)"
+            )
     return pairs
 
 
 UNKNOWN = "[UNK]"
-
-
 LONGEST_WORD = 200
 
 
 def parse_vocabulary(uri: str, content: bytes) -> dict[str, int]:
-    """Entries by line.
+    """Return the entries of a WordPiece vocab.txt with their line numbers.
 
     Raises:
-        FormatError: it is no such file.
+        FormatError: not such a file.
     """
-    # Lines of bytes end at newlines alone; those of a str at U+2028 and others too, which an entry may have.
+    # Only newlines end a line of bytes; in a str other characters do, too, which an entry may contain.
     lines = (line.decode(errors="replace") for line in content.splitlines())
     entries = {line.strip(): number for number, line in enumerate(lines)}
     if UNKNOWN not in entries:
-        raise FormatError(f"{uri}: is no WordPiece vocabulary, needs an entry a line and {UNKNOWN} among them")
+        raise FormatError(f"{uri}: not a WordPiece vocabulary (need an entry a line, {UNKNOWN} among them)")
     return entries
 
 
 def wordpiece_json(uri: str, content: bytes, *, lowercase: bool) -> bytes:
-    """The tokenizer.json."""
+    """Return the tokenizer.json of a WordPiece vocab.txt."""
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
     model = {
         "type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": "##",
