@@ -12,28 +12,28 @@ from importlib import import_module
 COMMANDS = {
     "account": ("account", "tokens and epochs of each source of a run"),
     "bake": ("bake", "the tokens of a run in training order, one range a micro-batch"),
-    "cache": ("cache", "fill, list, check and prune the copy of remote data on a disk"),
+    "cache": ("cache", "fill, list, check and prune the disk cache of remote data"),
     "convert": ("convert", "copy a dataset between any two places, checked and resumable"),
     "cut": ("cut", "the head of a dataset, a sample of its documents, or a split into several"),
-    "demo": ("demo", "the whole way once: text, tokens, a bucket, training, exact resume"),
+    "demo": ("demo", "text, tokens, a bucket, training and exact resume, on this machine"),
     "diff": ("diff", "two datasets by their documents: added, removed, repeated, reordered"),
     "estimate": ("estimate", "tokens of text and the cost to make them, from a sample"),
-    "inspect": ("inspect_dataset", "what a dataset holds: counts, lengths, first tokens"),
+    "inspect": ("inspect_dataset", "counts, lengths and first tokens of a dataset"),
     "merge": ("merge", "several datasets into one; the store moves the tokens where it can"),
-    "order": ("order", "who reads what: the order of a run as parquet files"),
+    "order": ("order", "the global order of a run as parquet files"),
     "pack": ("pack", "a dataset as packed files (LITPKDS), and back"),
-    "plan": ("plan_run", "what a run will do before it runs: epochs, indices, requests, costs"),
+    "plan": ("plan_run", "epochs, indices, requests and cost of a run, before it starts"),
     "prepare-cache": ("prepare_cache", "every index of a run ahead of time, for a world and a batch size"),
     "preprocess": ("preprocess", "text to tokens: jsonl and parquet into datasets, on one machine or many"),
     "shuffle": ("shuffle", "documents or lines in random order, in a bounded memory"),
-    "trace": ("trace_step", "what was in a step: samples, documents, text"),
-    "verify": ("verify", "whether a dataset is sound: structure, checksums, token ids"),
-    "where": ("where", "who saw a document: every step, rank and slot"),
+    "trace": ("trace_step", "samples, documents and text of a step"),
+    "verify": ("verify", "check a dataset: structure, checksums, token ids"),
+    "where": ("where", "every step, rank and slot that read a document"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 the data is bad, 2 the call is."""
+    """Run one command and return its exit status: 0 done, 1 the data is bad, 2 the call is wrong."""
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(usage())
@@ -44,24 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"binidx {binidx.__version__}")
         return 0
     if name not in COMMANDS:
-        print(f"binidx: {name!r} is no command{suggestion(name)}; binidx --help lists them", file=sys.stderr)
+        print(f"binidx: {name!r} is not a command{suggestion(name)}; binidx --help lists them", file=sys.stderr)
         return 2
     try:
         module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
         return int(module.main(arguments))
-    except KeyboardInterrupt:  # before the command began: its own words come from `_command.run`
+    except KeyboardInterrupt:  # before the command began; later `_command.run` handles it
         print(f"\nbinidx {name}: interrupted", file=sys.stderr)
         return 130
 
 
 def usage() -> str:
-    """The list of commands."""
+    """Return the list of commands."""
     rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    head = ["binidx: train from .bin/.idx token data wherever it lies", "", "usage: binidx COMMAND ...", ""]
+    head = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
     return "\n".join([*head, *rows, "", "binidx COMMAND --help says more about one; binidx --version"])
 
 
 def suggestion(name: str) -> str:
-    """`, did you mean 'convert'?` when there is something near."""
+    """Return `, did you mean 'convert'?` if a command has a similar name."""
     near = difflib.get_close_matches(name, COMMANDS, 1)
     return f", did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""What the commands share: exit status, one-line errors, numbers for people."""
+"""Shared parts of the commands: exit status, one-line errors, argument types, formatting of numbers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.settings import parse_bytes
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
-"""Errors that another call mends; the others are about the data."""
+"""Errors of the call; all others are errors of the data."""
 
 
 def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupted") -> int:
-    """The exit status of a command: 0 done, 1 the data is bad, 2 the call is. Errors and warnings print as one line."""
+    """Run a command and return its exit status; errors and warnings print as one line."""
     as_before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_: f"binidx {name}: {message}\n"
     try:
@@ -44,7 +44,7 @@ def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupt
         print(f"\nbinidx {name}: {after_interrupt}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # `| head` has seen enough. Python would complain once more when it flushes at exit.
+        # A reader such as `| head` has closed the pipe. Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     finally:
@@ -53,7 +53,7 @@ def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupt
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM, which schedulers send, and a closed terminal end us as Ctrl-C does: through every `finally`."""
+    """Treat SIGTERM, which schedulers send, and SIGHUP like Ctrl-C, so that every `finally` runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,7 +69,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring: its first line, then the options, then the rest."""
+    """Return a parser whose help is the module's docstring: its first line, then the options, then the rest."""
     summary, _, rest = (doc or "").strip().partition("\n")
     return argparse.ArgumentParser(
         prog=f"binidx {name}",
@@ -81,7 +81,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """An argument that must be a JSON object."""
+    """Parse an argument that must be a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -93,22 +93,22 @@ def json_object(text: str) -> dict[str, Any]:
 
 def add_writing(options: argparse.ArgumentParser) -> None:
     """Add the options of a command that writes datasets made of others."""
-    options.add_argument("--no-lineage", action="store_true", help="leave the lineage behind")
-    options.add_argument("--overwrite", action="store_true", help="replace what stands at the target")
+    options.add_argument("--no-lineage", action="store_true", help="do not write lineage")
+    options.add_argument("--overwrite", action="store_true", help="replace an existing target")
     options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
     options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
-    options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
+    options.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 DATASET_ENDS = (*OBJECT_SUFFIXES, PARTS[1:])
-"""Of the files of a dataset, after its prefix and a dot."""
+"""Endings of the files of a dataset, after its prefix and a dot."""
 
 DATASET = "path or URI without .bin and .idx, also of a virtual merge"
-"""What a `prefix` is that is read."""
+"""Help of an argument that names a dataset to read."""
 
 
 def prefix(text: str) -> str:
-    """An argument that names a dataset, not one of its files."""
+    """Parse an argument that names a dataset, not one of its files."""
     end = next((end for end in DATASET_ENDS if text.endswith(f".{end}")), None)
     if end is not None:
         raise argparse.ArgumentTypeError(
@@ -118,7 +118,7 @@ def prefix(text: str) -> str:
 
 
 def num_bytes(text: str) -> int:
-    """An argument that is a size: `2GB`, `512MiB`, plain digits."""
+    """Parse a size: `2GB`, `512MiB`, plain digits."""
     try:
         return parse_bytes(text)
     except (KeyError, ValueError, OverflowError):
@@ -126,7 +126,7 @@ def num_bytes(text: str) -> int:
 
 
 def human_bytes(count: float) -> str:
-    """12_345_678 -> `11.8 MiB`."""
+    """Format bytes: 12_345_678 -> `11.8 MiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             break
@@ -135,12 +135,12 @@ def human_bytes(count: float) -> str:
 
 
 def counts(**numbers: int) -> str:
-    """documents=1, tokens=2034 -> `1 document, 2,034 tokens`."""
+    """Format counts: documents=1, tokens=2034 -> `1 document, 2,034 tokens`."""
     return ", ".join(f"{count:,} {name[: -1 if count == 1 else None]}" for name, count in numbers.items())
 
 
 def human_seconds(seconds: float) -> str:
-    """75.3 -> `1 min 15 s`."""
+    """Format seconds: 75.3 -> `1 min 15 s`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""The start of documents as text, and where each came from."""
+"""The start of documents as text, and their origins."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from binidx.errors import MissingDriverError
 from binidx.format.indexed_dataset import IndexedDataset
 
 MOST_TOKENS = 512
-"""Of a document."""
+"""Tokens of a document that are decoded."""
 
 BLOCK = 1 << 20
-"""Documents that are looked through for some that are not empty."""
+"""Documents that are searched for non-empty ones."""
 
 
 def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
-    """The first documents that have sequences: number, start of the text, whether that is all, and where it came from.
+    """Return the first documents with sequences: number, start of the text, whether it is complete, and origin.
 
     One vectored read of tokens.
     """
@@ -41,7 +41,7 @@ def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]
 
 
 def spans_of(bounds: Sequence[int], lengths: Any) -> list[tuple[int, int, int]]:
-    """The first `MOST_TOKENS` tokens of the sequences of a document."""
+    """Return the spans of the first `MOST_TOKENS` tokens of a document."""
     spans, left = [], MOST_TOKENS
     for sequence in range(*bounds):
         spans.append((sequence, 0, min(int(lengths[sequence]), left)))
@@ -52,7 +52,7 @@ def spans_of(bounds: Sequence[int], lengths: Any) -> list[tuple[int, int, int]]:
 
 
 def origins_of(dataset: IndexedDataset, documents: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Where they came from; nothing where nobody can tell."""
+    """Return the origins of documents; empty if pyarrow, which reads the lineage, is missing."""
     try:
         return read_origins(dataset.path_prefix, documents, dataset.storage_options)
     except MissingDriverError as error:
@@ -61,7 +61,7 @@ def origins_of(dataset: IndexedDataset, documents: Sequence[int]) -> dict[int, d
 
 
 def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
-    """For people."""
+    """Return the texts as lines for the terminal."""
     lines = ["text"] if texts else []
     for each in texts:
         origin = f", from {origin_text(each['origin'])}" if each["origin"] else ""

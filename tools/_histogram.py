@@ -1,4 +1,4 @@
-"""Lengths of sequences, summed up: percentiles, logarithmic bins, and a drawing of them."""
+"""Statistics of sequence lengths: percentiles, logarithmic bins, and bars for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
 def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
-    """The length that so many percent of the sequences do not exceed (nearest rank), and the longest; {} of nothing.
+    """Return the percentiles of the lengths (nearest rank) and their maximum; {} if there are none.
 
     Cost: one copy of the lengths, 4 bytes each, and a partition of it.
     """
@@ -25,7 +25,7 @@ def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
 
 
 def bins(lengths: NDArray[np.int32]) -> list[dict[str, int]]:
-    """How many sequences have 0 tokens, 1, 2-3, 4-7, 8-15, ...: from the shortest to the longest that occur."""
+    """Count the sequences of 0 tokens, 1, 2-3, 4-7, 8-15, ...: from the shortest to the longest that occur."""
     counts = np.zeros(33, np.int64)
     for start in range(0, len(lengths), BLOCK):
         # frexp gives the number of binary digits: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3; exact in float64.
@@ -39,11 +39,11 @@ def bins(lengths: NDArray[np.int32]) -> list[dict[str, int]]:
 
 
 def draw(histogram: list[dict[str, int]], columns: int, smooth: bool = True) -> list[str]:
-    """The bins as bars; one that is not empty is never drawn empty.
+    """Return the bins as bars; the bar of a bin that is not empty is never empty.
 
     Args:
-        columns: of the terminal.
-        smooth: in eighths of a character; False: in ASCII.
+        columns: width of the terminal.
+        smooth: draw eighths of a character; False for ASCII.
     """
     labels = [span(each) for each in histogram]
     counts = [f"{each['sequences']:,}" for each in histogram]
@@ -57,12 +57,12 @@ def draw(histogram: list[dict[str, int]], columns: int, smooth: bool = True) -> 
 
 
 def span(each: dict[str, Any]) -> str:
-    """`8-15`, `0`."""
+    """Format the bounds of a bin: `8-15`, `0`."""
     return f"{each['from']:,}" if each["from"] == each["to"] else f"{each['from']:,}-{each['to']:,}"
 
 
 def bar(count: int, highest: int, width: int, smooth: bool = True) -> str:
-    """A bar of at most `width` characters."""
+    """Return a bar of at most `width` characters."""
     if not smooth:
         return "#" * -(-count * width // highest)
     eighths = -(-count * width * 8 // highest)

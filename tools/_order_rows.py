@@ -1,4 +1,4 @@
-"""What the commands about a run's order share: the run, steps, text, and rows for people."""
+"""Shared parts of the commands about a run's order: the run, ranges of steps, and rows with documents and text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Decode = Callable[[list[int]], str]
 
 
 def add_run(options: argparse.ArgumentParser) -> None:
-    """The run, and how to reach its data."""
+    """Add the argument RUN and the options of its store."""
     options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
     options.add_argument(
         "--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for RUN and its data"
@@ -35,7 +35,7 @@ def add_run(options: argparse.ArgumentParser) -> None:
 
 
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
-    """The order of the run that is meant; `in_ranges`: at the price of what is asked, `RunOrder.open`."""
+    """Return the order of the run; with `in_ranges`, indices are read by ranges as needed."""
     from binidx.run.run_file import Run
 
     run = Run.load(arguments.run, arguments.storage_options)
@@ -47,7 +47,7 @@ def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOr
 
 
 def steps_of(order: RunOrder, text: str | None) -> range:
-    """`A:B`, `A:`, `:B` or nothing, as in a slice: steps that the run has."""
+    """Parse `A:B`, `A:`, `:B` or nothing, as in a slice, into steps of the run."""
     count = order.num_steps()
     first, _, stop = (text or ":").partition(":")
     if not stop and count is None:
@@ -59,7 +59,7 @@ def steps_of(order: RunOrder, text: str | None) -> range:
 
 
 def stop_step(order: RunOrder, before_step: int | None) -> int:
-    """The step before which is asked: one that the run reaches, by default its end."""
+    """Return the first step that is not included: `before_step`, by default the end of the run."""
     count = order.num_steps()
     stop = count if before_step is None else before_step
     if stop is None:
@@ -71,7 +71,7 @@ def stop_step(order: RunOrder, before_step: int | None) -> int:
 
 
 def step_at(order: RunOrder, consumed_samples: int) -> int:
-    """The step that a checkpoint with so many samples consumed goes on with."""
+    """Return the step with which a checkpoint of so many consumed samples resumes."""
     schedule = order.reading.schedule
     step = schedule.step_of(max(consumed_samples, schedule.consumed_samples))
     if schedule.samples_before(step) != consumed_samples:
@@ -83,7 +83,7 @@ def step_at(order: RunOrder, consumed_samples: int) -> int:
 
 
 def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None:
-    """What makes text of tokens: any tokenizer that `preprocess` takes."""
+    """Return the decoder of any tokenizer that `preprocess` accepts."""
     if uri is None:
         return None
     return registry.open_decoder(describe_tokenizer(uri, storage_options=options), options)
@@ -97,7 +97,7 @@ def rows_of(
     *,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """One row a sample, in JSON values; with the text of each document's piece where there is a decoder."""
+    """Yield one row per sample, as JSON values; with the text of each document's piece if there is a decoder."""
     tokens = read_text(order.dataset, readings.sample) if decode else None
     spans, prefixes = contents.spans, order.prefixes
     origins = origins_of(order, contents) if lineage else {}
@@ -126,7 +126,7 @@ def rows_of(
 
 
 def origins_of(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
-    """(source, document) -> where it came from, of the documents that are told of, where there is lineage."""
+    """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for number in np.unique(source_of_piece).tolist():
@@ -141,7 +141,7 @@ def origins_of(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
-    """One JSON object a line, or a block a sample for people; how many."""
+    """Print one JSON object per line, or one block per sample; return the number of rows."""
     count = 0
     for row in rows:
         print(json.dumps(row) if as_json else _block(row))

@@ -14,7 +14,7 @@ from ._command import human_seconds
 
 
 class Bar:
-    """A Watch that draws a progress bar on stderr when it is a terminal, and says messages there always."""
+    """A progress watcher with a bar on stderr, if that is a terminal; messages are always printed."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -27,7 +27,7 @@ class Bar:
         self._end()
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """A new bar, below the one before."""
+        """Start a new bar, below the previous one."""
         self._end()
         # disable=None: no bar unless it is a terminal.
         self._bar = tqdm(
@@ -35,12 +35,12 @@ class Bar:
         )
 
     def advance(self, num_bytes: int) -> None:
-        """So much more is done."""
+        """Advance the bar by a number of bytes."""
         if self._bar is not None:
             self._bar.update(num_bytes)
 
     def say(self, message: str) -> None:
-        """A line on stderr."""
+        """Print a line on stderr."""
         self._end()
         print(f"binidx {self._command}: {message}", file=sys.stderr)
 
@@ -51,7 +51,7 @@ class Bar:
 
 
 class PreprocessBar(Bar):
-    """A Watcher that draws one bar for all parts, on stderr when it is a terminal; and one for what comes after."""
+    """A watcher of preprocess: one bar for all parts, and one for the step after them."""
 
     def __init__(self) -> None:
         super().__init__("preprocess")
@@ -61,7 +61,7 @@ class PreprocessBar(Bar):
         return self
 
     def show(self, progress: Progress) -> None:
-        """All of it is told by parts that are done, so it moves by parts."""
+        """Update the bar; it counts finished parts, so it moves by parts."""
         text = ", ".join(_told(progress))
         if self._shown is None:
             total, done = progress.total_bytes, progress.done_bytes
@@ -75,11 +75,11 @@ class PreprocessBar(Bar):
 
 
 FORMAT = "{percentage:3.0f}%|{bar:10}| {desc}"
-"""tqdm's own pace is that of the last part, and waits for the start of a worker: ours is of all that this run made."""
+"""tqdm's own rate is of the last part, with the start of a worker; this one is of all parts of this run."""
 
 
 def _told(progress: Progress) -> Iterator[str]:
-    """What matters most first: the end is cut off where there is no room."""
+    """Yield the fields of the description, the most important first: the terminal may cut off the end."""
     yield f"part {progress.parts_done:,} of {progress.parts:,}"
     if progress.parts < progress.all_parts:
         yield f"{progress.all_parts_done:,} of {progress.all_parts:,} of all shards"

@@ -1,4 +1,4 @@
-"""The options of commands that look ahead at a run: another world, batch size or length than its file says."""
+"""Options that replace the data parallel size, batch sizes or length of a saved run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from binidx.run.schedule import split_sizes
 
 
 def add_sizes(options: argparse.ArgumentParser) -> None:
-    """--world and the others."""
+    """Add --world and the other options."""
     group = options.add_argument_group("another run than RUN says")
     group.add_argument("--world", type=int, metavar="N", help="data parallel ranks")
     group.add_argument("--micro-batch-size", type=int, metavar="M", help="samples a rank reads at a time")
@@ -25,10 +25,10 @@ def add_sizes(options: argparse.ArgumentParser) -> None:
 
 
 def sized(run: Run, arguments: argparse.Namespace) -> Run:
-    """The run with what was said on the command line.
+    """Return the run with the values of the command line.
 
     Raises:
-        ConfigError: evaluations without a length, or numbers that cannot be.
+        ConfigError: evaluations without a length, or invalid numbers.
     """
     named = {
         "data_parallel_size": arguments.world,

@@ -1,4 +1,4 @@
-"""Columns for people, as wide as the terminal lets them be."""
+"""Tables that fit the width of the terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MOST_ROWS = 40
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, most_rows: int = MOST_ROWS
 ) -> str:
-    """The first column to the left, the others to the right.
+    """Return a table, the first column aligned left, the others right.
 
-    Where they do not fit side by side the first stands in a line of its own, and where the others do not fit either
-    they follow in words. A name longer than the line loses its middle. Rows after `most_rows` are only counted.
+    If the columns do not fit side by side, the first has a line of its own; if the others do not fit either, they
+    follow as text. A name longer than the line loses its middle. Rows after `most_rows` are only counted.
 
     Args:
-        width: of the terminal; by default what it says, 80 where there is none.
+        width: width of the terminal; by default its own, or 80.
     """
     if len(rows) > most_rows:
         more = f"... and {len(rows) - most_rows:,} more; --json has all"
@@ -40,7 +40,7 @@ def table(
 
 
 def shortened(text: str, width: int) -> str:
-    """`text`, without its middle where it is longer than `width`."""
+    """Return `text` without its middle if it is longer than `width`."""
     if len(text) <= width:
         return text
     left = (width - 1) // 3

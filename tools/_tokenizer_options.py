@@ -1,4 +1,4 @@
-"""Which tokenizer, as options: Megatron's names and ours."""
+"""Options that name a tokenizer: Megatron's names and ours."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MEGATRON_TYPES = {
 
 
 def add_tokenizer(group: Any) -> None:
-    """The options that `tokenizer_of` reads, and that which names an engine."""
+    """Add the options that `tokenizer_of` reads, and the option of the engine."""
     group.add_argument(
         "--tokenizer",
         "--tokenizer-model",
         metavar="URI",
         help="tokenizer.json, its folder, .model, .tiktoken or its name, vocab.txt",
     )
-    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's; what it needs is told by the file")
+    group.add_argument("--tokenizer-type", choices=MEGATRON_TYPES, help="Megatron's name; checked against the file")
     group.add_argument("--tiktoken-pattern", metavar="P", help="of a .tiktoken of no known name: gpt2, or a regex")
     group.add_argument("--vocab-file", metavar="URI", help="vocab.txt of BertWordPiece tokenizers; vocab.json")
     group.add_argument("--merge-file", metavar="URI", help="merges.txt of GPT2BPETokenizer, beside its vocab.json")
-    group.add_argument("--eod", metavar="TOKEN", help="which token that is, where the tokenizer does not say")
+    group.add_argument("--eod", metavar="TOKEN", help="the EOD token, if the tokenizer does not name it")
     group.add_argument(
         "--specials",
         choices=POLICIES,
@@ -47,7 +47,7 @@ def add_tokenizer(group: Any) -> None:
 
 
 def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
-    """The tokenizer that the options name."""
+    """Return the tokenizer that the options name."""
     uri = arguments.tokenizer or arguments.vocab_file
     if uri is None:
         raise ConfigError("tokenizer: found none, needed --tokenizer, a tokenizer.json or another one's file")

@@ -1,4 +1,4 @@
-"""What `binidx cache warm` is to fetch: readers of a disk cache, and ranges of each."""
+"""Jobs of `binidx cache warm`: readers of a disk cache, and the ranges to fetch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from binidx.storage.writing.publish import object_exists
 
 
 def jobs_of_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
-    """All bytes of some objects, and of both files of some datasets, those of a virtual merge among them.
+    """Return jobs for all bytes of objects, and of both files of datasets, virtual merges included.
 
     Raises:
-        ObjectNotFoundError: there is neither.
-        ConfigError: one is on this machine, or cannot be cached.
+        ObjectNotFoundError: a URI is neither an object nor a dataset.
+        ConfigError: an object is local, or cannot be cached.
     """
     return [(reader, [(0, reader.size)]) for uri in uris for reader in _readers(uri, options)]
 
@@ -40,7 +40,7 @@ def _readers(uri: str, options: Mapping[str, Any]) -> Iterator[DiskCache]:
 
 
 def cached(reader: RangeReader) -> DiskCache:
-    """The reader, which must be one of a disk cache."""
+    """Return the reader, which must be one of a disk cache."""
     if isinstance(reader, DiskCache):
         return reader
     if getattr(reader, "identity", None) is None or "://" not in reader.uri:
@@ -51,7 +51,7 @@ def cached(reader: RangeReader) -> DiskCache:
 
 
 def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
-    """What the next steps of a run read of its `.bin` files. Its indices are read, and built if they are missing."""
+    """Return jobs for the bytes of `.bin` files in the next steps of a run; missing indices are built."""
     from binidx.dataset.read_plan import ranges_of_samples
     from binidx.run.run_file import Run
 
@@ -75,7 +75,7 @@ def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> li
 
 
 def parts_of(reader: RangeReader, ranges: Sequence[Range]) -> Iterator[tuple[RangeReader, Sequence[Range]]]:
-    """Of a virtual merge what is wanted of each part."""
+    """Split the ranges of a virtual merge into the ranges of its parts."""
     if isinstance(reader, JoinedReader):
         yield from reader.split(ranges)[1]
     else:
@@ -83,7 +83,7 @@ def parts_of(reader: RangeReader, ranges: Sequence[Range]) -> Iterator[tuple[Ran
 
 
 def check_ranks(ranks: Sequence[int] | None, count: int) -> None:
-    """ConfigError unless the run has these ranks."""
+    """Raise ConfigError unless the run has these ranks."""
     for rank in ranks or ():
         if not 0 <= rank < count:
             raise ConfigError(f"--rank {rank}: the run has ranks 0 to {count - 1}")

@@ -1,9 +1,9 @@
-"""Tokens and epochs of each source: what there is, what the run takes, what was read up to a step.
+"""Count tokens and epochs of each source: its size, its share of the run, and its use up to a step.
 
-A sample counts S tokens, those that are fed. `epochs` is tokens read over tokens there are. --repeats counts for every
-document how often its first token was fed: some microseconds a sample, a byte a document, the indices loaded. Without
-it little is read of indices that are cached. For a run in stages its seams follow: where each source goes on, and that
-none of its samples was skipped or repeated.
+A sample counts its S input tokens. `epochs` is tokens read / tokens of the source. --repeats also counts how often the
+first token of every document was read; it loads the indices and costs some microseconds a sample and a byte a document.
+Without it, cached indices are read by ranges. For a run in stages the output ends in the seams: the position where each
+source continues, and the proof that none of its samples was skipped or repeated.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -39,9 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser("account", __doc__)
     add_run(options)
     until = options.add_mutually_exclusive_group()
-    until.add_argument("--before-step", type=int, metavar="N", help="what was read before step N; by default all")
-    until.add_argument("--consumed-samples", type=int, metavar="N", help="what was read at a checkpoint that says so")
-    options.add_argument("--repeats", action="store_true", help="how many documents were seen 0, 1, 2, ... times")
+    until.add_argument("--before-step", type=int, metavar="N", help="count only steps before N (default: all)")
+    until.add_argument(
+        "--consumed-samples", type=int, metavar="C", help="count up to a checkpoint with C samples consumed"
+    )
+    options.add_argument("--repeats", action="store_true", help="numbers of documents read 0, 1, 2, ... times")
     options.add_argument("--to", metavar="URI", help="write the rows as parquet")
     options.add_argument("--picture", metavar="PNG", help="draw the epochs and tokens of each source")
     options.add_argument("--json", action="store_true", help="print one JSON list")
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def table(accounts: Sequence[SourceAccount]) -> str:
-    """The rows for people, and their sum."""
+    """Return the rows as a table, and their sum."""
     rows = []
     for each in accounts:
         values = (each.documents, each.tokens, each.samples_in_run, each.samples_read, each.tokens_read)
@@ -81,7 +83,7 @@ def table(accounts: Sequence[SourceAccount]) -> str:
 
 
 def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str, object] | None) -> None:
-    """One row a source."""
+    """Write one row per source."""
     from binidx.run.provenance.export import pa, parquet
 
     sink = pa.BufferOutputStream()
@@ -91,13 +93,13 @@ def write_parquet(accounts: Sequence[SourceAccount], uri: str, options: dict[str
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """The last part of each, or the whole where two would be called the same."""
+    """Return the last part of each name, or the whole names if two of these would be equal."""
     names = [each.rstrip("/").rpartition("/")[2] or each for each in sources]
     return names if len({*names}) == len(names) else list(sources)
 
 
 def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
-    """Two bars a source: its tokens, and how often they were read."""
+    """Draw two bars per source: its tokens, and its epochs."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

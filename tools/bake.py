@@ -1,9 +1,9 @@
-"""Lay the tokens of a run out again in training order, so that each micro-batch is one contiguous range.
+"""Write the tokens of a run again in training order, so that each micro-batch is one contiguous range.
 
 For runs whose thousands of nodes read one bucket. Costs a copy of the tokens that are read, once. Train from it with
 binidx.BakedDataset(DIR, config) in place of the run's dataset: the same samples, from any consumed_samples, on any
-number of ranks. Parts that are there are kept, so a bake goes on where it stopped; --shard i/n shares it between
-machines, and n jobs of a Slurm array need nothing else.
+number of ranks. Existing parts are kept, so an interrupted bake resumes; --shard i/n splits it between machines, as
+n jobs of a Slurm array.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--threads", type=int, default=2, metavar="N", help="parts written at the same time (2)")
     options.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="every N-th part, from the I-th")
     arguments = options.parse_args(argv)
-    hint = "interrupted; the same command goes on from here"
+    hint = "interrupted; the same command resumes"
     return run("bake", lambda: body(arguments), after_interrupt=hint)
 
 
 def shard(text: str) -> tuple[int, int]:
-    """An argument `i/n`, i from 0."""
+    """Parse `i/n`, i from 0."""
     first, _, count = text.partition("/")
     if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
         raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1")
@@ -50,7 +50,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def body(arguments: argparse.Namespace) -> int:
-    """Bake, and say what there is."""
+    """Bake, and print a summary."""
     order = open_run(arguments)
     try:
         baked = plan_bake(order, steps_of(order, arguments.steps))

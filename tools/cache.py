@@ -1,20 +1,19 @@
-"""Fill, list, check and prune a disk cache: the copy of remote objects on a node's disk or a cluster's file system.
+"""Fill, list, check and prune a disk cache of remote objects, on a node's disk or a cluster's file system.
 
 Training uses the cache when BINIDX_CACHE_DIR is set, or storage_options={"binidx": {"cache_dir": ...}}; these commands
-look at the same directory, also while jobs read from it. BINIDX_CACHE_BYTES, or cache_bytes there, is its bound;
-without one it leaves a tenth of its file system free. When it is full what was least recently used makes room, except
-what is in use.
+use the same directory, also while jobs read from it. BINIDX_CACHE_BYTES, or cache_bytes there, is its limit; without
+one it leaves a tenth of its file system free. A full cache evicts the least recently used blocks that are not in use.
 
   warm URI ...        whole objects, or both files of dataset prefixes, of a virtual merge those of its parts
-  warm --run FILE     what the next --steps steps of a run read, and no more (in whole chunks of 64 KiB); FILE is what
-                      binidx.Run.save wrote. A step is one micro-batch of each rank
-  list                per object: its size, how much of it is there, when it was last used
-  verify              compare everything with its checksums; what is damaged is forgotten, and fetched again when needed
-  prune               remove by size, age or URI, and what killed processes left; never what is in use
+  warm --run FILE     the bytes that the next --steps steps of a run read (in whole chunks of 64 KiB); FILE is a file
+                      of binidx.Run.save. A step is one micro-batch of each rank
+  list                per object: its size, its cached bytes, and the time of its last use
+  verify              compare everything with its checksums; damaged chunks are dropped, and fetched again when needed
+  prune               remove by size, age or URI, and files of killed processes; never blocks in use
 
-Without a cache directory, list, verify and prune look at the directory of index files (BINIDX_INDEX_DIR).
+Without a cache directory, list, verify and prune use the directory of index files (BINIDX_INDEX_DIR).
 
-warm goes on where it was stopped. With several nodes at one directory each fetches a part.
+An interrupted warm resumes. Several nodes that share a directory each fetch a part.
 
 exit status: 0 done, 1 something is damaged or found no room, 2 the call is wrong
 
@@ -51,7 +50,7 @@ from ._command import human_bytes, human_seconds, json_object, parser, run
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = build_parser().parse_args(argv)
-    hint = "interrupted; the same command goes on from here"
+    hint = "interrupted; the same command resumes"
     return run("cache", lambda: int(arguments.body(arguments)), after_interrupt=hint)
 
 
@@ -67,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         found.set_defaults(body=body)
         return found
 
-    filled = command("warm", run_warm, "fetch objects, or what a run will read")
+    filled = command("warm", run_warm, "fetch objects, or the bytes that a run reads")
     filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
     filled.add_argument("--bytes", metavar="N", type=size, help="bound of the cache, as 500GB (BINIDX_CACHE_BYTES)")
     filled.add_argument("--run", metavar="FILE", help="path or URI of a saved run")
@@ -75,19 +74,17 @@ def build_parser() -> argparse.ArgumentParser:
     filled.add_argument("--consumed", metavar="C", type=int, help="samples served before (as the run says)")
     filled.add_argument("--rank", metavar="R", type=int, action="append", help="only for this rank, or these (all)")
     filled.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
-    command("list", run_list, "what is there")
+    command("list", run_list, "list the cached objects")
     command("verify", run_verify, "compare everything with its checksums")
-    pruned = command("prune", run_prune, "remove what is not in use")
+    pruned = command("prune", run_prune, "remove blocks that are not in use")
     pruned.add_argument("--bytes", metavar="N", type=size, help="the least recently used, down to N, as 500GB")
-    pruned.add_argument("--older-than", metavar="AGE", type=age, help="what was not used for so long: 30m, 12h, 7d")
-    pruned.add_argument(
-        "--uri", action="append", metavar="URI", help="what is kept of an object, a dataset prefix or a folder"
-    )
+    pruned.add_argument("--older-than", metavar="AGE", type=age, help="blocks unused for this time: 30m, 12h, 7d")
+    pruned.add_argument("--uri", action="append", metavar="URI", help="only of this object, dataset prefix or folder")
     return options
 
 
 def size(text: str) -> int:
-    """An argument in bytes."""
+    """Parse a size in bytes."""
     try:
         return parse_bytes(text)
     except (KeyError, ValueError):
@@ -95,7 +92,7 @@ def size(text: str) -> int:
 
 
 def age(text: str) -> float:
-    """An argument in seconds: `90`, `30m`, `12h`, `7d`."""
+    """Parse a time in seconds: `90`, `30m`, `12h`, `7d`."""
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}.get(text[-1:], 0)
     try:
         return float(text[:-1] if unit else text) * (unit or 1)
@@ -104,7 +101,7 @@ def age(text: str) -> float:
 
 
 def directory_of(arguments: argparse.Namespace) -> str:
-    """The cache directory that is meant; where none is given, that of index files, but not to warm."""
+    """Return the cache directory; by default, except for `warm`, the directory of index files."""
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
     found = arguments.dir or settings.cache_dir
     if not found and arguments.body is not run_warm and (of_index := directory_of_index(settings)):
@@ -119,7 +116,7 @@ def directory_of(arguments: argparse.Namespace) -> str:
 
 
 def run_warm(arguments: argparse.Namespace) -> int:
-    """Fetch, and say what was done."""
+    """Fetch, and print a summary."""
     from ._warm_jobs import jobs_of_run, jobs_of_uris
 
     directory = directory_of(arguments)
@@ -149,15 +146,15 @@ def run_warm(arguments: argparse.Namespace) -> int:
 
 
 def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float) -> str:
-    """What was done, for people."""
+    """Return the summary of a fetch."""
     rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
-    rest = ", the rest was there" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
+    rest = ", the rest was cached" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
     text = (
         f"{directory}: {human_bytes(done.num_bytes)} of {num_objects} object{'s' * (num_objects != 1)}\n"
         f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s){rest}"
     )
     if done.lacking_bytes:
-        text += f"\n  {human_bytes(done.lacking_bytes)} found no room: raise --bytes, or prune what is not needed"
+        text += f"\n  {human_bytes(done.lacking_bytes)} did not fit: raise --bytes, or prune"
     return text
 
 
@@ -165,7 +162,7 @@ def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    """Print what is there."""
+    """Print the cached objects."""
     contents = cached_contents(directory_of(arguments))
     rows = [row_of(kept) for kept in contents]
     if arguments.json:
@@ -175,13 +172,13 @@ def run_list(arguments: argparse.Namespace) -> int:
     for row in rows:
         used = f"{human_seconds(max(0.0, now - row['used_at']))} ago" if row["used_at"] else "never"
         share = f"{human_bytes(row['cached_bytes'])} of {human_bytes(row['size'])}"
-        print(f"{row['uri'] or '(nobody knows; prune removes it)'}\n  {share}, used {used}")
+        print(f"{row['uri'] or '(unknown object; prune removes it)'}\n  {share}, used {used}")
     print(f"{len(rows)} objects, {human_bytes(sum(kept.disk_bytes for kept in contents))} on the disk")
     return 0
 
 
 def row_of(kept: CachedObjectInfo) -> dict[str, Any]:
-    """One object, in JSON values."""
+    """Return one object as JSON values."""
     return {
         "uri": kept.content.uri if kept.content else None,
         "size": kept.content.size if kept.content else 0,
@@ -196,7 +193,7 @@ def row_of(kept: CachedObjectInfo) -> dict[str, Any]:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Compare everything, and say what was damaged."""
+    """Compare everything with its checksums, and print the damaged objects."""
     contents = cached_contents(directory_of(arguments))
     total, num_chunks = sum(kept.disk_bytes for kept in contents), 0
     damaged: dict[str, int] = {}
@@ -210,13 +207,13 @@ def run_verify(arguments: argparse.Namespace) -> int:
         print(json.dumps({"num_chunks": num_chunks, "num_damaged": sum(damaged.values()), "damaged": damaged}))
     else:
         for uri, count in damaged.items():
-            print(f"{uri}: {count} chunks were damaged, and are forgotten")
+            print(f"{uri}: {count} chunks were damaged, and are dropped")
         print(f"{num_chunks:,} chunks compared, {sum(damaged.values())} were damaged")
     return 1 if damaged else 0
 
 
 def run_prune(arguments: argparse.Namespace) -> int:
-    """Remove, and say how much."""
+    """Remove cached data, and print the amount."""
     uris = arguments.uri
     done = prune(
         directory_of(arguments),
@@ -229,12 +226,12 @@ def run_prune(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{human_bytes(done.num_bytes)} removed, {done.num_litter} leftovers of killed processes")
     if done.in_use_bytes:
-        print(f"{human_bytes(done.in_use_bytes)} stay: they are in use")
+        print(f"{human_bytes(done.in_use_bytes)} kept: in use")
     return 0
 
 
 def belongs(uri: str, chosen: str) -> bool:
-    """Whether an object is the one chosen, a file of that dataset, or in that folder."""
+    """Return whether an object is the chosen one, a file of that dataset, or in that folder."""
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 

@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def convert(arguments: argparse.Namespace) -> int:
-    """Copy, and say what was done."""
+    """Copy, and print a summary."""
     with Bar("convert") as bar:
         done = convert_dataset(
             arguments.source,
@@ -109,7 +109,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def level(text: str) -> int:
-    """An argument that must be a level, and may be the next argument taken for one."""
+    """Parse a compression level; the next argument may be taken for one."""
     try:
         return check_level(int(text))
     except ValueError:
@@ -117,14 +117,14 @@ def level(text: str) -> int:
 
 
 def way_of(arguments: argparse.Namespace) -> StorageFormat:
-    """How the tokens are to be stored."""
+    """Return the storage format of the target."""
     compress = arguments.compress is not None
     codec = "zstd" if compress else "raw" if arguments.plain else None
     return StorageFormat(codec, arguments.compress or None, arguments.checksums)
 
 
 def from_environment(name: str, default: Any) -> Any:
-    """A knob for tests, and for stores that want other parts."""
+    """Return the part size of the environment, for tests and for stores that need other parts."""
     text = os.environ.get(name)
     try:
         return type(default)(text) if text else default
@@ -133,7 +133,7 @@ def from_environment(name: str, default: Any) -> Any:
 
 
 def describe(done: ConvertResult) -> str:
-    """What was done, for people."""
+    """Return the summary."""
     counts = (
         f"{done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens, "
         f"{human_bytes(done.source_bytes)}"

@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def cut(arguments: argparse.Namespace) -> int:
-    """Cut, and say what was written."""
+    """Cut, and print a summary."""
     with Bar("cut") as bar:
         done: CutResult = arguments.body(arguments, bar)
     print(json.dumps(done.to_json()) if arguments.json else describe(done))
@@ -83,7 +83,7 @@ def cut(arguments: argparse.Namespace) -> int:
 
 
 def run_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
-    """The first documents."""
+    """Write the first documents."""
     return head_dataset(
         arguments.source,
         arguments.to[0],
@@ -97,7 +97,7 @@ def run_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult
 
 
 def run_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
-    """A sample, or several."""
+    """Write a sample, or a split."""
     return split_dataset(
         arguments.source,
         arguments.to,
@@ -112,7 +112,7 @@ def run_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResul
 
 
 def describe(done: CutResult) -> str:
-    """What was written, for people."""
+    """Return the summary."""
     lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
     lines += [
         f"  {each.target}: "

@@ -64,7 +64,7 @@ def diff(arguments: argparse.Namespace) -> int:
 
 
 def describe(found: Difference) -> str:
-    """What was found, for people."""
+    """Return the differences as text."""
     lines = [
         f"{name} {prefix}: {documents:,} documents, {tokens:,} tokens, {copies:,} copies of earlier documents"
         for name, prefix, documents, tokens, copies in zip(

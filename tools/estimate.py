@@ -28,7 +28,7 @@ if __name__ == "__main__":  # python tools/estimate.py: see convert.py
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, Estimated, estimate_tokens
+from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, estimate_tokens
 from binidx.prepare.preprocess.sampling import Estimate
 from binidx.prepare.text.batch import Filters, parse_keep
 from binidx.prepare.text.read import FORMATS
@@ -86,7 +86,7 @@ def estimate(arguments: argparse.Namespace) -> int:
 
 
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
-    """ConfigError for datasets, whose tokens nobody needs to estimate."""
+    """Raise ConfigError for inputs that are datasets, which have tokens already."""
     for each in inputs:
         of_file = next((each.removesuffix(f".{end}") for end in DATASET_ENDS if each.endswith(f".{end}")), None)
         bare = "." not in each.rpartition("/")[2] and not each.endswith("/") and not has_magic(each)
@@ -94,8 +94,8 @@ def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) ->
             raise ConfigError(f"{each}: is a dataset, needed text; binidx inspect {of_file or each} says its tokens")
 
 
-def describe(found: Estimated) -> str:
-    """What was found, for people."""
+def describe(found: CorpusEstimate) -> str:
+    """Return the estimate as text."""
     cost = found.cost
     looked = f"{human_bytes(found.sampled_bytes)} of {human_bytes(found.stored_bytes)} in {found.num_inputs:,} files"
     dollars = f", ${cost.dollars:,.2f} at list price" if cost.dollars else ""

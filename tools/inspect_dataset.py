@@ -1,8 +1,8 @@
-"""What a dataset holds: its header, counts, lengths, empty items, first tokens, and text.
+"""Print a dataset's header, counts, lengths, empty items, first tokens, and text.
 
 The .idx is checked in full, so a dataset that inspect prints is sound; of the .bin only the first tokens are read, and
 of a .bin.zst its seek table. With --text and --tokenizer the start of so many documents is shown as text, and
-where each came from, if there is lineage (.lineage.parquet).
+its origin, if there is lineage (.lineage.parquet).
 Memory: the .idx, which is mapped when it is local, and 4 bytes a sequence to find the percentiles.
 
 exit status: 0 a sound dataset, 1 a damaged one, 2 there is none
@@ -127,7 +127,7 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
 
 
 def layers(reader: Any) -> Iterator[Any]:
-    """A reader and what lies below it."""
+    """Yield a reader and the readers below it."""
     while reader is not None:
         yield reader
         reader = getattr(reader, "reader", None)
@@ -145,13 +145,13 @@ def first_tokens(dataset: IndexedDataset, num_documents: int, num_tokens: int) -
 
 
 def count_empty_documents(bounds: NDArray[np.int64]) -> int:
-    """How many document bounds repeat the one before; block by block, as there may be 10^9 of them."""
+    """Count the document bounds that repeat the one before; block by block, as there may be 10^9 of them."""
     pieces = (bounds[start : start + BLOCK + 1] for start in range(0, len(bounds) - 1, BLOCK))
     return sum(int((np.diff(piece) == 0).sum()) for piece in pieces)
 
 
 def count_modes(stream: IndexStream) -> dict[str, int]:
-    """mode -> sequences that have it, of a dataset whose .idx goes on after the document bounds."""
+    """Return mode -> number of its sequences, for a multimodal dataset."""
     counts = np.zeros(256, np.int64)
     for modes in stream.modes():
         counts += np.bincount(modes.view(np.uint8), minlength=256)
@@ -159,7 +159,7 @@ def count_modes(stream: IndexStream) -> dict[str, int]:
 
 
 def describe(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """Return the report as text."""
     lengths = report["sequence_lengths"]
     lines = [report["prefix"], *rows(report), ""]
     if lengths["percentiles"]:
@@ -172,7 +172,7 @@ def describe(report: dict[str, Any]) -> str:
 
 
 def rows(report: dict[str, Any]) -> list[str]:
-    """Name and value, one a line."""
+    """Return name and value, one per line."""
     empty = {name: f", {report[f'empty_{name}']:,} empty" if report[f"empty_{name}"] else "" for name in KINDS}
     values = {
         "format": f"MMIDIDX version {report['version']}, {report['dtype']} (code {report['dtype_code']})",
@@ -191,7 +191,7 @@ def rows(report: dict[str, Any]) -> list[str]:
 
 
 def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
-    """What there is to say of the object, if it is no plain one without more."""
+    """Return the rows about the stored object, if it is not a plain one without checksums."""
     if "parts" in stored:
         checked = sum(each["checksums"] for each in stored["parts"])
         compressed = sum(each["codec"] != "raw" for each in stored["parts"])
@@ -208,7 +208,7 @@ def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
 
 
 def can_print(text: str) -> bool:
-    """Whether stdout takes these characters."""
+    """Return whether the encoding of stdout has these characters."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:
@@ -233,7 +233,7 @@ def table(found: dict[str, int], mean: float) -> list[str]:
 
 
 def start_of(first: dict[str, Any]) -> str:
-    """One document's start."""
+    """Return the start of one document."""
     shown = " ".join(map(str, first["tokens"])) or "(an empty sequence)"
     return f"  document {first['document']:,}: {shown}"
 

@@ -9,9 +9,9 @@ With --virtual nothing is moved: TARGET.parts.json lists the datasets, and opens
 may lie in several stores, compressed or not, and must stay as they are. Every command takes it as a dataset: this one,
 given it as a source, makes it real.
 
-Lineage (.lineage.parquet) comes along: a document of a dataset that has none is told by the dataset's prefix and its
+Lineage (.lineage.parquet) comes along: a document of a dataset without lineage is identified by the prefix and its
 number in it. Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed
-or none. What is moved is not read, so a damaged source gives a damaged target: binidx verify tells before. Checksums
+or none. What is moved is not read, so a damaged source gives a damaged target: run binidx verify before. Checksums
 (.bin.xxh3) are not carried along: binidx convert TARGET TARGET --checksums takes them anew.
 
 exit status: 0 merged, 1 the data is bad, 2 the call is
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def merge(arguments: argparse.Namespace) -> int:
-    """Merge, and say what was done."""
+    """Merge, and print a summary."""
     if arguments.virtual:
         return list_parts(arguments)
     with Bar("merge") as bar:
@@ -74,7 +74,7 @@ def merge(arguments: argparse.Namespace) -> int:
 
 
 def list_parts(arguments: argparse.Namespace) -> int:
-    """Write the list of a virtual merge, and say what it opens as."""
+    """Write the list of a virtual merge, and print the counts of the dataset."""
     if arguments.target_options is not None and arguments.target_options != arguments.source_options:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
     with Bar("merge") as bar:
@@ -99,7 +99,7 @@ HOW = {
 
 
 def describe(done: MergeResult) -> str:
-    """What was done, for people."""
+    """Return the summary."""
     lines = [
         f"{done.target}: {counts(datasets=done.num_sources)}",
         f"  {counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)}",

@@ -1,9 +1,9 @@
-"""Write down who reads what: the order of a run as parquet files, by rank or by steps, without any GPU.
+"""Export the global order of a run as parquet files, by rank or by steps, without any GPU.
 
 RUN describes a GPT run (what binidx.Run.save wrote) or a run over packed files (binidx.packed.packed_run).
 One row is one sequence: step, rank, slot, sample, source, epoch, its documents, and where it starts in the first of
-them and stops in the last; packed files know no documents, their rows have file and block. --tokens adds the tokens,
-which are read from the data. Files that are there already are kept, so an export that broke off goes on.
+them and stops in the last; rows of packed files have file and block instead. --tokens adds the tokens,
+which are read from the data. Existing files are kept, so an interrupted export resumes.
 
   worker_{rank}-of-{ranks}_ordered_dataset.parquet     one a rank (default), as the Gemstones are published
   steps-{first}-{stop}.parquet                         with --steps-per-file
@@ -84,7 +84,7 @@ def body(arguments: argparse.Namespace) -> int:
 
 
 def open_order(arguments: argparse.Namespace) -> Any:
-    """The order of either kind of run, told apart by their fields."""
+    """Return the order of either kind of run, which its fields distinguish."""
     text = read_document(RUN_FILE, arguments.run, arguments.storage_options)
     packed = is_packed_run(RUN_FILE.parse(text, arguments.run))
     return load_packed_run(arguments.run, arguments.storage_options) if packed else open_run(arguments)

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pack(arguments: argparse.Namespace) -> int:
-    """Dataset to files."""
+    """Write packed files from a dataset."""
     if len(arguments.others) != 1:
         raise ConfigError(f"pack: found {len(arguments.others)} directories, needs one")
     dataset = IndexedDataset(arguments.prefix, storage_options=arguments.storage_options)
@@ -64,7 +64,7 @@ def pack(arguments: argparse.Namespace) -> int:
 
 
 def unpack(arguments: argparse.Namespace) -> int:
-    """Files to dataset."""
+    """Write a dataset from packed files."""
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
     total = len(files.uris) * files.header.chunk_size
     with tqdm(desc="unpack", total=total, unit=" tokens", unit_scale=True, disable=None) as bar:

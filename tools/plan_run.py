@@ -1,8 +1,8 @@
-"""What a run will do before it runs: steps, epochs, indices, requests, bytes, time to the first batch, costs.
+"""Plan a run before it starts: steps, epochs, indices, requests, bytes, time to the first batch, cost.
 
 Nothing is built and nothing written. Of each dataset some dozens of bytes are read (its header, and where its splits
-begin), of each cached index the manifest: no .idx and no array, so it takes a moment however large the data is. Where
-data is remote, 6 small requests and one read of 8 MiB measure the way to it.
+begin), of each cached index the manifest: no .idx and no array, so it takes a moment however large the data is. For
+remote data, 6 small requests and one read of 8 MiB measure the link.
 
 Tokens, samples, epochs and sizes are exact. Requests and bytes are expected values for documents of the mean length,
 shuffled. Build times are those of two cores. Prices are list prices of requests; traffic within a region is free.
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Look, and say what comes."""
+    """Compute the plan, and print it."""
     given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
     nodes = arguments.nodes or -(-given.data_parallel_size // RANKS_OF_A_NODE)
     found = plan_run(given, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
@@ -59,7 +59,7 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def describe(found: RunPlan) -> str:
-    """All of it for people."""
+    """Return the plan as text."""
     width = shutil.get_terminal_size().columns
     parts = [
         _pairs(_head(found), width),
@@ -78,7 +78,7 @@ def describe(found: RunPlan) -> str:
 
 
 def _pairs(rows: Sequence[tuple[str, str]], width: int) -> str:
-    """A word and what it is, one below the other."""
+    """Return aligned lines of a name and its value."""
     left = max(len(name) for name, _ in rows) + 2
     return "\n".join(
         textwrap.fill(

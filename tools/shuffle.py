@@ -1,4 +1,4 @@
-"""Shuffle the documents of a dataset, or the lines of text, in the memory that is allowed.
+"""Shuffle the documents of a dataset, or the lines of text, in bounded memory.
 
 The order is a function of --seed and of how many documents (or lines) there are: the same on every machine, whatever
 --memory says. Several sources come together as one. Two passes read and write in long runs: into buckets on the scratch
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def shuffle(arguments: argparse.Namespace) -> int:
-    """Shuffle, and say what was done."""
+    """Shuffle, and print a summary."""
     common = {
         "seed": arguments.seed,
         "memory_bytes": arguments.memory,
@@ -80,7 +80,7 @@ def shuffle(arguments: argparse.Namespace) -> int:
 
 
 def dataset(text: str) -> str:
-    """A prefix; the file of a dataset is none."""
+    """Parse a prefix; the file of a dataset is an error."""
     try:
         return prefix(text)
     except argparse.ArgumentTypeError as error:
@@ -88,7 +88,7 @@ def dataset(text: str) -> str:
 
 
 def describe(done: ShuffleResult) -> str:
-    """What was done, for people."""
+    """Return the summary of shuffled documents."""
     lineage = "with" if done.lineage else "no"
     return "\n".join(
         [
@@ -100,7 +100,7 @@ def describe(done: ShuffleResult) -> str:
 
 
 def describe_lines(done: ShuffledLines) -> str:
-    """What was done, for people."""
+    """Return the summary of shuffled lines."""
     text = f"{counts(lines=done.num_lines)}, {human_bytes(done.num_bytes)}"
     return f"{done.target}: {text}; {counts(buckets=done.num_buckets)}; {human_seconds(done.seconds)}"
 

@@ -1,9 +1,9 @@
-"""What was in a step: its samples, their sources, documents and spans, from the description of the run alone.
+"""Trace a step: its samples, their sources, documents and spans, from the description of the run alone.
 
-No token is read unless --tokenizer asks for text. Of the indices in the run's cache, wherever it is, some kilobytes
-are read; where there is none, they are built. A document counts from 0 in its source; its span is what this sample has
-of it, S tokens and the last label. Where its source has lineage (.lineage.parquet), the file and row it came from too,
-at the price of a row group of that, 6 MB, for each document.
+Tokens are read only with --tokenizer, which prints text. Of cached indices some kilobytes are read; an index without a
+cache is built. Documents count from 0 in their source; a span is the part of a document in this sample, of its S tokens
+and the last label. If a source has lineage (.lineage.parquet), the file and row of each origin are printed, too, which
+reads a row group of it, 6 MB, for each document.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 

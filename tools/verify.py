@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check, and say what was found."""
+    """Check, and print the result."""
     with Bar("verify") as bar:
         found = verify_dataset(
             arguments.prefix,
@@ -63,7 +63,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def describe(found: Verification) -> str:
-    """What was found, for people."""
+    """Return the result as text."""
     empty = f", {found.empty_documents:,} of them empty" if found.empty_documents else ""
     trailing = f", {found.trailing_bytes:,} bytes after the last token" if found.trailing_bytes else ""
     return "\n".join(
@@ -79,7 +79,7 @@ def describe(found: Verification) -> str:
 
 
 def tokens_read(found: Verification) -> str:
-    """What was looked at of the tokens."""
+    """Return the description of the checks of the tokens."""
     if found.token_range is None:
         return "tokens were not read" if found.num_tokens else "there are no tokens"
     below = f", all in a vocabulary of {found.vocab_size:,}" if found.vocab_size is not None else ""

@@ -1,9 +1,9 @@
-"""Who saw a document: every step, rank and slot whose sample has a token of it, for takedowns and contamination.
+"""Find every step, rank and slot that read a document, for takedowns and contamination.
 
-The way back from a document through all indices of the run: one pass over each, no token is read. A document is named
+Searches all indices of the run, by one pass over each; no token is read. A document is named
 as `binidx trace` prints it: its number in its source, and the source where the run has several; and as there, the file
-and row it came from are shown where its source has lineage. Then it may be named by these, too, or by its id, and is
-looked for in all sources if none is given.
+and row it came from are shown where its source has lineage. Such a document may also be named by these, or by its
+id, and is searched in all sources if none is given.
 
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def documents_of(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:
-    """Source -> the numbers of the documents that are meant there."""
+    """Return source -> numbers of the named documents."""
     found: dict[int, list[int]] = {}
     for name in names:
         if name.isdecimal():
@@ -83,10 +83,10 @@ def documents_of(order: RunOrder, sources: Sequence[int], names: Sequence[str]) 
 
 
 def looked_up(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
-    """Source -> documents of that row of a file, or with that id; of several sources those without lineage are passed.
+    """Return source -> documents of that row of a file, or with that id; sources without lineage are skipped.
 
     Raises:
-        ConfigError: no document is named so.
+        ConfigError: no document has that name.
         ObjectNotFoundError: none of the sources has lineage.
     """
     file, colon, row = name.rpartition(":")
@@ -118,7 +118,7 @@ def looked_up(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, l
 
 
 def sources_of(order: RunOrder, prefix: str | None) -> list[int]:
-    """The numbers of the sources that are meant: that of a prefix, or all."""
+    """Return the numbers of the sources: the one with a prefix, or all."""
     names = order.prefixes
     if prefix is None:
         return list(range(len(names)))
