@@ -41,7 +41,7 @@ def test_an_error_in_a_worker_is_raised_at_its_batch_and_reading_goes_on() -> No
 
 
 def test_an_error_in_a_group_is_raised_at_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     dataset = Numbers(400, bad=[101])
     batches = iter(loader(dataset, 32, m=2))
     needed = values(plain(Numbers(400), m=2))
@@ -53,7 +53,7 @@ def test_an_error_in_a_group_is_raised_at_its_batch(monkeypatch: pytest.MonkeyPa
 
 
 def test_groups_give_the_batches_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     for m, num_ahead in ((1, 8), (2, 100), (30, 100), (4, 1), (4, 2)):
         dataset = Numbers(600)
         assert values(loader(dataset, num_ahead, m=m)) == values(plain(Numbers(600), m=m))
@@ -62,7 +62,7 @@ def test_groups_give_the_batches_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_more_is_read_ahead_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     for num_ahead in (1, 2, 5, 16):
         dataset = Numbers(2000)
         for served, _ in enumerate(loader(dataset, num_ahead, m=2), 1):

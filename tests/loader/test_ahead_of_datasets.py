@@ -18,7 +18,7 @@ from servers.latency_proxy import latency_proxy
 from torch.utils.data import default_collate
 
 import binidx
-from binidx.loader.readahead import is_ours, reads_remotely
+from binidx.loader.dataset_protocols import is_pure, reads_remotely
 from binidx.storage import stats
 from binidx.storage.open import open_object
 
@@ -125,7 +125,7 @@ def test_kinds_with_ways_of_their_own(prefixes: list[str], kind: Any, num_worker
 def test_it_is_on_by_itself_where_samples_are_ours_and_bytes_are_remote(prefixes: list[str], tmp_path: Path) -> None:
     def looks_ahead(dataset: Any) -> bool:
         loader: Any = binidx.build_pretraining_data_loader(dataset, 0, 4)
-        return bool(loader._looks_ahead)
+        return bool(loader._reads_ahead)
 
     rng = np.random.default_rng(0)
     local = write_with_megatron(tmp_path / "local", np.full(100, 30, np.int32), rng)
@@ -138,7 +138,7 @@ def test_it_is_on_by_itself_where_samples_are_ours_and_bytes_are_remote(prefixes
         # What they do in threads, and out of turn, is theirs to know.
         assert not looks_ahead(build(prefixes, kind))
         assert reads_remotely(build(prefixes, kind))
-        assert not is_ours(build(prefixes, kind))
+        assert not is_pure(build(prefixes, kind))
 
 
 def test_a_sample_is_read_once_and_many_batches_at_once(s3_prefixes: list[str]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,8 +10,8 @@ import torch
 from helpers.readahead_loaders import Numbers, no_thread_is_left, wait_for  # noqa: F401
 
 from binidx.loader import readahead as ahead_module
-from binidx.loader import readahead as window_module
-from binidx.loader.readahead import ReadAheadDataset, Window, batch_bytes
+from binidx.loader.dataset_protocols import batch_bytes
+from binidx.loader.readahead import ReadAheadDataset, Window
 from binidx.loader.samplers import build_sampler
 
 
@@ -41,57 +39,27 @@ def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four threads, groups of up to 64 samples: more than that in the window would only lie in a queue."""
-    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     ahead = ReadAheadDataset(Numbers(8000, seconds=0.1), build_sampler("single", range(8000), 0, 8, 0, 1))
     for start in range(0, 3000, 8):
         ahead.__getitems__([*range(start, start + 8)])
-    assert ahead._reading is not None
-    assert 32 <= ahead._reading._window.batches <= 128
-
-
-def test_where_nothing_has_to_be_waited_for_nobody_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
-    monkeypatch.setattr(window_module, "QUICK_SECONDS", 1e6)  # for a machine that is busy with other things
-    dataset = Numbers(10_000)
-    ahead = ReadAheadDataset(dataset, build_sampler("cyclic", range(10_000), 0, 4, 0, 1))
-    order = [*build_sampler("cyclic", range(10_000), 0, 4, 0, 1)]
-
-    def ask(first: int, stop: int) -> None:
-        for batch in order[first:stop]:
-            assert [int(sample) for sample in ahead.__getitems__(batch)] == [3 * idx for idx in batch]
-
-    ask(0, 500)
-    time.sleep(0.02)
-    assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:500]))
-    assert dataset.asked[-1] == order[499]
-    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.1)
-    dataset.seconds = 0.11
-    ask(500, 505)
-    wait_for(lambda: order[507][0] in chain(*dataset.asked))  # it looks ahead again, and from the right place
-    monkeypatch.setattr(window_module, "QUICK_SECONDS", 1e6)
-    dataset.seconds = 0.0
-    ask(505, 1000)
-    assert sorted(chain(*dataset.asked)) == sorted(chain(*order[:1000]))
+    assert ahead._queue is not None
+    assert 32 <= ahead._queue._window.batches <= 128
 
 
 def test_whatever_is_asked_for_and_however_slow_it_is_the_batches_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jumps, restarts and strangers, while looking ahead begins and ends all the time."""
-    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
-    monkeypatch.setattr(window_module, "QUICK_SECONDS", 0.002)
-    monkeypatch.setattr(window_module, "QUICK_BATCHES", 4)
-    monkeypatch.setattr(window_module, "SLOW_COUNTS", 2)
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     rng = np.random.default_rng(3)
     dataset = Numbers(100_000)
     ahead = ReadAheadDataset(dataset, build_sampler("single", range(100_000), 0, 3, 0, 1))
-    place, modes = 0, set()
+    place = 0
     for _ in range(2000):
         dataset.seconds = 0.003 if rng.integers(200) == 0 else 0 if rng.integers(20) == 0 else dataset.seconds
         place = 0 if rng.integers(200) == 0 else place + 3 * int(rng.integers(5) if rng.integers(10) == 0 else 1)
         batch = [*range(place, place + 3)] if rng.integers(30) else rng.integers(0, 100_000, 5).tolist()
         assert [int(sample) for sample in ahead.__getitems__(batch)] == [3 * idx for idx in batch]
-        assert ahead._reading is not None
-        modes.add((ahead._reading._pace.is_quick, bool(ahead._reading._groups)))
-    assert len(modes) == 4
+        assert ahead._queue is not None
 
 
 def test_samples_are_weighed_each_tensor_once() -> None:
@@ -103,8 +71,7 @@ def test_samples_are_weighed_each_tensor_once() -> None:
 
 def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 MiB of a budget for samples of 64 KiB each, in batches of 4: 8 batches at most wait to be asked for."""
-    monkeypatch.setattr(ahead_module, "is_ours", lambda dataset: True)
-    monkeypatch.setattr(ahead_module, "reads_remotely", lambda dataset: True)
+    monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     monkeypatch.setattr(ahead_module, "BUDGET_BYTES", 2 << 20)
 
     class Large(Numbers):
@@ -119,5 +86,5 @@ def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.Monke
         assert ahead.__getitems__([*range(start, start + 4)])[3][0] == (start + 3) % 256
         opened.append(sum(map(len, dataset.asked)) - 4 * served)
     assert max(opened) <= 4 * 8
-    assert ahead._reading is not None
-    assert ahead._reading._window.batches == 8
+    assert ahead._queue is not None
+    assert ahead._queue._window.batches == 8

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.loader.batch_groups import Prediction
+from binidx.loader.prediction import Prediction
 from binidx.loader.samplers import build_sampler
 
 
@@ -51,7 +51,7 @@ def test_the_next_iterations_are_found_and_followed(kind: str, num_workers: int)
             assert prediction.next() == mine[0]
         assert foretold(prediction) == mine[1:]
         for batch in mine:
-            prediction.served(batch)
+            prediction.mark_served(batch)
 
 
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
@@ -65,7 +65,7 @@ def test_a_loader_that_was_left_early_is_found_again(kind: str, num_workers: int
         assert prediction.next() == mine[0] or prediction.find(mine[0])
         told = [prediction.next() for _ in range(40)]  # far more than will be asked for
         for batch in mine:
-            prediction.served(batch)
+            prediction.mark_served(batch)
         assert [batch for batch in told if batch in mine[1:]] == mine[1:]
 
 
@@ -74,8 +74,8 @@ def test_what_was_skipped_is_forgotten() -> None:
     for _ in range(10):
         prediction.next()
     for idx in (0, 3, 4):
-        prediction.served([idx])
-    assert [*prediction._known] == [[idx] for idx in range(5, 10)]
+        prediction.mark_served([idx])
+    assert [*prediction._drawn] == [[idx] for idx in range(5, 10)]
     assert prediction.next() == [10]
 
 

@@ -33,7 +33,7 @@ def test_each_sample_is_read_once_and_before_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("consumed", [0, 4, 96])
-def test_a_resumed_loader_looks_ahead_from_there(consumed: int) -> None:
+def test_a_resumed_loader_reads_ahead_from_there(consumed: int) -> None:
     dataset = Numbers(100)
     assert values(loader(dataset, consumed=consumed)) == values(plain(Numbers(100), consumed=consumed))
     assert sorted(chain(*dataset.asked)) == [*range(consumed, 100)]
@@ -113,7 +113,7 @@ def test_looking_ahead_goes_on_after_a_surprise() -> None:
 
 
 def test_what_is_local_is_not_read_ahead_unless_asked() -> None:
-    assert build_pretraining_data_loader(OneByOne(), 0, 4)._looks_ahead is False
-    assert build_pretraining_data_loader(OneByOne(), 0, 4, look_ahead=3)._looks_ahead is True
+    assert build_pretraining_data_loader(OneByOne(), 0, 4)._reads_ahead is False
+    assert build_pretraining_data_loader(OneByOne(), 0, 4, look_ahead=3)._reads_ahead is True
     with pytest.raises(ConfigError, match="look_ahead: found -1"):
         build_pretraining_data_loader(OneByOne(), 0, 4, look_ahead=-1)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.kinds.fim import GPTFIMDataset, GPTFIMDatasetConfig, Rearrangement, draws_of
+from binidx.dataset.kinds.fim import FIMTransform, GPTFIMDataset, GPTFIMDatasetConfig, seed_sample
 from binidx.errors import ConfigError
 from binidx.loader.torch_loader import build_pretraining_data_loader, collate
 
@@ -92,24 +92,19 @@ def test_given_the_same_draws_a_sample_is_megatrons(
     tokens: list[int], rates: Any, split: int | None, no_prefix: str | None, number: int
 ) -> None:
     rate, spm, fragment = rates
-    ids = {name: IDS[text] for name, text in EXTRA.items()}
-    letters = Letters()
-    moved = Rearrangement(
-        **ids, rate=rate, spm_rate=spm, split=split, fragment_rate=fragment, no_prefix=no_prefix,
-        decode=letters.ids_to_text, encode=letters.text_to_ids,
-    )(np.array(tokens), draws_of(7, number))  # fmt: skip
+    config = config_of(
+        "en", fim_rate=rate, fim_spm_rate=spm, fim_split_sample=None if split is None else "<file>",
+        fim_fragment_rate=fragment, fim_no_prefix=no_prefix,
+    )  # fmt: skip
+    moved = FIMTransform(config)(np.array(tokens), seed_sample(7, number))
     assert moved.dtype == np.int64
-    assert moved.tolist() == model(tokens, draws_of(7, number), rate, spm, split, fragment, no_prefix)
+    assert moved.tolist() == model(tokens, seed_sample(7, number), rate, spm, split, fragment, no_prefix)
 
 
 def test_as_many_segments_are_cut_as_the_rates_say_and_anywhere() -> None:
-    letters, ids = Letters(), {name: IDS[text] for name, text in EXTRA.items()}
-    cut = Rearrangement(
-        **ids, rate=0.3, spm_rate=0.6, split=None, fragment_rate=0.0, no_prefix=None,
-        decode=letters.ids_to_text, encode=letters.text_to_ids,
-    )  # fmt: skip
+    cut = FIMTransform(config_of("en", fim_rate=0.3, fim_spm_rate=0.6))
     count, text = 3000, np.arange(1, 21)
-    moved = [cut(np.append(text, np.zeros(10, np.int64)), draws_of(1, number)).tolist() for number in range(count)]
+    moved = [cut(np.append(text, np.zeros(10, np.int64)), seed_sample(1, number)).tolist() for number in range(count)]
     begun = [each for each in moved if each[0] == IDS["<pre>"]]
     share, spm = len(begun) / count, np.mean([each[1] == IDS["<suf>"] for each in begun])
     assert abs(share - 0.3) < 4 * (0.3 * 0.7 / count) ** 0.5

@@ -14,7 +14,7 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset.kinds.multimodal import image_bytes, serving_order
+from binidx.dataset.kinds.multimodal import build_serving_order, image_bytes
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 
 S = 16
@@ -132,14 +132,14 @@ def test_the_text_is_a_gpt_sample_of_it(prefix: str, tmp_path: Path, documents: 
 
 def test_each_epoch_serves_every_document_once_and_in_an_order_of_its_own() -> None:
     documents = np.arange(5, 25, dtype=np.int32)
-    order = serving_order(documents, 50, 3)
+    order = build_serving_order(documents, 50, 3)
     assert len(order) == 50
     epochs = order[:20].tolist(), order[20:40].tolist()
     assert sorted(epochs[0]) == sorted(epochs[1]) == documents.tolist()
     assert epochs[0] != epochs[1]
     assert len(set(order[40:].tolist())) == 10
-    assert (serving_order(documents, 30, 3) == order[:30]).all()
-    assert not (serving_order(documents, 50, 4) == order).all()
+    assert (build_serving_order(documents, 30, 3) == order[:30]).all()
+    assert not (build_serving_order(documents, 50, 4) == order).all()
 
 
 def test_splits_divide_documents(prefix: str) -> None:

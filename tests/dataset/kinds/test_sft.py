@@ -65,8 +65,8 @@ def test_samples_are_the_rows_of_their_split_over_and_over(tmp_path: Path) -> No
 def test_shuffled_epochs_serve_each_row_once_in_orders_of_their_own(tmp_path: Path) -> None:
     config = config_of(write_rows(f"{tmp_path}/chat.jsonl", random_rows(0, 30)), split="1,0,0", shuffle=True)
     train, again = (build(config, (90, 0, 0))[0] for _ in range(2))
-    order = [train.row_of(idx) for idx in range(90)]
-    assert order == [again.row_of(idx) for idx in range(90)]
+    order = [train.find_row(idx) for idx in range(90)]
+    assert order == [again.find_row(idx) for idx in range(90)]
     epochs = [order[at : at + 30] for at in (0, 30, 60)]
     assert all(sorted(epoch) == [*range(30)] != epoch for epoch in epochs)
     assert epochs[0] != epochs[1]
@@ -157,7 +157,7 @@ def test_masks_that_these_samples_do_not_have_are_refused(name: str, tmp_path: P
 
 def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
     uri = write_rows(f"{tmp_path}/a.jsonl", random_rows(0, 4))
-    with pytest.raises(IndexBuildError, match="no rows in the valid split, 5 samples asked"):
+    with pytest.raises(IndexBuildError, match="no rows in the valid split, 5 samples requested"):
         build(config_of(uri, split="99,1,0"), (5, 5, 0))
     (train, *_) = build(config_of(uri, tokenizer=type("Plain", (Speaker,), {"tokenize_conversation": property()})()))
     with pytest.raises(ConfigError, match=r"Plain: has no tokenize_conversation; give binidx.ChatTokenizer"):

@@ -15,8 +15,6 @@ from binidx.dataset.kinds.masking import concatenate_tokens
 from binidx.errors import ConfigError
 
 SPECIALS = 3
-
-
 """Special tokens of a sample: cls A sep B sep."""
 
 
@@ -104,7 +102,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         Returns:
             The dict described at the class.
         """
-        with self.draws(idx) as (target, rng):
+        with self.random_draws(idx) as (target, rng):
             pivot, swapped = self._pivot(len(sequences), rng)
             runs = [concatenate_tokens(sequences[:pivot]), concatenate_tokens(sequences[pivot:])]
             if swapped:

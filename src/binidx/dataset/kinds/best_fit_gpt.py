@@ -1,8 +1,9 @@
-"""GPT samples of documents packed whole, chosen by name alone: `index.best_fit` has the picture and the price."""
+"""GPT samples of whole documents, packed by best fit; `index.best_fit` has the algorithm and its cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -13,21 +14,39 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.gpt_index import SMALL
 from binidx.errors import IndexBuildError
 from binidx.index.best_fit import ARRAYS, build_best_fit_index
-from binidx.index.cache.building import Arrays, Building
-from binidx.index.cache.index_cache import IndexCache
-from binidx.index.cache.manifest import origin_of
+from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.index_writer import IndexWriter
 from binidx.native.permutations import RandomState
 
 
 class BestFitGPTDataset(GPTDataset):
-    """Samples of whole documents, padded at the end; only what is longer than a sample is cut.
+    """GPT samples of whole documents, padded at the end; only documents longer than a sample are cut.
 
-    Its samples have `GPTDataset`'s keys and shapes. With `inter_document_masking` attention stays within a document.
-    Not Megatron's order. An epoch is served before the next, so a run that grows keeps its order.
+    Samples have the keys and shapes of `GPTDataset`'s. With `inter_document_masking` attention stays within a document.
+    The order is not Megatron's. Each epoch is served completely before the next, so a run that is extended keeps its
+    order.
+
+    Args:
+        indexed_dataset: the stored sequences, one document each.
+        dataset_path: their prefix, as the user wrote it; part of the identity.
+        indexed_indices: sequences of the split, shape (num_in_split,) int32.
+        num_samples: minimum number of samples; None is one epoch.
+        index_split: the split.
+        config: `GPTDatasetConfig`.
 
     Attributes:
-        pieces: (sequence, first token, tokens) of each piece, shape (num_pieces, 3), int32.
-        bounds: where each sample begins in them, shape (samples of an epoch + 1,).
+        pieces: (sequence, first token, number of tokens) of each piece, shape (num_pieces, 3), int32.
+        bounds: index in `pieces` of each sample's first piece, then the end, shape (samples of an epoch + 1,), int64.
+        shuffle_index: the sample served at each position, shape (num_samples,).
+
+    Raises:
+        IndexBuildError: samples are requested of a split without tokens.
+
+    Example:
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(
+        ...     binidx.BestFitGPTDataset, [1000, 0, 0], lambda: True, config
+        ... )
+        >>> train, _, _ = builder.build()
 
     Source: Ding et al. 2024, "Fewer Truncations Improve Language Modeling".
     """
@@ -41,17 +60,18 @@ class BestFitGPTDataset(GPTDataset):
         self.pieces, self.bounds, self.shuffle_index = (arrays[name] for name in ARRAYS)
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.shuffle_index)
 
     @property
     def num_tokens(self) -> int:
-        """Of an epoch, each counted once."""
-        again = np.count_nonzero(self.pieces[:, 1]) * self.config.add_extra_token_to_sequence
-        return int(self.pieces[:, 2].sum(dtype=np.int64) - again)
+        """Tokens of an epoch, each counted once."""
+        repeated = np.count_nonzero(self.pieces[:, 1]) * self.config.add_extra_token_to_sequence
+        return int(self.pieces[:, 2].sum(dtype=np.int64) - repeated)
 
     @property
     def fill(self) -> float:
-        """The share of all places in samples that tokens take; the rest are pads."""
+        """Fraction of the tokens of samples that are not pads, 0 to 1."""
         capacity = self.config.sequence_length + self.config.add_extra_token_to_sequence
         return float(self.pieces[:, 2].sum(dtype=np.int64)) / max(1, (len(self.bounds) - 1) * capacity)
 
@@ -68,22 +88,18 @@ class BestFitGPTDataset(GPTDataset):
 
     def _load_or_build(self) -> Arrays:
         if len(self.own_sequences) <= SMALL and not self.config.cache_small_indices:
-            self._build(building := Building())
-            return building.arrays
-        where = self._cache
-        origin = origin_of(self.dataset)
-        cache = IndexCache(
-            where.directory, where.name, where.storage_options, origin=origin, context=self.build_context
-        )
+            self._build(writer := IndexWriter())
+            return writer.arrays
+        cache = replace(self._cache, order=None, trusted=None)  # Megatron Core has no such index
         return cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
 
     def _fingerprint(self) -> dict[str, Any]:
         return {**super()._fingerprint(), "num_samples": self.num_samples}
 
-    def _build(self, building: Building) -> None:
+    def _build(self, writer: IndexWriter) -> None:
         try:
             build_best_fit_index(
-                building,
+                writer,
                 self.dataset.sequence_lengths,
                 self.own_sequences,
                 self.config.sequence_length,
@@ -96,15 +112,26 @@ class BestFitGPTDataset(GPTDataset):
 
 
 class PackedPieces:
-    """Where the samples lie, in the terms of `native.Orders`: spans by the number under which one is served."""
+    """Spans of best-fit samples by their position in serving order, with the interface of `native.Orders`.
+
+    Args:
+        pieces, bounds, shuffle_index: arrays of `BestFitGPTDataset`.
+    """
 
     def __init__(self, pieces: NDArray[np.int32], bounds: NDArray[np.int64], shuffle_index: NDArray[Any]) -> None:
         self._pieces, self._bounds, self._shuffle_index = pieces, bounds, shuffle_index
 
     def spans(self, served: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(sequence, first, count) of all pieces, shape (n, 3), and where each sample begins in them."""
+        """Return (sequence, first, count) of the pieces of some samples, and the bounds of each sample in them.
+
+        Args:
+            served: positions in serving order, B of them.
+
+        Returns:
+            int64, shapes (num_pieces, 3) and (B + 1,).
+        """
         samples = self._shuffle_index[np.asarray(served, np.int64)].astype(np.int64)
         starts, stops = self._bounds[samples], self._bounds[samples + 1]
         bounds = np.concatenate([[0], np.cumsum(stops - starts)])
-        places = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], stops - starts)
-        return self._pieces[places].astype(np.int64), bounds
+        positions = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], stops - starts)
+        return self._pieces[positions].astype(np.int64), bounds

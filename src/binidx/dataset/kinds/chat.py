@@ -1,31 +1,21 @@
-"""Rows of chat files as conversations: lists of messages, each with a role and a content.
+"""Conversations from the rows of chat files, and their tokens by a Hugging Face chat template.
 
     openai-messages   {"messages": [{"role": "user", "content": "..."}, ...]}
     sharegpt          {"conversations": [{"from": "human", "value": "..."}, ...]}
     alpaca, dolly     {"instruction": "...", "input": "...", "output": "..."}, and other names of these three
-    pretrain-text     {"text": "..."}: no conversation, all of it is learnt
+    pretrain-text     {"text": "..."}: not a conversation; all of it is trained on
 
-The first of these that fits a row is its schema.
+The schema of a row is the first of these that fits. A conversation is a list of messages with a role and a content.
 
-Source: Megatron-LM, `varlen_dataset.py`, whose names, order and roles these are. It looks at the columns of the whole
-file; here each row is looked at, so a file may mix them.
-
-A Hugging Face tokenizer as chat samples want it: by its chat template, and learnt where the assistant speaks.
-
-    <user> hi <assistant> hello <end> <user> ...
-                          -----------                    learnt: from what begins an answer, to the end of its turn
-
-Where the template marks answers with {% generation %}, its marks count. Else the tokens up to each answer are compared
-with those of the whole, so the template must write a conversation as its beginning and then more.
-
-Source: ours; `tokenize_conversation` is the method of Megatron's SFTTokenizer.
+Source: Megatron-LM, `varlen_dataset.py`: its schemas, names, order and roles. Difference: it decides the schema by the
+columns of the whole file; here each row is checked, so a file may mix schemas.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,121 +49,133 @@ ROLES = {
 }
 
 
-"""Of the speakers of sharegpt; all others are users."""
+"""Roles of the speakers of sharegpt; every other speaker is a user."""
 
 
-def conversation_of(row: Row) -> Conversation | str:
-    """The messages of a row, or the text of one that has only text.
+IGNORE = -100
+
+
+"""Target of tokens that are not trained on."""
+
+
+RECORDED_NAME = "binidx.dataset.chat_tokenizer.ChatTokenizer"
+
+
+"""Name of the class in the names of index caches; a subclass has its own."""
+
+
+MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def parse_row(row: Row) -> Conversation | str:
+    """Return the messages of a row, or the text of a row that has only text.
 
     Raises:
-        FormatError: it fits no schema, or what should be text is not.
+        FormatError: the row fits no schema, or a value is not text.
     """
-    for fits, read in SCHEMAS.values():
-        if fits(row):
-            return read(row)
+    if "messages" in row:
+        return _parse_openai_messages(row["messages"])
+    if "conversations" in row:
+        return _parse_sharegpt(row["conversations"])
+    if any(name in row for name in INSTRUCTION) and any(name in row for name in OUTPUT):
+        return _parse_alpaca(row)
+    if "text" in row:
+        return check_text(row["text"], "text")
     raise FormatError(
         f"found {', '.join(row) or 'nothing'}, needs messages, conversations, instruction and output, or text"
     )
 
 
-def openai_messages(row: Row) -> Conversation:
-    messages = row["messages"]
-    if not isinstance(messages, list) or not messages or not all(_is_message(each) for each in messages):
+def _parse_openai_messages(messages: Any) -> Conversation:
+    if not _is_list_of_objects(messages) or not all(isinstance(each.get("role"), str) for each in messages):
         raise FormatError("messages: needs a list of objects with role and content, at least one")
-    return messages
+    return list(messages)
 
 
-def sharegpt(row: Row) -> Conversation:
-    turns = row["conversations"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
+def _parse_sharegpt(turns: Any) -> Conversation:
+    if not _is_list_of_objects(turns):
         raise FormatError("conversations: needs a list of objects with from and value, at least one")
     roles = [ROLES.get(str(turn.get("from") or "").lower(), "user") for turn in turns]
-    said = [_message(role, text_of(turn.get("value"), "value")) for role, turn in zip(roles, turns, strict=True)]
-    return said if roles[0] == "system" else [_message("system", ""), *said]
+    messages = [_message(role, check_text(turn.get("value"), "value")) for role, turn in zip(roles, turns, strict=True)]
+    return messages if roles[0] == "system" else [_message("system", ""), *messages]
 
 
-def alpaca(row: Row) -> Conversation:
-    instruction, context, output = (_first(row, names) for names in (INSTRUCTION, CONTEXT, OUTPUT))
-    asked = f"{instruction}\n\n{context}" if context else instruction
-    return [_message("system", ""), _message("user", asked), _message("assistant", output)]
+def _parse_alpaca(row: Row) -> Conversation:
+    instruction, context, output = (_first_text(row, names) for names in (INSTRUCTION, CONTEXT, OUTPUT))
+    question = f"{instruction}\n\n{context}" if context else instruction
+    return [_message("system", ""), _message("user", question), _message("assistant", output)]
 
 
-def pretrain_text(row: Row) -> str:
-    return text_of(row["text"], "text")
-
-
-def with_system(messages: Conversation) -> Conversation:
-    """Roles and contents only, and an empty system message first where there is none: as `VarlenDataset` wants them.
+def add_system_message(conversation: Conversation | str) -> Conversation | str:
+    """Return roles and contents only, after an empty system message if there is none; a text stays as it is.
 
     Raises:
-        FormatError: a content that is no text, such as parts of text and image.
+        FormatError: a content is not text, such as a list of texts and images.
     """
-    plain = [_message(each.get("role") or "user", text_of(each.get("content"), "content")) for each in messages]
-    return plain if plain[0]["role"] == "system" else [_message("system", ""), *plain]
+    if isinstance(conversation, str):
+        return conversation
+    plain = [_message(each.get("role") or "user", check_text(each.get("content"), "content")) for each in conversation]
+    return plain if plain and plain[0]["role"] == "system" else [_message("system", ""), *plain]
 
 
-def conversations_in(messages: Conversation) -> list[Conversation]:
-    """Those that one row holds one after the other: each system message begins another."""
-    found: list[Conversation] = []
-    for message in messages:
-        if not found or message["role"] == "system":
-            found.append([])
-        found[-1].append(message)
-    return found
+def split_conversations(conversation: Conversation | str) -> list[Conversation | str]:
+    """Return the conversations of a row: each system message begins another one; a text is one by itself."""
+    if isinstance(conversation, str):
+        return [conversation]
+    starts = [number for number, each in enumerate(conversation) if number == 0 or each["role"] == "system"]
+    return [conversation[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
 
 
-def text_of(value: Any, name: str) -> str:
-    """A text; None is the empty one."""
+def check_text(value: Any, name: str) -> str:
+    """Return a text; "" for None.
+
+    Raises:
+        FormatError: the value is not text.
+    """
     if value is not None and not isinstance(value, str):
         raise FormatError(f"{name}: {type(value).__name__}, needs text")
     return value or ""
 
 
-def _first(row: Row, names: Sequence[str]) -> str:
-    return next((text for name in names if (text := text_of(row.get(name), name))), "")
+def _first_text(row: Row, names: Sequence[str]) -> str:
+    return next((text for name in names if (text := check_text(row.get(name), name))), "")
 
 
-def _is_message(thing: Any) -> bool:
-    return isinstance(thing, dict) and isinstance(thing.get("role"), str)
+def _is_list_of_objects(thing: Any) -> bool:
+    return isinstance(thing, list) and bool(thing) and all(isinstance(each, dict) for each in thing)
 
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
-def _has(names: Sequence[str]) -> Callable[[Row], bool]:
-    return lambda row: any(name in row for name in names)
-
-
-SCHEMAS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], Conversation | str]]] = {
-    "openai-messages": (_has(["messages"]), openai_messages),
-    "sharegpt": (_has(["conversations"]), sharegpt),
-    "alpaca": (lambda row: _has(INSTRUCTION)(row) and _has(OUTPUT)(row), alpaca),
-    "pretrain-text": (_has(["text"]), pretrain_text),
-}
-
-
-"""By name: whether a row is of it, and how it is read."""
-
-
-RECORDED_NAME = "binidx.dataset.chat_tokenizer.ChatTokenizer"
-
-
-"""In the names of index caches, wherever the class is defined; a subclass has its own."""
-
-
-MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
 class ChatTokenizer:
-    """What `SFTDataset`, `VarlenDataset` and the names of caches ask of a tokenizer.
+    """Hugging Face tokenizer with the methods that `SFTDataset`, `VarlenDataset` and names of caches require.
+
+        <user> hi <assistant> hello <end> <user> ...
+                              -----------                    trained on: an answer and the end of its turn
+
+    Where the template marks answers with {% generation %}, the marks decide. Otherwise the tokens up to each answer are
+    compared with those of the whole conversation, so the template must render a conversation as its beginning plus the
+    rest.
 
     Args:
         tokenizer: has `apply_chat_template`, `encode`, `eos_token_id`, `pad_token_id`, `name_or_path` and a length.
-        chat_template: instead of the tokenizer's own.
+        chat_template: replaces the tokenizer's own template.
+
+    Attributes:
+        eod: id of the end of a conversation.
+        pad: id of the pad, or None.
+        vocab_size: number of ids.
 
     Raises:
-        ConfigError: it has no end of sequence, or no template.
+        ConfigError: the tokenizer has no end of sequence, or there is no template.
+
+    Example:
+        >>> hugging_face = transformers.AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B")
+        >>> config = binidx.SFTDatasetConfig(tokenizer=binidx.ChatTokenizer(hugging_face), ...)
+
+    Source: ours; `tokenize_conversation` has the arguments of Megatron-LM's `SFTTokenizer`.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
@@ -189,59 +191,64 @@ class ChatTokenizer:
 
     @property
     def unique_identifiers(self) -> OrderedDict[str, Any]:
+        """Identity of the tokenizer in the names of index caches."""
         kind = type(self)
         name = RECORDED_NAME if kind is ChatTokenizer else f"{kind.__module__}.{kind.__name__}"
         return OrderedDict([("class", name), ("tokenizer_path", [self.tokenizer.name_or_path])])
 
     def tokenize(self, text: str) -> NDArray[np.int64]:
+        """Return the tokens of a text, without special tokens, shape (n,)."""
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int64)
 
     def tokenize_conversation(
-        self, conversation: Sequence[Mapping[str, Any]], return_target: bool, add_generation_prompt: bool
+        self, conversation: Sequence[Message], return_target: bool, add_generation_prompt: bool
     ) -> Any:
-        """Tokens, and with `return_target` the same with IGNORE for all that the assistant does not say.
+        """Return the tokens of a conversation and, on request, its targets.
+
+        Args:
+            conversation: messages with "role" and "content".
+            return_target: also return targets.
+            add_generation_prompt: end with the beginning of an answer.
+
+        Returns:
+            Tokens, int64, shape (n,). With `return_target` a pair of tokens and targets: -100 for tokens that are not
+            the assistant's.
 
         Raises:
-            ConfigError: the template neither marks answers nor writes them one after the other.
+            ConfigError: the template neither marks answers nor renders conversations turn by turn.
         """
-        if MARKED.search(self.chat_template):
-            found = self._apply(
+        if MARKS_ANSWERS.search(self.chat_template):
+            rendered = self._apply(
                 conversation, add_generation_prompt, return_dict=True, return_assistant_tokens_mask=True
             )
-            tokens, answers = (np.asarray(found[name], np.int64) for name in ("input_ids", "assistant_masks"))
+            tokens, answers = (np.asarray(rendered[name], np.int64) for name in ("input_ids", "assistant_masks"))
         else:
-            tokens = self._tokens(conversation, add_generation_prompt)
-            answers = self._answers(conversation, tokens) if return_target else np.zeros(0, np.int64)
+            tokens = self._render(conversation, add_generation_prompt)
+            answers = self._find_answers(conversation, tokens) if return_target else np.zeros(0, np.int64)
         return (tokens, np.where(answers == 1, tokens, IGNORE)) if return_target else tokens
 
-    def _answers(self, conversation: Sequence[Mapping[str, Any]], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        said = np.zeros(len(tokens), np.int64)
+    def _find_answers(self, conversation: Sequence[Message], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return 1 for the assistant's tokens, else 0, shape (n,)."""
+        answers = np.zeros(len(tokens), np.int64)
         for turn, message in enumerate(conversation):
             if message["role"] == "assistant":
-                first = len(self._beginning(conversation[:turn], tokens, True)) if turn else 0
-                said[first : len(self._beginning(conversation[: turn + 1], tokens, False))] = 1
-        return said
+                first = self._count_tokens(conversation[:turn], tokens, True) if turn else 0
+                answers[first : self._count_tokens(conversation[: turn + 1], tokens, False)] = 1
+        return answers
 
-    def _beginning(self, turns: Sequence[Mapping[str, Any]], tokens: NDArray[np.int64], ask: bool) -> NDArray[np.int64]:
-        found = self._tokens(turns, ask)
-        if not np.array_equal(tokens[: len(found)], found):
+    def _count_tokens(self, turns: Sequence[Message], tokens: NDArray[np.int64], add_generation_prompt: bool) -> int:
+        """Return the number of tokens of the first turns of a conversation."""
+        first = self._render(turns, add_generation_prompt)
+        if not np.array_equal(tokens[: len(first)], first):
             raise ConfigError(
                 f"{self.tokenizer.name_or_path}: by its chat template a conversation does not begin with the tokens of "
                 f"its first {len(turns)} turns; mark the answers in the template with {{% generation %}}"
             )
-        return found
+        return len(first)
 
-    def _tokens(self, conversation: Sequence[Mapping[str, Any]], ask: bool) -> NDArray[np.int64]:
-        return np.asarray(self._apply(conversation, ask, return_dict=False), np.int64)
+    def _render(self, conversation: Sequence[Message], add_generation_prompt: bool) -> NDArray[np.int64]:
+        return np.asarray(self._apply(conversation, add_generation_prompt, return_dict=False), np.int64)
 
-    def _apply(self, conversation: Sequence[Mapping[str, Any]], ask: bool, **options: Any) -> Any:
-        return self.tokenizer.apply_chat_template(
-            [*conversation],
-            tokenize=True,
-            add_generation_prompt=ask,
-            chat_template=self.chat_template,
-            **options,
-        )
-
-
-IGNORE = -100
+    def _apply(self, conversation: Sequence[Message], add_generation_prompt: bool, **options: Any) -> Any:
+        options |= {"chat_template": self.chat_template, "add_generation_prompt": add_generation_prompt}
+        return self.tokenizer.apply_chat_template([*conversation], tokenize=True, **options)

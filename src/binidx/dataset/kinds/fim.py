@@ -1,19 +1,14 @@
-"""GPT samples with the middle moved to the end, so that a model learns to fill it in.
+"""GPT samples with the middle of segments moved to the end (fill in the middle).
 
     a segment        def area(r): return 3.14 * r * r         between two EODs
     cut at random    prefix         middle       suffix       at two characters
     PSM              <pre> prefix <suf> suffix <mid> middle
     SPM              <pre> <suf> suffix <mid> prefix middle
 
-Each segment is decoded, cut and encoded again, so a sample comes out longer or shorter: it is cut off at its length, or
-filled with pads.
+Each segment is decoded, cut and encoded again, which changes its number of tokens; then the sample is truncated or
+padded.
 
-Cost: tokenizing, some 100 us a sample and more; the reading stays one vectored read for a batch.
-
-Source: Megatron-LM, `GPTFIMDataset`. There a dataset draws from one RandomState, so a sample depends on all that were
-read before it, on the number of workers, and on where the run was resumed. Here the draws of a sample are a function of
-(seed, its number); given the same draws the sample is Megatron's. The extra token is read only where the config says
-so, partial samples are padded, and tokens wider than the stored type stay what they are.
+Cost: tokenizing, 100 us a sample and more; tokens are still read in one vectored read a batch.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,23 +32,48 @@ Ids = NDArray[np.int64]
 EXTRA_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")
 
 
+@runtime_checkable
+class TextTokenizer(Protocol):
+    """A tokenizer that converts between ids, tokens and text: the inner one of Megatron's tokenizers."""
+
+    def tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the ids of tokens, or the id of one token."""
+
+    def ids_to_text(self, ids: Any) -> str:
+        """Return the text of ids."""
+
+    def text_to_ids(self, text: str) -> Sequence[int]:
+        """Return the ids of a text."""
+
+
+@runtime_checkable
+class TokenizerWrapper(Protocol):
+    """A tokenizer of Megatron's around another one."""
+
+    _tokenizer: Any
+
+
 @dataclass
 class GPTFIMDatasetConfig(GPTDatasetConfig):
-    """What samples with the middle at the end need to know besides.
+    """Config of fill-in-the-middle samples: `GPTDatasetConfig` and options of the cuts.
 
     Args:
-        fim_rate: share of segments that are cut; of those with `fim_split_sample`, share whose fragments may be.
-        fim_spm_rate: share of the cut ones that begin with the suffix.
-        fim_extra_tokens: the tokenizer's tokens for "prefix", "middle", "suffix", "pad" and "eod".
-        fim_split_sample: a token at which segments fall into fragments, each cut by itself: files of a repository.
-        fim_fragment_rate: share of fragments that are cut; must be given with `fim_split_sample`.
-        fim_no_prefix: text that keeps what begins with it from being cut.
+        fim_rate: fraction of the segments that are cut, 0 to 1; of segments with `fim_split_sample`, the fraction whose
+            fragments may be cut. Required.
+        fim_spm_rate: fraction of the cut ones in SPM order, 0 to 1. Required.
+        fim_extra_tokens: the tokenizer's tokens for "prefix", "middle", "suffix", "pad" and "eod". Required.
+        fim_split_sample: token that splits a segment into fragments, each cut by itself, such as files of a repository.
+        fim_fragment_rate: fraction of the fragments that are cut, 0 to 1. Required with `fim_split_sample`.
+        fim_no_prefix: text that begins with it is not cut.
 
-    The tokenizer, or its `_tokenizer`, has `tokens_to_ids`, `ids_to_text` and `text_to_ids`.
+    The other arguments are those of `GPTDatasetConfig`. The tokenizer, or its `_tokenizer`, has `tokens_to_ids`,
+    `ids_to_text` and `text_to_ids`.
 
     Raises:
-        ConfigError: a rate outside 0 to 1, tokens that are missing, or `inter_document_masking`, since the bounds of
-            documents move with the cuts.
+        ConfigError: a rate outside 0 to 1, missing tokens, or `inter_document_masking`, since cuts move the bounds of
+            documents.
+
+    Source: Megatron-LM, `GPTFIMDatasetConfig`. Difference: errors instead of assertions.
     """
 
     fim_rate: float | None = None
@@ -77,10 +97,19 @@ class GPTFIMDatasetConfig(GPTDatasetConfig):
 
 
 class GPTFIMDataset(GPTDataset):
-    """GPT samples, their middles moved; keys, shapes and indices are those of `GPTDataset`.
+    """GPT samples with middles moved to the end; keys, shapes, indices and arguments are those of `GPTDataset`.
 
     Raises:
-        ConfigError: the tokenizer does not know one of the extra tokens, or cannot decode.
+        ConfigError: raised by a sample if the tokenizer lacks one of the extra tokens, or cannot decode.
+
+    Example:
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTFIMDataset, [1000, 10, 0], lambda: True, config)
+        >>> train, valid, _ = builder.build()
+
+    Source: Megatron-LM, `GPTFIMDataset`. Differences: the draws of a sample are a function of (seed, number of the
+    sample); given the same draws the samples are equal. There a dataset draws from one RandomState, so a sample depends
+    on all samples read before it, on the number of workers, and on the position at which the run was resumed. The extra
+    token is read only if configured, partial samples are padded, and ids that exceed the stored dtype stay as they are.
     """
 
     RECORDED_NAME: ClassVar[str] = "GPTFIMDataset"
@@ -89,45 +118,86 @@ class GPTFIMDataset(GPTDataset):
     config_class = GPTFIMDatasetConfig
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """The sample of its tokens, cut by the draws of its number."""
-        number = (idx or 0) % len(self)
-        draws = draws_of(self.config.random_seed, number)
+        """Return the sample of some tokens, cut by the draws of its number.
+
+        Args:
+            idx: number of the sample; None is sample 0 without loss.
+            sequences: tokens of its spans.
+
+        Returns:
+            The dict described at `GPTDataset`.
+        """
+        rng = seed_sample(self.config.random_seed, (idx or 0) % len(self))
         tokens = np.concatenate([np.empty(0, np.int64), *sequences]).astype(np.int64)
-        return super().assemble(idx, [self.rearrangement(tokens, draws)])
+        return super().assemble(idx, [self.transform(tokens, rng)])
 
     @cached_property
-    def rearrangement(self) -> Rearrangement:
-        """What the config asks to be done with the tokens of a sample."""
-        return rearrangement_of(self.config)
+    def transform(self) -> FIMTransform:
+        """The cuts that the config describes."""
+        return FIMTransform(self.config)
 
 
-def draws_of(seed: int, number: int) -> np.random.RandomState:
-    """The randomness of one sample: MT19937 seeded by an array of the run's seed and the sample's number."""
+def seed_sample(seed: int, number: int) -> np.random.RandomState:
+    """Return the random state of one sample: MT19937 seeded by an array of the run's seed and the sample's number."""
     return np.random.RandomState([seed, number % 2**32, number >> 32])
 
 
-def rearrangement_of(config: GPTFIMDatasetConfig) -> Rearrangement:
-    tokenizer = getattr(config.tokenizer, "_tokenizer", config.tokenizer)
-    for name in ("tokens_to_ids", "ids_to_text", "text_to_ids"):
-        if not hasattr(tokenizer, name):
-            raise ConfigError(f"{type(tokenizer).__name__}: has no {name}, cuts in the text need it; give Megatron's")
-    named = cast(Mapping[str, str], config.fim_extra_tokens)
-    ids = dict(zip(EXTRA_TOKENS, tokenizer.tokens_to_ids([named[name] for name in EXTRA_TOKENS]), strict=True))
-    if unknown := [named[name] for name, token in ids.items() if token is None]:
-        raise ConfigError(f"fim_extra_tokens: the tokenizer does not know {', '.join(unknown)}")
-    return Rearrangement(
-        **ids,
-        rate=cast(float, config.fim_rate),
-        spm_rate=cast(float, config.fim_spm_rate),
-        split=None if config.fim_split_sample is None else _one_token(tokenizer, config.fim_split_sample),
-        fragment_rate=config.fim_fragment_rate or 0.0,
-        no_prefix=config.fim_no_prefix,
-        decode=tokenizer.ids_to_text,
-        encode=tokenizer.text_to_ids,
-    )
+class FIMTransform:
+    """Moves middles of segments to the end: `transform(tokens, rng)` returns as many tokens as it takes.
+
+    Args:
+        config: options of the cuts, and the tokenizer.
+
+    Of EODs that follow each other, or begin a sample, only the last of a segment is kept: Megatron-LM's rule.
+
+    Raises:
+        ConfigError: the tokenizer cannot decode, or lacks a token.
+    """
+
+    def __init__(self, config: GPTFIMDatasetConfig) -> None:
+        outer = config.tokenizer
+        tokenizer = outer._tokenizer if isinstance(outer, TokenizerWrapper) else outer
+        if not isinstance(tokenizer, TextTokenizer):
+            raise ConfigError(
+                f"{type(tokenizer).__name__}: has no tokens_to_ids, ids_to_text or text_to_ids, which cuts in the text "
+                "need; give Megatron's"
+            )
+        names = [(config.fim_extra_tokens or {})[name] for name in EXTRA_TOKENS]
+        ids = tokenizer.tokens_to_ids(names)
+        if unknown := [name for name, token in zip(names, ids, strict=True) if token is None]:
+            raise ConfigError(f"fim_extra_tokens: the tokenizer does not know {', '.join(unknown)}")
+        self.prefix, self.middle, self.suffix, self.pad, self.eod = ids
+        self.config, self.tokenizer = config, tokenizer
+        self.separator = None if config.fim_split_sample is None else _find_token(tokenizer, config.fim_split_sample)
+
+    def __call__(self, tokens: Ids, rng: np.random.RandomState) -> Ids:
+        moved = _map_parts(tokens, self.eod, lambda segment: self._cut_segment(segment, rng))[: len(tokens)]
+        return np.concatenate([moved, np.full(len(tokens) - len(moved), self.pad, np.int64)])
+
+    def _cut_segment(self, segment: Ids, rng: np.random.RandomState) -> Ids:
+        if self.separator is None or self.separator not in segment:
+            return self._cut(segment, self.config.fim_rate, rng)
+        if not rng.binomial(1, self.config.fim_rate):
+            return segment
+        return _map_parts(segment, self.separator, lambda part: self._cut(part, self.config.fim_fragment_rate, rng))
+
+    def _cut(self, tokens: Ids, rate: float | None, rng: np.random.RandomState) -> Ids:
+        if not rng.binomial(1, rate):
+            return tokens
+        text, no_prefix = self.tokenizer.ids_to_text(tokens), self.config.fim_no_prefix
+        if no_prefix is not None and text.startswith(no_prefix):
+            return tokens
+        first, second = sorted(rng.randint(low=0, high=len(text) + 1, size=2).tolist())
+        parts = text[:first], text[first:second], text[second:]
+        before, between, after = (list(self.tokenizer.text_to_ids(part)) for part in parts)
+        if rng.binomial(1, self.config.fim_spm_rate):
+            order = [self.prefix, self.suffix, *after, self.middle, *before, *between]
+        else:
+            order = [self.prefix, *before, self.suffix, *after, self.middle, *between]
+        return np.array(order, np.int64)
 
 
-def _one_token(tokenizer: Any, text: str) -> int:
+def _find_token(tokenizer: TextTokenizer, text: str) -> int:
     found = tokenizer.tokens_to_ids(text)
     ids = [found] if isinstance(found, int | np.integer) else list(found or [])
     if len(ids) != 1:
@@ -135,58 +205,8 @@ def _one_token(tokenizer: Any, text: str) -> int:
     return int(ids[0])
 
 
-@dataclass(frozen=True)
-class Rearrangement:
-    """Moves middles to the end: `self(tokens, draws)` are as many tokens as before.
-
-    Args:
-        prefix, middle, suffix, pad, eod: ids of the extra tokens.
-        rate, spm_rate, split, fragment_rate, no_prefix: as in the config.
-        decode, encode: ids to text and back.
-
-    Of EODs that follow each other, or begin a sample, only the last of a segment stays: Megatron's rule.
-    """
-
-    prefix: int
-    middle: int
-    suffix: int
-    pad: int
-    eod: int
-    rate: float
-    spm_rate: float
-    split: int | None
-    fragment_rate: float
-    no_prefix: str | None
-    decode: Callable[[Any], str]
-    encode: Callable[[str], Sequence[int]]
-
-    def __call__(self, tokens: Ids, draws: np.random.RandomState) -> Ids:
-        moved = self._each_part(tokens, self.eod, lambda segment: self._segment(segment, draws))[: len(tokens)]
-        return np.concatenate([moved, np.full(len(tokens) - len(moved), self.pad, np.int64)])
-
-    def _segment(self, segment: Ids, draws: np.random.RandomState) -> Ids:
-        if self.split is None or self.split not in segment:
-            return self._cut(segment, self.rate, draws)
-        if not draws.binomial(1, self.rate):
-            return segment
-        return self._each_part(segment, self.split, lambda part: self._cut(part, self.fragment_rate, draws))
-
-    def _each_part(self, tokens: Ids, end: int, change: Callable[[Ids], Ids]) -> Ids:
-        """Parts that end with a token, changed; empty ones go with their end, and only the last may be empty."""
-        *whole, last = np.split(tokens, np.flatnonzero(tokens == end) + 1)
-        changed = [np.append(change(part[:-1]), end) for part in whole if len(part) > 1]
-        return np.concatenate([*changed, change(last)])
-
-    def _cut(self, tokens: Ids, rate: float, draws: np.random.RandomState) -> Ids:
-        if not draws.binomial(1, rate):
-            return tokens
-        text = self.decode(tokens)
-        if self.no_prefix is not None and text.startswith(self.no_prefix):
-            return tokens
-        first, second = sorted(draws.randint(low=0, high=len(text) + 1, size=2).tolist())
-        before, between, after = (list(self.encode(part)) for part in (text[:first], text[first:second], text[second:]))
-        if draws.binomial(1, self.spm_rate):
-            order = [self.prefix, self.suffix, *after, self.middle, *before, *between]
-        else:
-            order = [self.prefix, *before, self.suffix, *after, self.middle, *between]
-        return np.array(order, np.int64)
+def _map_parts(tokens: Ids, end: int, change: Callable[[Ids], Ids]) -> Ids:
+    """Change the parts that end with a token; empty ones are dropped with it, except for the last."""
+    *whole, last = np.split(tokens, np.flatnonzero(tokens == end) + 1)
+    changed = [np.append(change(part[:-1]), end) for part in whole if len(part) > 1]
+    return np.concatenate([*changed, change(last)])

@@ -1,13 +1,13 @@
-"""JSON Lines at any URI, row by row: a big file is neither loaded nor parsed, only where its lines lie is known.
+"""JSON Lines at any URI, read row by row: only the positions of lines are in memory.
 
-    row      the line that is not blank          rows 0 to S
-    starts   first byte of each, int64           12 bytes a row, found in one pass over the file,
-    lengths  its bytes, int32                    and kept beside it
+    row      a line that is not blank                 rows 0 to S - 1
+    starts   first byte of each line, int64           12 bytes a row, found in one pass over the file,
+    lengths  its bytes, int32                         and cached beside it
 
-To everything below samples a row is a sequence of bytes, so rows are read as tokens are: a batch in one vectored read,
-ahead of the trainer where they lie in a store.
+For the datasets above, a row is a sequence of bytes, so rows are read as tokens are: a batch in one vectored read,
+ahead of the trainer if the file is in a store.
 
-Cost: one read of the file, a second a gigabyte on a disk; then, or from the next process on, none.
+Cost: one read of the file, a second a gigabyte from a disk; none once the positions are cached.
 
 Source: ours. Megatron-LM loads the file into a table of Hugging Face `datasets`.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,46 +27,35 @@ from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
 from binidx.index.cache.build_context import BuildContext
-from binidx.index.cache.building import Building
 from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_writer import IndexWriter
 from binidx.storage.open import open_object, stream
 from binidx.storage.writing.publish import object_identity
 
 ARRAYS = ("starts", "lengths")
-
-
 NEWLINE = 10
-
-
 SHORTEST_ROW = 2
+"""Bytes of `{}`; shorter lines are blank."""
 
-
-"""Bytes of `{}`; a shorter line is blank."""
-
-
-SCANNED_EACH_TIME = 4 << 20
-
-
-"""Bytes of a file whose lines are found sooner than a cache of them is opened."""
-
+UNCACHED_BYTES = 4 << 20
+"""Bytes of a file whose lines are found faster than a cache of them is opened."""
 
 Lines = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 
 class JsonLines(IndexedDataset):
-    """The rows of a file of JSON objects, one a line.
+    """Rows of a file of JSON objects, one a line.
 
     Args:
-        uri: of the file; a `.zst` in frames with a seek table is read as what it holds.
-        path_to_cache: where the places of its lines are kept; by default `{uri}.lines/`. Files of less than 4 MiB have
-            no need of it.
-        mmap: map it where it is local.
+        uri: URI of the file; a `.zst` of frames with a seek table is decompressed.
+        path_to_cache: folder of the cached line positions; by default `{uri}.lines/`. Files below 4 MiB are not cached.
+        mmap: map a local file.
         storage_options: passed to fsspec.
 
     Raises:
         ObjectNotFoundError: there is no such file.
-        FormatError: a line of 2 GiB or more; or no way to read it in parts: gzip, or zstd without a seek table.
-        ObjectChangedError: it was replaced while it was opened, or between pickling and unpickling.
+        FormatError: a line of 2 GiB or more, or a file without random access: gzip, or zstd without a seek table.
+        ObjectChangedError: the file was replaced while it was opened, or between pickling and unpickling.
     """
 
     def __init__(
@@ -80,8 +69,8 @@ class JsonLines(IndexedDataset):
         self.path_prefix, self.multimodal = str(uri), False
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
         self.identity_when_opened = object_identity(uri, storage_options)
-        self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=codec_by_name(uri))
-        starts, lengths = self._lines(BuildContext(ResolvedPrefix.of(uri).checks))
+        self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=choose_codec(uri))
+        starts, lengths = self._load_lines(BuildContext(ResolvedPrefix.of(uri).checks))
         documents = np.arange(len(starts) + 1, dtype=np.int64)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
         self._stored = little_endian(np.uint8)
@@ -102,34 +91,34 @@ class JsonLines(IndexedDataset):
             )
 
     def __getitem__(self, idx: Any) -> Any:
-        """A row, parsed."""
+        """Return the object of a row."""
         return self.parse(int(idx), self.get(idx))
 
     def parse(self, row: int, line: NDArray[np.uint8]) -> dict[str, Any]:
-        """The object in the bytes of a row.
+        """Return the object in the bytes of a row.
 
         Raises:
-            FormatError: there is none.
+            FormatError: the line is not a JSON object.
         """
         try:
-            found = json.loads(line.tobytes())
+            fields = json.loads(line.tobytes())
         except ValueError as error:
-            raise FormatError(f"{self.place(row)}: no JSON object: {error}") from error
-        if not isinstance(found, dict):
-            raise FormatError(f"{self.place(row)}: {type(found).__name__}, needs a JSON object in each line")
-        return found
+            raise FormatError(f"{self.describe_row(row)}: no JSON object: {error}") from error
+        if not isinstance(fields, dict):
+            raise FormatError(f"{self.describe_row(row)}: {type(fields).__name__}, needs a JSON object in each line")
+        return fields
 
-    def place(self, row: int) -> str:
-        """Where a row is, for messages."""
+    def describe_row(self, row: int) -> str:
+        """Return the position of a row, for error messages."""
         return f"{self.path_prefix}, row {row} at byte {self.index.sequence_pointers[row]}"
 
     def _read_run(self, start: int, stop: int) -> list[NDArray[Any]]:
         lengths = self.index.sequence_lengths[start:stop].tolist()
         return self.read(zip(range(start, stop), [0] * len(lengths), lengths, strict=True))
 
-    def _lines(self, context: BuildContext) -> Lines:
-        if self.bin_reader.size <= SCANNED_EACH_TIME:
-            return self._find()
+    def _load_lines(self, context: BuildContext) -> Lines:
+        if self.bin_reader.size <= UNCACHED_BYTES:
+            return self._find_lines()
         name = f"{hashlib.md5(self.path_prefix.encode(), usedforsecurity=False).hexdigest()}-JsonLines"
         directory = self.path_to_cache or f"{self.path_prefix}.lines"
         cache = IndexCache(directory, name, self.storage_options, context=context)
@@ -138,28 +127,37 @@ class JsonLines(IndexedDataset):
         )
         return arrays["starts"], arrays["lengths"]
 
-    def _build(self, building: Building) -> None:
-        places: Sequence[NDArray[Any]] = self._find()
-        for name, found in zip(ARRAYS, places, strict=True):
-            with building.array(name, found.shape, found.dtype) as array:
-                array[:] = found
+    def _build(self, writer: IndexWriter) -> None:
+        for name, lines in zip(ARRAYS, self._find_lines(), strict=True):
+            with writer.array(name, lines.shape, lines.dtype) as array:
+                array[:] = lines
 
-    def _find(self) -> Lines:
+    def _find_lines(self) -> Lines:
         try:
             return find_lines(stream(self.bin_reader))
         except FormatError as error:
             raise FormatError(f"{self.path_prefix}: {error}") from None
 
 
-def codec_by_name(uri: str) -> str:
-    """How a file of rows is compressed; FormatError where it cannot be read in parts."""
+def choose_codec(uri: str) -> str:
+    """Return the codec of a file of rows.
+
+    Raises:
+        FormatError: the file has no random access.
+    """
     if uri.endswith(".gz"):
-        raise FormatError(f"{uri}: gzip has no places to begin at; unpack it, or pack it by zstd in frames (t2sz)")
+        raise FormatError(f"{uri}: gzip has no random access; unpack it, or compress it as zstd frames (t2sz)")
     return "zstd" if uri.endswith(".zst") else "raw"
 
 
 def find_lines(blocks: Iterable[memoryview]) -> Lines:
-    """First byte and bytes of each line that is not blank, without its line end, in a file given block by block.
+    """Return the first byte and the length of each line that is not blank, without its line end.
+
+    Args:
+        blocks: content of the file, block by block.
+
+    Returns:
+        int64 and int32 arrays, each of shape (num_lines,).
 
     Raises:
         FormatError: a line of 2 GiB or more.

@@ -14,28 +14,24 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.kinds.masking import CONTINUES, Masking, Vocabulary, random_state
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
-from binidx.index.cache.building import Arrays, Building
 from binidx.index.cache.index_cache import IndexCache
-from binidx.index.cache.manifest import describe_documents, origin_of
+from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.index_writer import IndexWriter
+from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments
 from binidx.storage.writing.publish import join_uri
 
 SMALL = 2**15
-
-
 """Sentences of the split, and requested samples, whose index is built faster than a cache of it is opened."""
 
-
 logger = logging.getLogger(__name__)
-
-
 MaskedPredictions = tuple[list[int], list[int], list[int], list[int], list[tuple[list[int], list[int]]]]
 
 
@@ -99,10 +95,12 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
         """Vocabulary of the tokenizer, shared by all datasets of this config."""
         return Vocabulary(self.tokenizer)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Each worker builds its own: 20 ms for 250,000 tokens, instead of 2 MB to send.
+        return {name: value for name, value in vars(self).items() if name not in ("masking", "vocabulary")}
+
 
 MASKING = [*MaskedWordPieceDatasetConfig.__annotations__]
-
-
 """Fields that are part of the identity, in the order that is hashed."""
 
 
@@ -211,16 +209,16 @@ class MaskedWordPieceDataset(MegatronDataset):
             "documents": describe_documents(as_range(self.indices)),
         }
 
-        def build(building: Building) -> None:
-            self._build(building, sequence_length, min_sentences_per_sample)
+        def build(writer: IndexWriter) -> None:
+            self._build(writer, sequence_length, min_sentences_per_sample)
 
         if not self._is_small() or self.config.cache_small_indices:
             arrays = self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)
             return arrays["sample_index"]
         if self.config.trust_cache and (found := self._cache.load(fingerprint, ARRAYS)):
             return found["sample_index"]
-        build(building := Building())
-        return building.arrays["sample_index"]
+        build(writer := IndexWriter())
+        return writer.arrays["sample_index"]
 
     @property
     def _cache(self) -> IndexCache:
@@ -229,7 +227,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             self.config.path_to_cache or prefix,
             f"{self.unique_description_hash}-{recorded_name(type(self))}",
             self.config.storage_options,
-            origin=origin_of(self.dataset),
+            origin=get_origin(self.dataset),
             trusted=self._check_foreign if self.config.trust_cache else None,
             context=self.build_context,
         )
@@ -247,7 +245,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             raise IndexBuildError(f"{self.dataset_path}: a split of documents with gaps, needs one run of them")
         return bounds[run.start : run.stop + 1]
 
-    def _build(self, building: Building, sequence_length: int, least: int) -> None:
+    def _build(self, writer: IndexWriter, sequence_length: int, least: int) -> None:
         documents = MaskedDocuments(
             self._bounds(),
             self.dataset.sequence_lengths,
@@ -259,7 +257,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             plan = plan_mapping(documents, self.config.random_seed, self.num_samples)
         except IndexBuildError as error:
             raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split: {error}") from None
-        build_masked_sample_index(building, plan)
+        build_masked_sample_index(writer, plan)
 
     def _check_foreign(self, arrays: Arrays) -> None:
         bounds = self._bounds()

@@ -5,8 +5,8 @@
     order        words in shuffled order; each draws the n of its n-gram, and takes fewer words where n would mask too
                  many tokens, none where one word does or a word is masked already; until enough tokens are masked
 
-Every number is drawn from one `RandomState`, in Megatron Core's order, so that the samples are equal. Megatron Core takes
-three times as long, mostly for drawing n from a list of probabilities; here that is one number and a binary search.
+Every number is drawn from one `RandomState`, in Megatron Core's order, so that the samples are equal. Megatron Core
+takes three times as long, mostly for drawing n from a list of probabilities; here that is a number and a binary search.
 """
 
 from __future__ import annotations
@@ -26,26 +26,15 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError, FormatError
 
 MISSING, BEGINS, CONTINUES, SPECIAL = range(4)
-
-
 """Kinds of tokens: not in the vocabulary, first piece of a word, a later piece, or a special token, never masked."""
 
-
 GEOMETRIC = 0.2
-
-
 """SpanBERT's probability that an n-gram ends with a word (https://arxiv.org/abs/1907.10529, section 3.1)."""
 
-
 MaskedSpan = tuple[list[int], list[int]]
-
-
 """Positions of the tokens of an n-gram, and the original tokens."""
 
-
 Ngrams = Iterator[tuple[int, int]]
-
-
 """(start, stop) of n-grams in `Words.positions`."""
 
 

@@ -1,13 +1,15 @@
-"""Tokens made up, to try a training script without data: Megatron Core's own, and only for those who ask by name.
+"""Samples of made-up tokens, to try a training script without data.
 
     sequence i   1, 2, 3, ... up to its length less one, each modulo the vocabulary; then EOD
 
-What Megatron makes when a config has no blend; here a script that forgot its data is told so.
+Megatron Core makes them for every config without a blend; here only `MockGPTDataset` does, so that a script without its
+data fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +20,8 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.index.cache.building import Arrays, Building
+from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.index_writer import IndexWriter
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 
@@ -26,12 +29,12 @@ TOKEN_BYTES = 4
 
 
 class MockGPTLowLevelDataset(IndexedDataset):
-    """100,000 sequences of 1 to 4,095 made-up tokens, read as if they lay in a `.bin`.
+    """100,000 sequences of 1 to 4,095 made-up tokens, read as those of a `.bin`.
 
     Args:
-        tokenizer: gives `vocab_size` and `eod`.
+        tokenizer: has `vocab_size` and `eod`.
 
-    Tokens are int64 from `get` and `[]`, as Megatron's.
+    `get` and `[]` return int64, as Megatron Core's.
 
     Source: Megatron Core, `MockGPTLowLevelDataset`.
     """
@@ -43,31 +46,29 @@ class MockGPTLowLevelDataset(IndexedDataset):
     def __init__(self, tokenizer: Any) -> None:
         self.vocab_size, self.eod_token = int(tokenizer.vocab_size), int(tokenizer.eod)
         self.path_prefix, self.multimodal, self.mmap, self.storage_options = "mock", False, False, None
-        draws = np.random.default_rng(self.seed)
-        lengths = draws.integers(low=1, high=self.max_sequence_length, size=self.size, dtype=np.int32)
+        rng = np.random.default_rng(self.seed)
+        lengths = rng.integers(low=1, high=self.max_sequence_length, size=self.size, dtype=np.int32)
         bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         documents = np.arange(self.size + 1, dtype=np.int64)
         self.index = SequenceIndex(np.int32, lengths, TOKEN_BYTES * bounds[:-1], documents, None, int(bounds[-1]))
-        self.bin_reader = MadeUp(bounds, self.vocab_size, self.eod_token)
+        self.bin_reader = MockTokenReader(bounds, self.vocab_size, self.eod_token)
         self._stored = little_endian(np.int32)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"vocab_size": self.vocab_size, "eod": self.eod_token}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(type("Tokens", (), state))  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (SimpleNamespace(vocab_size=self.vocab_size, eod=self.eod_token),)
 
     def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> NDArray[np.int64]:
         tokens: NDArray[np.int64] = super().get(idx, offset, length).astype(np.int64)
         return tokens
 
 
-class MadeUp:
-    """The bytes of a `.bin` that is nowhere: a `RangeReader`.
+class MockTokenReader:
+    """`RangeReader` of the bytes of made-up tokens, computed on each read.
 
     Args:
-        bounds: first token of each sequence, then the end, shape (S + 1,).
-        vocab_size, eod: what its tokens are made of.
+        bounds: first token of each sequence, then the end, shape (num_sequences + 1,).
+        vocab_size: number of ids.
+        eod: last token of each sequence.
     """
 
     uri = "mock.bin"
@@ -79,23 +80,35 @@ class MadeUp:
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        return [self._made(start // TOKEN_BYTES, stop // TOKEN_BYTES) for start, stop in ranges]
+        return [self._make_tokens(start // TOKEN_BYTES, stop // TOKEN_BYTES) for start, stop in ranges]
 
-    def _made(self, start: int, stop: int) -> memoryview:
-        places = np.arange(start, stop)
-        sequence = np.searchsorted(self.bounds, places, side="right")
-        tokens = (places - self.bounds[sequence - 1] + 1) % self.vocab_size
-        tokens[places + 1 == self.bounds[sequence]] = self.eod
+    def _make_tokens(self, start: int, stop: int) -> memoryview:
+        positions = np.arange(start, stop)
+        sequence = np.searchsorted(self.bounds, positions, side="right")
+        tokens = (positions - self.bounds[sequence - 1] + 1) % self.vocab_size
+        tokens[positions + 1 == self.bounds[sequence]] = self.eod
         return tokens.astype(little_endian(np.int32)).view(np.uint8).data
 
 
 class MockGPTDataset(GPTDataset):
     """GPT samples of made-up tokens, for a config without `blend` and `blend_per_split`.
 
-    Its indices are built anew each time: 2 ms.
+    Samples are those of `GPTDataset`. Indices are not cached; building them takes 2 ms.
+
+    Args:
+        dataset: the made-up sequences.
+        dataset_path: None.
+        indices: sequences of the split, shape (num_in_split,) int32.
+        num_samples: minimum number of samples; None is one epoch.
+        index_split: the split.
+        config: `GPTDatasetConfig` without a blend.
 
     Raises:
         ConfigError: the config has a blend.
+
+    Example:
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.MockGPTDataset, [1000, 10, 10], lambda: True, config)
+        >>> train, valid, test = builder.build()
 
     Source: Megatron Core, `MockGPTDataset`.
     """
@@ -117,8 +130,9 @@ class MockGPTDataset(GPTDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> MockGPTLowLevelDataset:
+        """Return made-up sequences for the config's tokenizer."""
         return MockGPTLowLevelDataset(config.tokenizer)
 
     def _load_or_build(self) -> Arrays:
-        self._build(building := Building())
-        return building.arrays
+        self._build(writer := IndexWriter())
+        return writer.arrays

@@ -1,8 +1,8 @@
-"""Samples of text and images: each a document of a multimodal `.bin`/`.idx`, whose sequences have modes.
+"""Samples of text and images: each is a document of a multimodal `.bin`/`.idx`, whose sequences have modes.
 
     sequences of a document     text 0   image 1   text 0   image 1        mode
-    text                        ──────             ──────                  one after the other, S tokens
-    images                               ▲                  ▲              as stored, and how much text is before each
+    text                        ──────             ──────                  concatenated, S tokens
+    images                               ▲                  ▲              as stored, with the number of tokens before
 
 Megatron Core writes such files (`preprocess_mmdata.py`) and has a config and made-up samples for them, but no dataset.
 """
@@ -32,27 +32,30 @@ if TYPE_CHECKING:
 
 
 TEXT = 0
-
-
-"""The mode of text; all others are images, or what their user takes them for."""
+"""Mode of text; all others are images, or whatever the user stores."""
 
 
 def unchanged(sample: dict[str, Any]) -> dict[str, Any]:
-    """The sample itself."""
+    """Return the sample itself."""
     return sample
 
 
 @dataclass
 class MultimodalDatasetConfig(GPTDatasetConfig):
-    """What multimodal samples need to know besides.
+    """Config of multimodal samples: `GPTDatasetConfig` and options of the images.
 
     Args:
-        image_h, image_w: pixels of the images that the model takes; must be given. For `preprocess_func`, and for the
-            made-up images of `MockMultimodalDataset`.
-        preprocess_func: makes of each sample what the model takes. With workers that are spawned it must pickle: a
-            function of a module, or `functools.partial` of one.
+        image_h: height of the model's images in pixels, for `preprocess_func` and `MockMultimodalDataset`. Required.
+        image_w: their width in pixels. Required.
+        preprocess_func: converts each sample into the model's input. With spawned workers it must pickle: a function of
+            a module, or `functools.partial` of one.
 
-    Source: Megatron Core, `MultimodalDatasetConfig`.
+    The other arguments are those of `GPTDatasetConfig`.
+
+    Raises:
+        ConfigError: `image_h` or `image_w` is missing.
+
+    Source: Megatron Core, `MultimodalDatasetConfig`. Difference: errors instead of assertions.
     """
 
     image_h: int | None = None
@@ -67,7 +70,9 @@ class MultimodalDatasetConfig(GPTDatasetConfig):
 
 
 class MockMultimodalDataset(MockGPTDataset):
-    """GPT samples of made-up tokens, each with a black `image` of float32, shape (3, image_h, image_w).
+    """GPT samples of made-up tokens, each with a black `image`: float32, shape (3, image_h, image_w).
+
+    The arguments are those of `MockGPTDataset`, with a `MultimodalDatasetConfig`.
 
     Source: Megatron Core, `MockMultimodalDataset`.
     """
@@ -78,6 +83,7 @@ class MockMultimodalDataset(MockGPTDataset):
     config_class = MultimodalDatasetConfig
 
     def __getitem__(self, idx: int | None) -> Sample:
+        """Return a sample; None is sample 0 without loss."""
         shape = 3, self.config.image_h or 0, self.config.image_w or 0
         image = as_tensor(np.zeros(shape, np.float32))
         return self.config.preprocess_func({**super().__getitem__(idx), "image": image})
@@ -86,21 +92,37 @@ class MockMultimodalDataset(MockGPTDataset):
 class MultimodalDataset(MegatronDataset):
     """Samples of one document each: its text as a GPT sample of S tokens, and its images.
 
-    A sample has what a `GPTDataset`'s has (`tokens`, `labels`, `loss_mask`, `position_ids`, ...), of the text of the
-    document cut off or padded to S, and
+    A sample has the keys of a `GPTDataset`'s (`tokens`, `labels`, `loss_mask`, `position_ids`, ...), for the text of
+    the document truncated or padded to S tokens, and
 
-        images            list of arrays as they are stored, whole, one for each sequence of another mode than 0
+        images            list of arrays as stored, one for each sequence with another mode than 0
         image_modes       int64 (num_images,), their modes
-        image_positions   int64 (num_images,), tokens of text before each, also where some of it is cut off
+        image_positions   int64 (num_images,), number of tokens of text before each, truncated ones included
 
-    Then `preprocess_func` makes of it what the model takes; batches are stacked of what it returns, so there the images
-    have to be tensors of one shape. `image_bytes` gives the image file in an item.
+    Then `preprocess_func` converts it into the model's input. Batches are stacked from the converted samples, so their
+    images must be tensors of one shape. `image_bytes` returns the image file in an item.
 
-    Splits divide documents; those without sequences are left out. Every epoch serves all documents in an order of its
-    own, a function of the seed.
+    Splits divide documents; those without sequences are left out. Each epoch serves all documents in its own order, a
+    function of the seed.
+
+    Args:
+        indexed_dataset: the multimodal `.bin`/`.idx` pair.
+        dataset_path: its prefix, as given by the user; part of the identity.
+        indexed_indices: documents of the split, shape (num_in_split,) int32.
+        num_samples: number of samples; None is one epoch.
+        index_split: the split.
+        config: `MultimodalDatasetConfig`.
+
+    Attributes:
+        document_index: the document of each sample, shape (num_samples,) int32.
 
     Raises:
-        IndexBuildError: the split has no documents, and samples were asked of it.
+        IndexBuildError: samples are requested of a split without documents.
+
+    Example:
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.MultimodalDataset, [1000, 0, 0], lambda: True, config)
+        >>> train, _, _ = builder.build()
+        >>> image = image_bytes(train[0]["images"][0])
 
     Source: ours.
     """
@@ -124,30 +146,34 @@ class MultimodalDataset(MegatronDataset):
         bounds = indexed_dataset.document_indices
         documents = indexed_indices[bounds[indexed_indices] < bounds[indexed_indices + 1]]
         try:
-            self.document_index = serving_order(documents, num_samples, config.random_seed)
+            self.document_index = build_serving_order(documents, num_samples, config.random_seed)
         except IndexBuildError as error:
             raise IndexBuildError(f"{dataset_path}, {index_split.name} split: {error}") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is bound for C holds addresses of this process.
+        # The recipe holds addresses of this process.
         return {name: value for name, value in vars(self).items() if name != "recipe"}
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
-        """Documents."""
+        """Return the number of documents, which splits divide."""
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: MultimodalDatasetConfig) -> IndexedDataset:
-        """Open the `.bin`/`.idx` pair under a prefix, at any URI; it must have been written multimodal."""
+        """Return the opened `.bin`/`.idx` pair of a prefix, at any URI; it must have modes."""
         prefix, options = required(dataset_path), config.storage_options
         return IndexedDataset(prefix, multimodal=True, mmap=config.mmap_bin_files, storage_options=options)
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.document_index)
 
-    def sequences_of(self, idx: int | None) -> tuple[int, int]:
-        """First sequence of the document of a sample, and the end; None is sample 0.
+    def find_sequences(self, idx: int | None) -> tuple[int, int]:
+        """Return (start, stop) of the sequences of a sample's document.
+
+        Args:
+            idx: number of the sample; a negative one counts from the end, None is sample 0.
 
         Raises:
             IndexError: there is no such sample.
@@ -160,18 +186,23 @@ class MultimodalDataset(MegatronDataset):
         return first, end
 
     def spans(self, idx: int | None) -> list[Span]:
-        """Whole items, and of the text what fits."""
-        first, end = self.sequences_of(idx)
+        """Return the spans of whole images and of the text that fits; None is sample 0."""
+        first, end = self.find_sequences(idx)
         lengths = self.dataset.sequence_lengths[first:end].astype(np.int64)
         is_text = self.dataset.sequence_modes[first:end] == TEXT
-        room = self.config.sequence_length + self.config.add_extra_token_to_sequence
+        capacity = self.config.sequence_length + self.config.add_extra_token_to_sequence
         before = np.cumsum(np.where(is_text, lengths, 0)) - np.where(is_text, lengths, 0)
-        counts = np.where(is_text, np.clip(room - before, 0, lengths), lengths)
+        counts = np.where(is_text, np.clip(capacity - before, 0, lengths), lengths)
         return [(sequence, 0, count) for sequence, count in zip(range(first, end), counts.tolist(), strict=True)]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        """The GPT sample of the text, and the images."""
-        first, end = self.sequences_of(idx)
+        """Return the GPT sample of the text, and the images, converted by `preprocess_func`.
+
+        Args:
+            idx: number of the sample; None is sample 0 without loss.
+            sequences: the contents of its spans.
+        """
+        first, end = self.find_sequences(idx)
         modes = self.dataset.sequence_modes[first:end]
         lengths = np.where(modes == TEXT, self.dataset.sequence_lengths[first:end], 0)
         text = [sequence for sequence, mode in zip(sequences, modes, strict=True) if mode == TEXT]
@@ -186,36 +217,47 @@ class MultimodalDataset(MegatronDataset):
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What C makes of the text."""
+        """Rules by which C makes rows of the text."""
         return gpt_recipe(self.config, self._pad_token_id)
 
     @cached_property
     def shared_attention_mask(self) -> Tensor:
-        """Forbids the future, shape (1, S, S)."""
+        """Causal mask, shape (1, S, S), True where attention is forbidden."""
         return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))
 
 
-def serving_order(documents: NDArray[np.int32], num_samples: int | None, seed: int) -> NDArray[np.int32]:
-    """The document of each sample, shape (num_samples,): epoch by epoch, each shuffled; None is one epoch.
+def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, seed: int) -> NDArray[np.int32]:
+    """Return the document of each sample, epoch by epoch, each shuffled.
+
+    Args:
+        documents: the documents of an epoch, shape (num_documents,).
+        num_samples: number of samples; None is one epoch.
+        seed: seed of the shuffles.
+
+    Returns:
+        Shape (num_samples,).
 
     Raises:
-        IndexBuildError: there are no documents, and samples are asked for.
+        IndexBuildError: samples are requested, but there are no documents.
     """
-    asked = len(documents) if num_samples is None else num_samples
-    if asked and not len(documents):
-        raise IndexBuildError(f"no document has a sequence, {asked} samples are asked for")
-    rng, order = RandomState(seed), np.empty(asked, np.int32)
-    for first in range(0, asked, max(len(documents), 1)):
+    count = len(documents) if num_samples is None else num_samples
+    if count and not len(documents):
+        raise IndexBuildError(f"no document has a sequence, {count} samples are requested")
+    rng, order = RandomState(seed), np.empty(count, np.int32)
+    for first in range(0, count, max(len(documents), 1)):
         epoch = np.ascontiguousarray(documents, np.int32).copy()
         rng.shuffle(epoch)
-        order[first : first + len(epoch)] = epoch[: asked - first]
+        order[first : first + len(epoch)] = epoch[: count - first]
     return order
 
 
 def image_bytes(item: NDArray[Any]) -> bytes:
-    """The image file in an item: bytes stored as uint8, or as int32 by Megatron's `preprocess_mmdata.py`.
+    """Return the image file in an item: bytes stored as uint8, or as int32 by Megatron's `preprocess_mmdata.py`.
 
-        int32    how many bytes of padding are at the end, 0 to 3; then the file and them, four bytes a number
+        int32    number of padding bytes at the end, 0 to 3; then the file and the padding, four bytes a number
+
+    Args:
+        item: one of `images` of a sample, shape (n,).
 
     Raises:
         FormatError: neither of the two.

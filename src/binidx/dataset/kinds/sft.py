@@ -1,22 +1,15 @@
-"""Conversations one after the other in a row of S tokens, with the bounds that attention keeps to.
+"""Samples of chat files: the conversations of a row, tokenized on access and packed into S tokens.
 
-    conversation      A A A A A . B B B B .  C C C C          each ends in EOD
-    padded            A A A A A E B B B E p p C C C E         to a multiple of what context parallel ranks share
-    row of S + 1      A A A A A E B B B E p p C C C E p p p   what is too long is cut off, what is too short is padded
+    sample i  ─►  row indices[i mod n] of the file  ─►  conversations  ─ chat template ─►  tokens and targets
+              ─►  packed into S tokens, with cu_seqlens, the bounds that attention stays within
+
+    conversation      A A A A A . B B B B .  C C C C          each ends with an EOD
+    padded            A A A A A E B B B E p p C C C E         to a multiple of tokens that context parallel ranks share
+    row of S + 1      A A A A A E B B B E p p C C E p p p     truncated or padded at the end
     cu_seqlens        0           6           12            S
 
-Source: Megatron-LM, `SFTDataset.__getitem__`: the last sequence has the pads at the end; one that begins beyond S is
-empty; the label of a row that was cut off is a pad.
-
-Samples of chat files: the conversations of a row, tokenized when they are asked for and packed into S tokens.
-
-    sample i  ─►  row indices[i mod n] of the file  ─►  conversations  ─ chat template ─►  tokens, and what is learnt
-              ─►  one after the other in S tokens, with cu_seqlens
-
-Source: Megatron-LM, `SFTDataset`, `SFTLowLevelDataset`. Differences: any URI, and no table of the whole file; the
-schemas of `chat`, not `messages` alone; pads are told by their place and not by their id, so an EOD that pads as well
-is learnt where it ends a conversation; `cu_seqlens` of a batch are made equally long by `collate`; the rows can be
-shuffled. What Megatron passes over is passed over here: the seed without `shuffle`, and `eod_mask_loss`.
+Source: Megatron-LM, `SFTDataset`, `SFTLowLevelDataset`: the last sequence includes the pads at the end; one that would
+begin beyond S is empty; the label of a truncated row is a pad.
 """
 
 from __future__ import annotations
@@ -24,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.kinds.chat import IGNORE, Conversation, conversation_of, conversations_in
+from binidx.dataset.kinds.chat import IGNORE, Conversation, parse_row, split_conversations
 from binidx.dataset.kinds.json_lines import JsonLines
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required, token_of
 from binidx.dataset.torch_bridge import Sample, as_tensor
@@ -39,21 +32,20 @@ from binidx.format.indexed_dataset import Span
 from binidx.index.cache.manifest import describe_documents
 
 Ids = NDArray[np.int64]
-
-
 Tokenized = tuple[Ids, Ids]
-
-
-"""Tokens, and what is to be learnt of them: the same, or IGNORE."""
+"""Tokens, and their targets: the same, or IGNORE where a token is not trained on."""
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Attributes:
-    tokens, targets: each of shape (S + 1,).
-    positions: of each token in its sequence, shape (S,).
-    is_real: not a pad that was put in, shape (S + 1,).
-    cu_seqlens: where each sequence begins, and the end, shape (n + 1,) int32.
+    """Conversations packed into one row.
+
+    Attributes:
+        tokens: shape (S + 1,).
+        targets: shape (S + 1,).
+        positions: position of each token in its sequence, shape (S,).
+        is_real: False at added pads, shape (S + 1,).
+        cu_seqlens: start of each sequence, then S, shape (n + 1,) int32.
     """
 
     tokens: Ids
@@ -66,18 +58,20 @@ class PackedRow:
 def pack_conversations(
     conversations: Iterable[Tokenized], sequence_length: int, *, eod: int, pad: int, multiple: int = 1
 ) -> PackedRow:
-    """One row of conversations, up to the first that does not fit.
+    """Pack conversations into one row, up to the first that does not fit.
 
     Args:
-        conversations: at least one; those behind the end are not asked for.
-        sequence_length: S.
-        multiple: of it each sequence's length is one, but that of the last, which ends at S.
+        conversations: at least one; those beyond the end of the row are not consumed.
+        sequence_length: tokens of the row, S.
+        eod: id that ends each conversation.
+        pad: id of pads.
+        multiple: the length of each sequence is a multiple of it, except for the last, which ends at S.
     """
     lines = np.full((2, sequence_length + 1), pad, np.int64)
     is_real = np.zeros(sequence_length + 1, np.bool_)
     positions, bounds = np.zeros(sequence_length, np.int64), [0]
     for conversation in conversations:
-        first, both = bounds[-1], np.stack(ended(*conversation, eod))
+        first, both = bounds[-1], np.stack(append_eod(*conversation, eod))
         here = both[:, : sequence_length - first]
         lines[:, first : first + here.shape[1]] = here
         is_real[first : first + here.shape[1]] = True
@@ -90,12 +84,12 @@ def pack_conversations(
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The least multiple that is not less."""
+    """Return the smallest multiple that is not below the count."""
     return -(-count // multiple) * multiple
 
 
-def ended(tokens: Ids, targets: Ids, eod: int) -> Tokenized:
-    """With an EOD at the end, to be learnt, where there is none yet."""
+def append_eod(tokens: Ids, targets: Ids, eod: int) -> Tokenized:
+    """Return tokens and targets with an EOD at the end; an appended one is trained on."""
     if len(tokens) and tokens[-1] == eod:
         return tokens, targets
     return np.append(tokens, eod), np.append(targets, eod)
@@ -103,51 +97,80 @@ def ended(tokens: Ids, targets: Ids, eod: int) -> Tokenized:
 
 @dataclass
 class SFTDatasetConfig(GPTDatasetConfig):
-    """What chat samples can need to know besides; a plain `GPTDatasetConfig` will do.
+    """Config of chat samples with one more option; a plain `GPTDatasetConfig` is enough without it.
 
     Args:
-        shuffle: each epoch serves its rows in another order, a function of (random_seed, epoch). By default they come
-            in the file's, as in Megatron-LM, and a "cyclic" loader shuffles them.
+        shuffle: serve the rows of each epoch in another order, a function of (random_seed, epoch). By default they come
+            in the order of the file, as in Megatron-LM, and a "cyclic" loader shuffles them.
+
+    The other arguments are those of `GPTDatasetConfig`; `tokenizer` is described at `SFTDataset`.
+
+    Source: ours.
     """
 
     shuffle: bool = False
 
 
+@runtime_checkable
+class TokenizesConversations(Protocol):
+    """A tokenizer of conversations, such as Megatron-LM's `SFTTokenizer` or `ChatTokenizer`."""
+
+    def tokenize_conversation(self, conversation: Any, return_target: bool, add_generation_prompt: bool) -> Any:
+        """Return tokens, or tokens and targets."""
+
+
 class SFTLowLevelDataset(JsonLines):
-    """A chat file: row by row the messages, or the text of a row that has only text."""
+    """Chat file: item i is the messages of row i, or the text of a row that has only text."""
 
     def __getitem__(self, idx: Any) -> Conversation | str:
-        return self.conversation(int(idx), self.get(idx))
+        return self.parse_conversation(int(idx), self.get(idx))
 
-    def conversation(self, row: int, line: NDArray[np.uint8]) -> Conversation | str:
-        """What is in the bytes of a row.
+    def parse_conversation(self, row: int, line: NDArray[np.uint8]) -> Conversation | str:
+        """Return the messages or the text in the bytes of a row.
 
         Raises:
-            FormatError: no JSON object, or of no schema.
+            FormatError: not a JSON object, or one of no known schema.
         """
-        found = self.parse(row, line)
+        fields = self.parse(row, line)
         try:
-            return conversation_of(found)
+            return parse_row(fields)
         except FormatError as error:
-            raise FormatError(f"{self.place(row)}: {error}") from error
+            raise FormatError(f"{self.describe_row(row)}: {error}") from error
 
 
 class SFTDataset(MegatronDataset):
-    """Chat samples: each the conversations of one row, S tokens.
+    """Chat samples: the conversations of one row of a file, packed into S tokens.
 
-    `tokens`, `labels`, `position_ids` int64, `loss_mask` float32, each of shape (S,); `cu_seqlens` int32 (n + 1,) for n
-    conversations, and `max_seqlen` int32 (). Labels of what is not learnt are -100, and their loss mask is 0.
+    A sample is a dict of tensors: `tokens`, `labels`, `position_ids` int64 and `loss_mask` float32, each of shape (S,);
+    `cu_seqlens` int32 (n + 1,) for n conversations, and `max_seqlen` int32 (). The labels of tokens that are not
+    trained on are -100, with a loss mask of 0.
 
-    The tokenizer has `eod`, `pad`, and
+    The tokenizer has `eod`, `pad`, and the methods of Megatron-LM's `SFTTokenizer`; `ChatTokenizer` wraps a Hugging
+    Face tokenizer accordingly:
 
         tokenize_conversation(messages, return_target=True, add_generation_prompt=False) -> tokens, targets
         tokenize(text) -> tokens                               for rows of text
 
-    as Megatron's SFTTokenizer; `ChatTokenizer` makes one of a Hugging Face tokenizer.
+    Args:
+        dataset: the chat file.
+        dataset_path: its URI; part of the identity.
+        indices: rows of the split, shape (num_in_split,) int32.
+        num_samples: number of samples; None is one epoch.
+        index_split: the split.
+        config: `SFTDatasetConfig` or `GPTDatasetConfig`.
 
     Raises:
-        ConfigError: masks or resets of positions, which these samples do not have.
-        IndexBuildError: the split has no rows, and samples were asked of it.
+        ConfigError: masks or resets of positions are requested, which these samples do not have.
+        IndexBuildError: samples are requested of a split without rows.
+
+    Example:
+        >>> builder = binidx.BlendedMegatronDatasetBuilder(binidx.SFTDataset, [1000, 10, 0], lambda: True, config)
+        >>> train, valid, _ = builder.build()
+
+    Source: Megatron-LM, `SFTDataset`. Differences: any URI, and no table of the whole file in memory; several schemas,
+    not `messages` alone; pads are recognised by position, not by id, so an EOD that is also the pad is trained on where
+    it ends a conversation; `collate` pads `cu_seqlens` of a batch to one length; rows can be shuffled. As there, the
+    seed has no effect without `shuffle`, and `eod_mask_loss` has none.
     """
 
     RECORDED_NAME: ClassVar[str] = "SFTDataset"
@@ -170,17 +193,17 @@ class SFTDataset(MegatronDataset):
                 raise ConfigError(f"{name}: found True, packed samples have cu_seqlens instead; leave it")
         if num_samples and not len(indices):
             raise IndexBuildError(
-                f"{dataset_path}: no rows in the {index_split.name} split, {num_samples} samples asked"
+                f"{dataset_path}: no rows in the {index_split.name} split, {num_samples} samples requested"
             )
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: SFTLowLevelDataset) -> int:
-        """Rows."""
+        """Return the number of rows, which splits divide."""
         return len(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> SFTLowLevelDataset:
-        """Open the file."""
+        """Return the opened chat file of a URI."""
         return SFTLowLevelDataset(
             required(dataset_path),
             path_to_cache=config.path_to_cache,
@@ -189,37 +212,58 @@ class SFTDataset(MegatronDataset):
         )
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return len(self.indices) if self.num_samples is None else self.num_samples
 
     @property
     def order_identity(self) -> dict[str, Any]:
-        """What it depends on which row a sample is, in JSON values; the same for a file that was copied or moved."""
-        shuffled = getattr(self.config, "shuffle", False)
+        """All that the row of a sample depends on, in JSON values; equal for a copied or moved file."""
         return {
             "class": recorded_name(type(self)),
             **self.dataset.identity,
             "indices": describe_documents(self.indices),
-            "shuffled_by": self.config.random_seed if shuffled else None,
+            "shuffled_by": self.config.random_seed if self._is_shuffled else None,
         }
 
-    def row_of(self, idx: int | None) -> int:
-        """The row of the file that a sample is made of."""
+    @property
+    def _is_shuffled(self) -> bool:
+        return isinstance(self.config, SFTDatasetConfig) and self.config.shuffle
+
+    def find_row(self, idx: int | None) -> int:
+        """Return the row of the file of a sample; None is sample 0.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
         number = idx or 0
         if not -len(self) <= number < len(self):
             raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {len(self)}")
-        epoch, place = divmod(number % len(self), len(self.indices))
-        if getattr(self.config, "shuffle", False):
-            place = int(shuffled(len(self.indices), self.config.random_seed, epoch)[place])
-        return int(self.indices[place])
+        epoch, position = divmod(number % len(self), len(self.indices))
+        if self._is_shuffled:
+            position = int(shuffle_rows(len(self.indices), self.config.random_seed, epoch)[position])
+        return int(self.indices[position])
 
     def spans(self, idx: int | None) -> list[Span]:
-        row = self.row_of(idx)
+        """Return the span of the bytes of a sample's row."""
+        row = self.find_row(idx)
         return [(row, 0, int(self.dataset.sequence_lengths[row]))]
 
     def assemble(self, idx: int | None, sequences: Sequence[NDArray[Any]]) -> Sample:
-        found = self.dataset.conversation(self.row_of(idx), sequences[0])
+        """Return the sample of a row.
+
+        Args:
+            idx: number of the sample; None is sample 0 without loss.
+            sequences: the bytes of its row.
+
+        Returns:
+            The dict described at the class.
+
+        Raises:
+            FormatError: the row is not a JSON object of a known schema.
+        """
+        conversation = self.dataset.parse_conversation(self.find_row(idx), sequences[0])
         row = pack_conversations(
-            (self.tokenized(each) for each in ([found] if isinstance(found, str) else conversations_in(found))),
+            map(self.tokenize, split_conversations(conversation)),
             self.config.sequence_length,
             eod=self.config.tokenizer.eod,
             pad=self.pad,
@@ -237,34 +281,37 @@ class SFTDataset(MegatronDataset):
 
     @property
     def pad(self) -> int:
-        """What rows are filled with: the EOD, of a tokenizer without a pad."""
+        """Id that fills rows; the EOD of a tokenizer without a pad."""
         pad = token_of(self.config.tokenizer, "pad")
         return int(self.config.tokenizer.eod if pad is None or pad < 0 else pad)
 
-    def tokenized(self, conversation: Conversation | str) -> Tokenized:
-        """Tokens and targets of one conversation, or of a text, of which all is learnt."""
+    def tokenize(self, conversation: Conversation | str) -> Tokenized:
+        """Return tokens and targets of one conversation, or of a text, which is trained on completely.
+
+        Raises:
+            ConfigError: the tokenizer cannot tokenize conversations.
+        """
         tokenizer = self.config.tokenizer
         if isinstance(conversation, str):
             tokens = targets = tokenizer.tokenize(conversation)
-        elif hasattr(tokenizer, "tokenize_conversation"):
+        elif isinstance(tokenizer, TokenizesConversations):
             tokens, targets = tokenizer.tokenize_conversation(
                 conversation, return_target=True, add_generation_prompt=False
             )
         else:
-            raise ConfigError(
-                f"{type(tokenizer).__name__}: has no tokenize_conversation; give binidx.ChatTokenizer(tokenizer)"
-            )
+            name = type(tokenizer).__name__
+            raise ConfigError(f"{name}: has no tokenize_conversation; give binidx.ChatTokenizer(tokenizer)")
         return np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
 
     def loss_mask(self, idx: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """1 where a label is to be learnt, shape of the labels; all 0 for the padding sample."""
-        learnt: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self._pad_token_id) & (idx is not None)
-        return learnt.astype(np.float32)
+        """Return 1 where a label is trained on, shape of the labels; all 0 for the padding sample."""
+        is_trained: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self._pad_token_id)
+        return (is_trained & (idx is not None)).astype(np.float32)
 
 
 @lru_cache(maxsize=4)
-def shuffled(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of an epoch, shape (num_rows,), read-only; the last ones are kept."""
+def shuffle_rows(num_rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the order of an epoch, shape (num_rows,), read-only."""
     order = np.random.RandomState([seed, epoch]).permutation(num_rows)
     order.flags.writeable = False
     return order
