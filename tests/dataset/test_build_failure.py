@@ -55,7 +55,7 @@ def held_claim(base: str) -> Any:
     [name] = [each for each in fs.ls(path, detail=False) if "GPTDataset-train-binidx.json" in each]
     uri = f"{base}/cache/{name.rpartition('/')[2]}"
     delete_object(uri)
-    holding = Lease(f"{uri}-claim").take()
+    holding = Lease(f"{uri}-claim").acquire()
     assert isinstance(holding, HeldLease)
     return holding
 

@@ -48,7 +48,7 @@ def _is_number(argument: str) -> bool:
 def test_weights_for_some_prefixes_only_are_an_error_where_megatron_takes_them_for_prefixes() -> None:
     arguments = ["1", "a", "x", "b"]
     assert megatron.utils.get_blend_from_list(arguments) == (["1", "a", "x", "b"], None)
-    with pytest.raises(ConfigError, match="found 'x' in the place of a weight; needs one before each prefix, or none"):
+    with pytest.raises(ConfigError, match="found 'x' in the place of a weight; need one before each prefix, or none"):
         get_blend_from_list(arguments)
     with pytest.raises(ConfigError, match="data path: found none"):
         get_blend_from_list([])
@@ -76,18 +76,18 @@ def test_arguments_of_a_script_become_the_fields_of_a_config() -> None:
         [(["a"], None), None, (["b"], None)],
     )
     assert of(SimpleNamespace()) == (None, None)
-    with pytest.raises(ConfigError, match="found data_path, train_data_path, needs one way of saying it"):
+    with pytest.raises(ConfigError, match="found data_path, train_data_path, need only one of them"):
         of(SimpleNamespace(data_path=["a"], train_data_path=["b"]))
 
 
 @pytest.mark.parametrize(
     ("text", "needed"),
     [
-        ("[1]", "found list, needs an object with train, valid, test"),
-        ('{"train": "a"}', "found an object with train, needs"),
+        ("[1]", r"expected object .found .1.*needs an object with train, valid and test"),
+        ('{"train": "a"}', "missing required field valid"),
         ("{", "no JSON"),
-        ('{"train": 3, "valid": null, "test": null}', "found train: 3, needs a list"),
-        ('{"train": [3], "valid": null, "test": null}', "needs strings"),
+        ('{"train": 3, "valid": null, "test": null}', r"train: expected str . array . null .found 3"),
+        ('{"train": [3], "valid": null, "test": null}', "need strings"),
         ('{"train": "1 a x b", "valid": null, "test": null}', "args.json, train: data path: found 'x'"),
     ],
 )

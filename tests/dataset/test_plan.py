@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.read_plan import ranges_of_samples, union
+from binidx.dataset.read_plan import merge_ranges, ranges_of_samples
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=20))
 def test_a_union_has_the_same_bytes_sorted_and_apart(asked: list[tuple[int, int]]) -> None:
     ranges = np.array([(start, start + count) for start, count in asked], np.int64).reshape(-1, 2)
-    found = union(ranges).tolist()
+    found = merge_ranges(ranges).tolist()
     assert {byte for start, stop in found for byte in range(start, stop)} == {
         byte for start, stop in ranges.tolist() for byte in range(start, stop)
     }
@@ -28,8 +28,8 @@ def test_a_union_has_the_same_bytes_sorted_and_apart(asked: list[tuple[int, int]
 
 
 def test_a_union_by_hand() -> None:
-    assert union(np.array([(5, 9), (0, 2), (7, 8), (2, 3), (20, 20), (9, 11)])).tolist() == [[0, 3], [5, 11]]
-    assert union(np.empty((0, 2), np.int64)).shape == (0, 2)
+    assert merge_ranges(np.array([(5, 9), (0, 2), (7, 8), (2, 3), (20, 20), (9, 11)])).tolist() == [[0, 3], [5, 11]]
+    assert merge_ranges(np.empty((0, 2), np.int64)).shape == (0, 2)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_ranges_are_exactly_what_the_samples_read(prefixes: list[str], blend
             if idxs:
                 dataset.__getitems__(idxs)
         planned = {stored.path_prefix: ranges.tolist() for stored, ranges in ranges_of_samples(dataset, idxs)}
-        needed = {prefix: union(np.array(ranges)).tolist() for prefix, ranges in read.items()}
+        needed = {prefix: merge_ranges(np.array(ranges)).tolist() for prefix, ranges in read.items()}
         assert {prefix: ranges for prefix, ranges in planned.items() if ranges} == needed
 
 

@@ -108,7 +108,7 @@ def test_a_damaged_cache_is_built_anew(s3: Bucket, checks: Counter[str], suffix:
 def test_what_is_said_to_be_sound_is_parsed_by_its_header_and_size(tmp_path: Path) -> None:
     for documents in (DOCUMENTS, []):
         data = Path(f"{build_ours(tmp_path / f'p{len(documents)}', documents, np.uint16)}.idx").read_bytes()
-        checked, believed = (parse_index(data, uri="x", sound=sound) for sound in (False, True))
+        checked, believed = (parse_index(data, uri="x", trusted=sound) for sound in (False, True))
         assert (believed.num_tokens, len(believed)) == (checked.num_tokens, len(checked))
         with pytest.raises(FormatError, match="x: "):
-            parse_index(data[:-1], uri="x", sound=True)
+            parse_index(data[:-1], uri="x", trusted=True)

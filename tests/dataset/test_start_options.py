@@ -68,8 +68,8 @@ def test_the_dtype_is_that_of_the_header_whatever_the_tokenizer_has(tmp_path: Pa
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"other": (30, 31)}, "says nothing of .*en, whose .idx has "),
-        ({"en": 30}, r"says 30 of .*en, whose .idx has \(30, 31\) sequences and bounds"),
+        ({"other": (30, 31)}, r"wrong for .*en .found None, its .idx has "),
+        ({"en": 30}, r"wrong for .*en .found 30, its .idx has \(30, 31\)"),
         ({}, None),
         (None, None),
     ],
@@ -86,7 +86,7 @@ def test_each_prefix_has_to_be_among_the_counts(tmp_path: Path, said: Any, messa
 
 def test_counts_other_than_the_headers_are_an_error(tmp_path: Path) -> None:
     prefix = write(tmp_path / "en", 999)
-    with pytest.raises(ConfigError, match=r"says \(29, 30\) of .*en, whose .idx has \(30, 31\) sequences and bounds"):
+    with pytest.raises(ConfigError, match=r"wrong for .*en .found \[29, 30\], its .idx has \(30, 31\)"):
         build(arguments(prefix, tmp_path, sequences_per_dataset={prefix: [29, 30]}))
 
 

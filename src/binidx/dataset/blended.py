@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, normalize
+from binidx.dataset.config import BlendedMegatronDatasetConfig, Split, normalize
 from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request, recorded_name
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index, check_blend_index
-from binidx.index.cache.building import Arrays, Building
 from binidx.index.cache.index_cache import Access, IndexCache
+from binidx.index.cache.index_files import Arrays
+from binidx.index.cache.index_writer import IndexWriter
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
 MAX_DATASETS = 32767
@@ -134,20 +135,13 @@ class BlendedDataset(Identified):
         }
 
     def _identifiers(self) -> OrderedDict[str, Any]:
-        return OrderedDict(
-            [
-                ("class", recorded_name(type(self))),
-                ("datasets", [dataset.unique_identifiers for dataset in self.datasets]),
-                ("split", self.split.name),
-                ("weights", self.weights),
-                ("size", self.size),
-            ]
-        )
+        datasets = [dataset.unique_identifiers for dataset in self.datasets]
+        return blend_identifiers(recorded_name(type(self)), datasets, self.split, self.weights, self.size)
 
     def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         if self.config.path_to_cache is None:
-            self._build(building := Building())
-            arrays = building.arrays
+            self._build(writer := IndexWriter())
+            arrays = writer.arrays
         else:
             cache = self._cache(self.config.path_to_cache)
             key = self.unique_description, self._fingerprint(), ARRAYS
@@ -164,11 +158,11 @@ class BlendedDataset(Identified):
         options = self.config.storage_options
         return IndexCache(directory, name, options, trusted=trusted, context=self.build_context)
 
-    def _build(self, building: Building) -> None:
+    def _build(self, writer: IndexWriter) -> None:
         size = sum(map(int, self.weights)) if self.size is None else self.size
         with (
-            building.array("dataset_index", (size,), np.int16) as datasets,
-            building.array("dataset_sample_index", (size,), np.int64) as samples,
+            writer.array("dataset_index", (size,), np.int16) as datasets,
+            writer.array("dataset_sample_index", (size,), np.int64) as samples,
         ):
             out, threads = (datasets, samples), self.config.num_dataset_builder_threads
             if self.size is None:
@@ -188,6 +182,15 @@ class BlendedDataset(Identified):
                     f"the blend needs {count}; raise mid_level_dataset_surplus from "
                     f"{self.config.mid_level_dataset_surplus}, say ten-fold"
                 )
+
+
+def blend_identifiers(
+    name: str, datasets: Sequence[Any], split: Split, weights: Sequence[float], size: int | None
+) -> OrderedDict[str, Any]:
+    """Return the identifiers that Megatron hashes for the name of a blend's cache."""
+    return OrderedDict(
+        [("class", name), ("datasets", datasets), ("split", split.name), ("weights", weights), ("size", size)]
+    )
 
 
 def count_samples(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:

@@ -31,12 +31,10 @@ from binidx.format.idx import get_idx_path
 from binidx.format.idx_bundle import IdxBundle
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import ListedPair, list_pairs_with_bundle
-from binidx.index.cache.build_context import BuildContext, OnOutcome
+from binidx.index.cache.build_context import BuildContext, OnOutcome, ThreadBudget
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import Access
-from binidx.index.cache.index_files import IndexFiles
-from binidx.index.cache.prefetch import prefetch
-from binidx.index.cache.thread_budget import Budget
+from binidx.index.cache.index_files import IndexFiles, start_prefetch
 from binidx.storage.stores.filesystem import local_path
 from binidx.storage.threads import OPENS
 
@@ -206,7 +204,7 @@ class BlendedMegatronDatasetBuilder:
         if self.access == "ranges":
             pairs = zip(prefixes, requested, strict=True)
             return [self._build_prefix(prefix, matrix, each, context) for prefix, each in pairs]
-        budget = Budget(self.config.num_dataset_builder_threads)
+        budget = ThreadBudget(self.config.num_dataset_builder_threads)
 
         def wait_and_build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
             waiting = replace(context.with_check(check), worker=budget.waiter())
@@ -252,7 +250,7 @@ class BlendedMegatronDatasetBuilder:
             return self._build_opened(None, prefix, matrix, sizes, context)
         fetched = None
         if self._is_remote([prefix]):
-            fetched = prefetch(idx_size(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
+            fetched = start_prefetch(idx_size(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
         known = ResolvedPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
         context = replace(context, prefetch=fetched)
         return self._build_opened(known, prefix, matrix, sizes, context)

@@ -1,18 +1,16 @@
-"""Which share of the sequences each split takes.
+"""Config of a run's datasets: options, splits and blends.
 
-What a run asks for. Names, defaults and order of the fields are Megatron Core's; differences stand at the field.
-
-Blends as they are given to scripts: lists of arguments, and files of them at any URI.
+Names, defaults and order of the fields are Megatron Core's. A blend can also be read from a script's arguments:
 
     a b c                    three prefixes, in proportion to their sizes
-    0.7 a 0.3 b              weights and prefixes in turn: where every other argument, from the first on, is a number
+    0.7 a 0.3 b              weights and prefixes in turn
 
-Source: Megatron Core, `get_blend_from_list`, and Megatron-LM, `get_blend_and_blend_per_split`.
+Source: Megatron Core, `BlendedMegatronDatasetConfig` and `get_blend_from_list`; Megatron-LM,
+`get_blend_and_blend_per_split`.
 """
 
 from __future__ import annotations
 
-import json
 import operator
 import os
 import re
@@ -27,16 +25,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
-from binidx.storage.open import open_object, read_whole
+from binidx.json_models import JsonFile
+from binidx.storage.open import open_object, read_document, read_whole
 
 Bookends = tuple[float, float]
-
-
 SplitMatrix = list[Bookends | None]
 
 
 class Split(Enum):
-    """The splits, in the order every list over splits has."""
+    """Splits of a run, in the order of every list over splits: train 0, valid 1, test 2.
+
+    Example:
+        >>> binidx.Split.valid.value
+        1
+
+    Source: Megatron Core, `Split`.
+    """
 
     train = 0
     valid = 1
@@ -44,36 +48,36 @@ class Split(Enum):
 
 
 def normalize(weights: list[float] | list[int]) -> list[float]:
-    """Weights over their sum, in float64. Source: Megatron Core, `normalize` (its rounding decides ties of a blend)."""
+    """Return weights over their sum, in float64. Source: Megatron Core; its rounding decides ties of a blend."""
     array = np.asarray(weights, dtype=np.float64)
     return [float(weight) for weight in array / np.sum(array)]
 
 
 def parse_and_normalize_split(split: str) -> list[float]:
-    """The three shares of a split string such as "969, 30, 1".
+    """Return the three shares of a split string such as "969, 30, 1".
 
     Raises:
-        ConfigError: a sign or an exponent (Megatron reads "1e-3" as 1 and 3), no three numbers, or a sum of zero.
+        ConfigError: a sign or an exponent (Megatron reads "1e-3" as 1 and 3), more than three numbers, or a sum of 0.
 
     Source: Megatron Core: every run of digits and dots is a number, missing ones are 0.
     """
     if re.search(r"[^\d\s.,:;/|]|\.\d*\.", split):
-        raise ConfigError(f"split {split!r}: needs plain numbers such as '969, 30, 1'")
+        raise ConfigError(f"split: found {split!r}, need plain numbers such as '969, 30, 1'")
     shares = [float(number) for number in re.findall(r"[.0-9]+", split)]
     shares += [0.0] * (len(Split) - len(shares))
     if len(shares) != len(Split) or sum(shares) <= 0:
-        raise ConfigError(f"split {split!r}: found {shares}, needs one to three numbers with a positive sum")
+        raise ConfigError(f"split: found {split!r}, need one to three numbers with a positive sum")
     return normalize(shares)
 
 
 def convert_split_vector_to_split_matrix(vector_a: list[float], vector_b: list[float] | None = None) -> SplitMatrix:
-    """Where each split begins and ends in [0, 1]; `None` for a split without a share.
+    """Return begin and end of each split in [0, 1]; `None` for a split without a share.
 
     Args:
         vector_a: one share per split.
-        vector_b: a second partition that narrows the first.
+        vector_b: a second partition, intersected with the first.
 
-    Source: Megatron Core. Sums run from the left, in float64, as its do.
+    Source: Megatron Core; sums run from the left, in float64.
     """
     bookends_a, bookends_b = ([*pairwise(accumulate(vector, initial=0))] for vector in (vector_a, vector_b or vector_a))
     overlaps = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(bookends_a, bookends_b, strict=True)]
@@ -81,62 +85,60 @@ def convert_split_vector_to_split_matrix(vector_a: list[float], vector_b: list[f
 
 
 def split_indices(bookends: Bookends, num_elements: int) -> NDArray[np.int32]:
-    """The elements of one split, shape (num_in_split,); may be empty.
+    """Return the elements of one split, shape (num_in_split,), int32; may be empty.
 
-    Source: Megatron Core: Python's `round`, which takes halves to the even neighbour.
+    Source: Megatron Core; Python's `round`, which takes halves to the even neighbour.
     """
-    found = split_range(bookends, num_elements)
-    return np.arange(found.start, found.stop, dtype=np.int32)
+    elements = split_range(bookends, num_elements)
+    return np.arange(elements.start, elements.stop, dtype=np.int32)
 
 
 def split_range(bookends: Bookends, num_elements: int) -> range:
-    """The same as a range: of 300 million numbers an array is 1.2 GB."""
+    """Return the elements of one split as a range: an array of 300 million numbers takes 1.2 GB."""
     begin, end = (round(edge * float(num_elements)) for edge in bookends)
     return range(begin, end)
 
 
 Blend = tuple[Sequence[str], Sequence[float] | None]
-
-
-"""Prefixes, and their weights or None (then each dataset is taken whole, once)."""
+"""Prefixes, and their weights or None (then each dataset is served whole, once)."""
 
 
 @dataclass
 class BlendedMegatronDatasetConfig:
-    """What every kind of dataset needs to know.
+    """Options of every kind of dataset.
 
     Args:
-        random_seed: seeds the order of documents and of samples, 0 to 2^32 - 1.
-        sequence_length: tokens fed per sample.
+        random_seed: seed of the order of documents and samples, 0 to 2^32 - 1.
+        sequence_length: S, tokens fed per sample.
         blend: prefixes and weights of one distribution; needs `split`.
-        blend_per_split: one blend or None for train, valid, test; takes the place of `blend` and `split`.
-        multiple_validation_sets: with `blend_per_split`, the valid split is a list, one dataset per prefix.
+        blend_per_split: one blend or None for each of train, valid, test; replaces `blend` and `split`.
+        multiple_validation_sets: with `blend_per_split`, the valid split is a list of one dataset per prefix.
         full_validation: each of those validation sets is one whole epoch; its size must be None.
         split: shares of train, valid, test, such as "969, 30, 1".
-        num_dataset_builder_threads: threads of the build: prefixes at the same time, and where fewer are left than
-            threads, parts of one; then parts of a blend.
-        path_to_cache: a URI for index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
-            index of less than 2^15 documents and samples has none: it is built sooner than fetched.
+        num_dataset_builder_threads: threads of the build: for prefixes at the same time, then for parts of the last
+            ones, then for parts of a blend.
+        path_to_cache: URI of the index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
+            index of less than 2^15 documents and samples is not cached: it is built sooner than fetched.
         mmap_bin_files: map local `.bin` files; False reads them with one call per range.
-        tokenizer: gives `pad`, `eod` and `unique_identifiers`.
+        tokenizer: object with `pad`, `eod` and `unique_identifiers`.
         mid_level_dataset_surplus: extra share of samples built per dataset of a weighted blend.
-        allow_ambiguous_pad_tokens: keep a pad id that is also another special token (it will be masked everywhere).
-        fast_cache_load, defer_npy_index_mmap: as in Megatron Core they need `path_to_cache`, and the first
-            `blend_per_split`. There they trust that every cache is there, and open none before its first sample. They
-            change nothing here: an array is mapped in 50 us, is proven before it is believed, and one that is missing
-            is built.
-        storage_options: passed to fsspec for every URI (ours; Megatron has no such field, and it is in no hash).
-        trust_cache: "megatron" takes index caches that Megatron left as they are, though nothing proves of which data
-            they are (ours). By default they are built anew, and replaced.
-        cache_small_indices: cache those of less than 2^15 documents and samples, too, for Megatron to find (ours).
-
-    Raises:
-        ConfigError: options that contradict each other.
+        allow_ambiguous_pad_tokens: keep a pad id that is also another special token (all of them are masked).
+        fast_cache_load, defer_npy_index_mmap: checked as in Megatron Core, without effect. (There they skip checks of
+            caches; here an array is mapped in 50 us and checked, and a missing one is built.)
+        storage_options: fsspec's options for every URI (ours; in no hash).
+        trust_cache: "megatron" accepts index caches that Megatron left, without a proof that they belong to the data
+            (ours). By default they are rebuilt and replaced.
+        cache_small_indices: also cache indices of less than 2^15 documents and samples, for Megatron to find (ours).
 
     Attributes:
-        split_matrix: where each split begins and ends in [0, 1], from `split`.
-        mock: neither `blend` nor `blend_per_split` was given, and `split` became Megatron's "1,1,1". Only a kind that
-            makes its data up, `MockGPTDataset`, can then be built; the others raise, where Megatron's make up as well.
+        split_matrix: begin and end of each split in [0, 1], from `split`.
+        mock: whether neither `blend` nor `blend_per_split` was given; `split` is then Megatron's "1,1,1". Only
+            `MockGPTDataset` can be built (in Megatron other kinds make up data, too).
+
+    Raises:
+        ConfigError: options contradict each other, or a number is out of range.
+
+    Source: Megatron Core, `BlendedMegatronDatasetConfig`.
     """
 
     random_seed: int
@@ -164,15 +166,13 @@ class BlendedMegatronDatasetConfig:
         self.random_seed, self.sequence_length = operator.index(self.random_seed), operator.index(self.sequence_length)
         self.path_to_cache = None if self.path_to_cache is None else os.fspath(self.path_to_cache)
         if self.sequence_length < 1:
-            raise ConfigError(f"sequence_length: found {self.sequence_length}, needs at least 1")
+            raise ConfigError(f"sequence_length: found {self.sequence_length}, need at least 1")
         if not 0 <= self.random_seed < 2**32:
-            raise ConfigError(f"random_seed: found {self.random_seed}, needs 0 to 2^32 - 1")
+            raise ConfigError(f"random_seed: found {self.random_seed}, need 0 to 2^32 - 1")
         if self.trust_cache not in (None, "megatron"):
-            raise ConfigError(f"trust_cache: found {self.trust_cache!r}, needs 'megatron' or None")
-        if self.num_dataset_builder_threads < 1:
-            raise ConfigError(
-                f"num_dataset_builder_threads: found {self.num_dataset_builder_threads}, needs at least 1"
-            )
+            raise ConfigError(f"trust_cache: found {self.trust_cache!r}, need 'megatron' or None")
+        if (threads := self.num_dataset_builder_threads) < 1:
+            raise ConfigError(f"num_dataset_builder_threads: found {threads}, need at least 1")
         for name in ("fast_cache_load", "defer_npy_index_mmap"):
             if getattr(self, name) and self.path_to_cache is None:
                 raise ConfigError(f"{name}: needs path_to_cache, found none")
@@ -203,43 +203,52 @@ class BlendedMegatronDatasetConfig:
 
 
 def check_blend(name: str, blend: Blend) -> None:
-    """Raise ConfigError unless there are prefixes, and a positive weight for each where weights are given."""
+    """Raise ConfigError unless a blend has prefixes, and either no weights or a positive weight for each."""
     prefixes, weights = blend
     if not prefixes:
         raise ConfigError(f"{name}: found no prefix, needs at least one")
     if isinstance(prefixes, str) or not all(isinstance(prefix, str) for prefix in prefixes):
-        raise ConfigError(
-            f"{name}: found prefixes {prefixes!r}, needs a list of strings: they are part of the cache's name"
-        )
+        raise ConfigError(f"{name}: found prefixes {prefixes!r}, need a list of strings (names of caches contain them)")
     if weights is not None and (len(weights) != len(prefixes) or not all(0 < weight < inf for weight in weights)):
         raise ConfigError(f"{name}: found weights {list(weights)}, needs {len(prefixes)} above 0, one per prefix")
 
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig):
-    """What GPT samples need to know besides.
+    """Options of GPT datasets, besides those of every kind.
 
     Args:
-        reset_position_ids: positions start again after each end-of-document token; must be given.
-        reset_attention_mask: attention does not look past an end-of-document token; must be given.
+        reset_position_ids: restart positions after each end-of-document token; must be given.
+        reset_attention_mask: forbid attention beyond an end-of-document token; must be given.
         eod_mask_loss: no loss on end-of-document tokens; must be given.
-        create_attention_mask: give the (1, S, S) mask with each sample. Megatron's default is True; ours is False,
-            since attention kernels make the mask themselves and S x S bytes per sample are the loader's largest output.
+        create_attention_mask: serve a mask (1, S, S) with each sample. Megatron's default is True; ours is False, since
+            attention kernels make the mask themselves and S x S bytes per sample are the loader's largest output.
         drop_last_partial_validation_sequence: drop the incomplete sample at the end of the valid split.
         add_extra_token_to_sequence: read S + 1 tokens, so that the last label is a real token.
-        inter_document_masking: give `cu_seqlens` and `max_seqlen`, by which attention kernels stay within documents, in
-            the place of an attention mask; positions start again with each document. As in Megatron Core after 0.16.1.
-        sequences_per_dataset: of each prefix, how many sequences and document bounds its `.idx` has. Megatron reads no
-            header then and takes the dtype of the tokenizer; here the header is read, and is to say the same.
-        object_storage_cache_path: taken for Megatron's sake, who keeps each `.idx` there; ours are in `index_dir`.
-        data_parallel_size, context_parallel_size, sequence_parallel_size, hybrid_context_parallel: what the samples of
-            `SFTDataset` and `VarlenDataset` are padded for: `padding_multiple`. They change no other kind.
-        sft_mock_dataset_config_json, varlen_mock_dataset_config_json: of made-up chats, which there are none of: None.
-        varlen_sbhd_validation: `VarlenDataset` gives rows of S tokens.
+        inter_document_masking: serve `cu_seqlens` and `max_seqlen` instead of a mask, for attention kernels that stay
+            within documents; positions restart at each document. As in Megatron Core after 0.16.1.
+        object_storage_cache_path: without effect (Megatron stores `.idx` files there; ours are in `index_dir`).
+        data_parallel_size, context_parallel_size, sequence_parallel_size, hybrid_context_parallel: determine
+            `padding_multiple`, to which `SFTDataset` and `VarlenDataset` pad. Other kinds ignore them.
+        sequences_per_dataset: expected numbers of sequences and document bounds of each prefix. (Megatron skips the
+            header then and derives the dtype from the tokenizer; here the header is read and compared.)
+        sft_mock_dataset_config_json, varlen_mock_dataset_config_json: must be None: there are no mock chats.
+        varlen_sbhd_validation: `VarlenDataset` serves rows of S tokens.
 
     Attributes:
-        token_dtype_code: Megatron's guess at the dtype from the vocabulary, 4 for int32, 8 for uint16, None without
-            one. Nothing here is read by it: the header of each `.idx` says what it holds, and the guess can be wrong.
+        token_dtype_code: Megatron's guess of the dtype from the vocabulary, 4 for int32, 8 for uint16, None without a
+            vocabulary. Not used: the header of each `.idx` has the dtype, and the guess can be wrong.
+
+    Raises:
+        ConfigError: as for `BlendedMegatronDatasetConfig`, or an option that must be given is missing.
+
+    Example:
+        >>> config = binidx.GPTDatasetConfig(
+        ...     random_seed=1234, sequence_length=4096, blend=(["s3://corpus/en", "gs://corpus/code"], [0.7, 0.3]),
+        ...     split="99,1,0", tokenizer=binidx.describe_tokenizer("tokenizer.json"),
+        ...     reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False)
+
+    Source: Megatron Core, `GPTDatasetConfig`.
     """
 
     reset_position_ids: bool | None = None
@@ -267,17 +276,17 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
                 raise ConfigError(f"{name}: must be given for a GPT dataset")
         for name in ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: there are no made-up chats here; give a file of some")
+                raise ConfigError(f"{name}: mock chats are not supported; give a file of chats")
         vocabulary = getattr(self.tokenizer, "vocab_size", None)
         self.token_dtype_code = None if vocabulary is None else 4 if vocabulary > 2**16 else 8
 
     @property
     def padding_multiple(self) -> int:
-        """Tokens that the length of each packed sequence has to be a multiple of.
+        """Number of tokens of which the length of each packed sequence must be a multiple.
 
-        Two for each rank of a context parallel group of several (it takes one from either end, so that all have as much
-        attention to do), of all data parallel ranks' groups with hybrid context parallelism; times
-        `sequence_parallel_size` if there is one.
+        Two for each rank of a context parallel group (a rank takes one chunk from either end, which balances
+        attention), or of all data parallel ranks' groups with hybrid context parallelism; times
+        `sequence_parallel_size` if it is not 0.
 
         Source: Megatron-LM, `SFTDataset._calculate_padding_divisor`.
         """
@@ -287,126 +296,104 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
 
 
 WHOLE = ("data_path", "data_args_path")
-
-
 PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path")
+Arguments = list[str | int | float] | str | None
+
+
+@dataclass(frozen=True)
+class PerSplitArguments:
+    """Contents of the file of `--per-split-data-args-path`: a list of arguments, a string of them, or null."""
+
+    train: Arguments
+    valid: Arguments
+    test: Arguments
+
+
+PER_SPLIT_FILE = JsonFile(PerSplitArguments, error=ConfigError, hint="needs an object with train, valid and test")
 
 
 def get_blend_from_list(blend: Sequence[str] | None) -> Blend | None:
-    """The prefixes of a list of arguments, and their weights or None.
+    """Return the prefixes of a list of arguments, and their weights or None.
 
-    A list of two that are both numbers is a weight and a prefix.
+    If every other argument, from the first on, is a number, these are the weights.
 
     Raises:
-        ConfigError: weights for some prefixes only, where Megatron takes the weights for prefixes; or no prefix.
+        ConfigError: there is no prefix, or weights for some prefixes only (Megatron takes the weights for prefixes).
     """
     if blend is None:
         return None
     if not blend:
-        raise ConfigError("data path: found none, needs prefixes, or weights and prefixes in turn")
-    if len(blend) % 2:
-        return _prefixes(blend), None
-    weights = [_number(each) for each in blend[::2]]
-    given = [weight for weight in weights if weight is not None]
-    if not given:
-        return _prefixes(blend), None
-    if len(given) < len(weights):
+        raise ConfigError("data path: found none, need prefixes, or weights and prefixes in turn")
+    weights = [] if len(blend) % 2 else [_as_number(each) for each in blend[::2]]
+    numbers = [weight for weight in weights if weight is not None]
+    if not numbers:
+        return [prefix.strip() for prefix in blend], None
+    if len(numbers) < len(weights):
         bad = blend[2 * weights.index(None)]
-        raise ConfigError(f"data path: found {bad!r} in the place of a weight; needs one before each prefix, or none")
-    return _prefixes(blend[1::2]), given
+        raise ConfigError(f"data path: found {bad!r} in the place of a weight; need one before each prefix, or none")
+    return [prefix.strip() for prefix in blend[1::2]], numbers
 
 
 def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> Blend | None:
-    """The blend in a text of arguments apart by white space: what `--data-args-path` names.
+    """Read the blend in the file of `--data-args-path`: arguments separated by white space.
 
     Raises:
-        ConfigError: as `get_blend_from_list`.
+        ConfigError: as for `get_blend_from_list`, or the file is not UTF-8.
         ObjectNotFoundError: there is no such file.
     """
-    return _named(uri, _text(uri, storage_options).split())
+    data = read_whole(open_object(uri, storage_options=storage_options, cache=False))
+    try:
+        return _parse_arguments(uri, str(bytes(data), "utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{uri}: not UTF-8 text: {error}") from error
 
 
 def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> list[Blend | None]:
-    """The blends of train, valid and test in a JSON object: what `--per-split-data-args-path` names.
-
-    Each value is a list of arguments, a string of them, or null for a split without data.
+    """Read the blends of train, valid and test from the JSON file of `--per-split-data-args-path`.
 
     Raises:
-        ConfigError: no object with these three keys, and as `get_blend_from_list`.
+        ConfigError: the file is not such an object; or as for `get_blend_from_list`.
         ObjectNotFoundError: there is no such file.
     """
-    try:
-        found = json.loads(_text(uri, storage_options))
-    except ValueError as error:
-        raise ConfigError(f"{uri}: no JSON: {error}") from error
-    names = [split.name for split in Split]
-    if not isinstance(found, dict) or set(found) != set(names):
-        raise ConfigError(f"{uri}: found {_said(found)}, needs an object with {', '.join(names)}")
-    return [_named(f"{uri}, {name}", _arguments(uri, name, found[name])) for name in names]
+    found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, uri, storage_options), uri)
+    return [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(found).items()]
 
 
 def get_blend_and_blend_per_split(
     args: Any, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[Blend | None, list[Blend | None] | None]:
-    """`blend` and `blend_per_split` of a config, out of a script's arguments.
+    """Return `blend` and `blend_per_split` of a config from a script's arguments.
 
     Args:
-        args: has some of `data_path`, `data_args_path`; or of `train_data_path`, `valid_data_path`, `test_data_path`,
-            `per_split_data_args_path`. What it does not have is None.
+        args: namespace with some of `data_path`, `data_args_path`; or of `train_data_path`, `valid_data_path`,
+            `test_data_path`, `per_split_data_args_path`. Missing ones are None.
 
     Raises:
-        ConfigError: arguments of two of these ways (Megatron takes the first), and as the functions above.
+        ConfigError: several of these ways are used (Megatron takes the first); or as for the functions above.
     """
-    given = [name for name in (*WHOLE, *PER_SPLIT) if getattr(args, name, None) is not None]
-    several = len(given) > 1 and not set(given) <= set(PER_SPLIT[:3])
-    if several:
-        raise ConfigError(f"data path: found {', '.join(given)}, needs one way of saying it")
-    if not given:
-        return None, None
-    way, value = given[0], getattr(args, given[0])
-    if way == "data_path":
-        return get_blend_from_list(value), None
-    if way == "data_args_path":
-        return read_data_args(value, storage_options), None
-    if way == "per_split_data_args_path":
-        return None, read_per_split_data_args(value, storage_options)
-    return None, [get_blend_from_list(getattr(args, name, None)) for name in PER_SPLIT[:3]]
+    given = {name: value for name in (*WHOLE, *PER_SPLIT) if (value := getattr(args, name, None)) is not None}
+    if len(given) > 1 and not set(given) <= set(PER_SPLIT[:3]):
+        raise ConfigError(f"data path: found {', '.join(given)}, need only one of them")
+    if "data_path" in given:
+        return get_blend_from_list(given["data_path"]), None
+    if "data_args_path" in given:
+        return read_data_args(given["data_args_path"], storage_options), None
+    if "per_split_data_args_path" in given:
+        return None, read_per_split_data_args(given["per_split_data_args_path"], storage_options)
+    return None, [get_blend_from_list(given.get(name)) for name in PER_SPLIT[:3]] if given else None
 
 
-def _prefixes(arguments: Sequence[str]) -> list[str]:
-    return [prefix.strip() for prefix in arguments]
-
-
-def _number(argument: Any) -> float | None:
+def _as_number(argument: Any) -> float | None:
     try:
         return float(argument)
     except ValueError:
         return None
 
 
-def _arguments(uri: str, name: str, value: Any) -> list[Any] | None:
-    arguments = value.split() if isinstance(value, str) else value
-    if arguments is not None and not isinstance(arguments, list):
-        raise ConfigError(f"{uri}: found {name}: {value!r}, needs a list, a string or null")
-    return arguments
-
-
-def _named(subject: str, arguments: Sequence[Any] | None) -> Blend | None:
+def _parse_arguments(subject: str, arguments: Arguments) -> Blend | None:
     try:
-        return get_blend_from_list(arguments)
+        return get_blend_from_list(arguments.split() if isinstance(arguments, str) else arguments)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{subject}: {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(f"{subject}: found {arguments!r}, needs strings, and numbers for weights") from error
-
-
-def _said(found: Any) -> str:
-    return f"an object with {', '.join(found) or 'nothing'}" if isinstance(found, dict) else type(found).__name__
-
-
-def _text(uri: str, storage_options: Mapping[str, Any] | None) -> str:
-    data = read_whole(open_object(uri, storage_options=storage_options, cache=False))
-    try:
-        return str(bytes(data), "utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{uri}: no text in UTF-8: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"{subject}: found {arguments!r}, need strings, and numbers for weights") from error

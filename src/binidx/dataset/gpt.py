@@ -22,10 +22,9 @@ from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.idx import DType
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
 from binidx.format.ranged_arrays import RangedArray
-from binidx.index.cache.building import Arrays
+from binidx.index.cache.index_files import Arrays
 from binidx.index.gpt_indices import ARRAYS
 from binidx.native.gpt_samples import GPTRows, Orders, Recipe, Rows, Starts, TextRows
-from binidx.storage.interfaces import as_mapped
 
 INT32_DTYPES = {DType.code_from_dtype(dtype) for dtype in (np.uint8, np.int8, np.int16, np.int32, np.uint16)}
 
@@ -297,7 +296,7 @@ def fill_rows(rows: Rows, requests: Sequence[Request]) -> None:
 
 def fill_from_map(rows: Rows, dataset: GPTDataset, idxs: Sequence[int | None], places: Sequence[int]) -> bool:
     """Fill rows in one call of C; return False, with nothing written, if the tokens are not all in a map."""
-    orders, reader = dataset.orders, as_mapped(dataset.dataset.bin_reader)
+    orders, reader = dataset.orders, dataset.dataset.mapped_reader
     if reader is None or not isinstance(orders, Orders):
         return False
     try:

@@ -15,12 +15,12 @@ from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, r
 from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
-from binidx.index.cache.array_reuse import OrderKey, order_of
+from binidx.index.cache.array_reuse import OrderKey, get_order_key
 from binidx.index.cache.build_context import NOT_KEPT, Outcome
-from binidx.index.cache.building import Arrays, Building
 from binidx.index.cache.index_cache import Access, IndexCache, has_fingerprint
-from binidx.index.cache.index_files import IndexFiles
-from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, origin_of
+from binidx.index.cache.index_files import Arrays, IndexFiles
+from binidx.index.cache.index_writer import IndexWriter
+from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
@@ -31,8 +31,6 @@ from binidx.storage.stores.head import found_of
 from binidx.storage.writing.publish import join_uri
 
 Numbers = NDArray[np.int64]
-
-
 SMALL = 2**15
 """Documents of all epochs and samples below which no index is cached: it is built in 0.2 ms, the time in which a disk
 opens four small files."""
@@ -146,7 +144,7 @@ class GPTIndices(MegatronDataset):
             storage_options=self.config.storage_options,
             checked=checked,
         )
-        if not same_object(recorded, origin_of(dataset).data()["idx"]):
+        if not same_object(recorded, get_origin(dataset).data()["idx"]):
             return False
         self.dataset, self.own_sequences = dataset, documents
         return True
@@ -186,10 +184,10 @@ class GPTIndices(MegatronDataset):
             return self._cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
         if self.config.trust_cache and (found := self._cache.load(self._fingerprint(), ARRAYS)):
             return found
-        self._build(building := Building())
+        self._build(writer := IndexWriter())
         if self.build_context.on_outcome is not None:
             self.build_context.report(Outcome(self._cache.files, NOT_KEPT, 0.0))
-        return building.arrays
+        return writer.arrays
 
     def _is_small(self) -> bool:
         if len(self.own_sequences) > SMALL:
@@ -203,7 +201,7 @@ class GPTIndices(MegatronDataset):
             files.directory,
             files.name,
             files.storage_options,
-            origin=origin_of(self.dataset),
+            origin=get_origin(self.dataset),
             order=self._order,
             trusted=self._check_foreign if self.config.trust_cache else None,
             context=self.build_context,
@@ -221,7 +219,7 @@ class GPTIndices(MegatronDataset):
     @classmethod
     def cached_in(
         cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
-    ) -> IndexFiles | None:
+    ) -> IndexFiles:
         return cls._files_of(prefix, digest(describe(cls.identify(prefix, num_samples, split, config))), split, config)
 
     def _fingerprint(self) -> dict[str, Any]:
@@ -244,7 +242,7 @@ class GPTIndices(MegatronDataset):
         return {**self._fingerprint(), **self._order().fields, "data": self.dataset.identity}
 
     def _order(self) -> OrderKey:
-        return order_of(
+        return get_order_key(
             self._plan, self.config.sequence_length, add_extra_token=self.config.add_extra_token_to_sequence
         )
 
@@ -252,17 +250,17 @@ class GPTIndices(MegatronDataset):
         extra = self.config.add_extra_token_to_sequence
         check_gpt_index(arrays, self.dataset.sequences, self.own_sequences, self.config.sequence_length, extra)
 
-    def _build(self, building: Building) -> None:
+    def _build(self, writer: IndexWriter) -> None:
         plan = self._plan
         if self._is_small():
-            self._build_planned(building, plan, 1)
+            self._build_planned(writer, plan, 1)
             return
         with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
-            self._build_planned(building, plan, threads)
+            self._build_planned(writer, plan, threads)
 
-    def _build_planned(self, building: Building, plan: EpochPlan, threads: int) -> None:
+    def _build_planned(self, writer: IndexWriter, plan: EpochPlan, threads: int) -> None:
         build_gpt_index(
-            building,
+            writer,
             self.dataset.sequence_lengths,
             self.own_sequences,
             plan,

@@ -1,8 +1,6 @@
-"""Which bytes samples are made of: numbers of samples in, ranges of each object out. Nothing is read.
+"""Byte ranges of samples, for fetching them early or counting them. Nothing is read.
 
-    samples of a blend ─► samples of each dataset ─► spans ─► ranges of its .bin, sorted, each byte once
-
-For whoever wants them sooner or elsewhere: `binidx cache warm --run`, or a count of what a run will move.
+samples of a blend ─► samples of each dataset ─► spans ─► ranges of its .bin, sorted, each byte once
 """
 
 from __future__ import annotations
@@ -20,34 +18,32 @@ from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.format.indexed_dataset import IndexedDataset
 
 AT_ONCE = 4096
-
-
 """Samples whose spans are in memory together: 1 MB."""
 
 
 def ranges_of_samples(
     dataset: MegatronDataset | BlendedDataset, idxs: Sequence[int]
 ) -> list[tuple[IndexedDataset, NDArray[np.int64]]]:
-    """The bytes that samples are made of.
+    """Return the byte ranges of samples.
 
     Args:
-        idxs: numbers of samples, any order, as the dataset's `__getitems__` takes them.
+        idxs: positions in serving order, as for the dataset's `__getitems__`.
 
     Returns:
-        For each stored dataset that they touch: its ranges, shape (n, 2), sorted and disjoint.
+        For each stored dataset with some of the samples: its ranges, shape (n, 2), sorted and disjoint.
     """
     found: dict[int, tuple[IndexedDataset, list[NDArray[np.int64]]]] = {}
     for each, numbers in _by_dataset(dataset, np.asarray(idxs, np.int64)):
         stored, parts = found.setdefault(id(each.dataset), (each.dataset, []))
         parts += [
-            union(stored.locate_all(_spans(each, numbers[at : at + AT_ONCE].tolist())))
+            merge_ranges(stored.locate_all(_spans(each, numbers[at : at + AT_ONCE].tolist())))
             for at in range(0, len(numbers), AT_ONCE)
         ]
-    return [(stored, union(np.concatenate(parts))) for stored, parts in found.values() if parts]
+    return [(stored, merge_ranges(np.concatenate(parts))) for stored, parts in found.values() if parts]
 
 
-def union(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sorted, disjoint ranges of the same bytes, shape (n, 2); neighbours are one."""
+def merge_ranges(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return sorted, disjoint ranges of the same bytes, shape (n, 2); adjacent ones are joined."""
     ranges = ranges[ranges[:, 0] < ranges[:, 1]]
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
     reach = np.maximum.accumulate(ranges[:, 1])
@@ -66,7 +62,7 @@ def _by_dataset(
 
 
 def _spans(dataset: MegatronDataset, idxs: Sequence[int]) -> NDArray[np.int64]:
-    """Spans, shape (n, 3); one by one for a kind of dataset that has its own."""
+    """Return spans, shape (n, 3); sample by sample if a subclass replaces `spans`."""
     if isinstance(dataset, GPTDataset) and type(dataset).spans is GPTDataset.spans:
         return dataset.orders.spans(idxs)[0]
     spans: list[Any] = [*chain.from_iterable(map(dataset.spans, idxs))]

@@ -1,7 +1,7 @@
-"""What the builder would build for a config: told before anything is opened, from the config alone.
+"""Indices that a build would need, computed from the config alone, before anything is opened.
 
-config, sizes ─► WantedIndex  one a prefix and split: samples to ask for, and what Megatron's md5 is of
-                 WantedBlend  one a split of several prefixes
+config, sizes ─► RequiredIndex  one per prefix and split: number of samples, and the name of its cache
+                 RequiredBlend  one per split of several prefixes
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
+from binidx.dataset.blended import BlendedDataset, blend_identifiers
 from binidx.dataset.builder import WHOLE, Sizes, sizes_per_dataset
 from binidx.dataset.config import Blend, Bookends, GPTDatasetConfig, Split, SplitMatrix, normalize
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.megatron_dataset import describe, digest
+from binidx.dataset.megatron_dataset import describe, digest, recorded_name
 from binidx.index.cache.index_files import IndexFiles
-from binidx.storage.writing.publish import join_uri
 
 
 @dataclass(frozen=True)
 class RequiredIndex:
-    """The index of one split of one prefix.
+    """Index of one split of one prefix.
 
-    num_samples: to be asked for; None is one epoch.
-    bookends: where the split begins and ends in the sequences, from 0 to 1.
+    Args:
+        num_samples: number of samples to build; None is one epoch.
+        bookends: begin and end of the split in the sequences, from 0 to 1.
     """
 
     split: Split
@@ -37,18 +38,18 @@ class RequiredIndex:
         return GPTDataset.identify(self.prefix, self.num_samples, self.split, config)
 
     def files(self, config: GPTDatasetConfig) -> IndexFiles:
-        """Where it lies, or would."""
-        directory = config.path_to_cache or join_uri(self.prefix, "cache", "GPTDataset_indices")
-        return _files(directory, self.identifiers(config), "GPTDataset", self.split, config)
+        """Return its cache files, whether or not they exist."""
+        return GPTDataset.cached_in(self.prefix, self.num_samples, self.split, config)
 
 
 @dataclass(frozen=True)
 class RequiredBlend:
-    """The blend of a split.
+    """Blend of one split.
 
-    members: its indices, in their order.
-    shares: of each, their sum is 1; None: as many samples as each has.
-    size: samples asked for; None is all of them.
+    Args:
+        members: the index of each dataset.
+        shares: share of each dataset, with sum 1; None serves all samples of each.
+        size: number of samples requested; None is all of them.
     """
 
     split: Split
@@ -58,84 +59,73 @@ class RequiredBlend:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples that it serves, where weights tell."""
+        """Number of samples served; None if it depends on the datasets' lengths."""
         if self.shares is None or self.size is None:
             return None
         return sum(ceil(self.size * share) for share in self.shares)
 
     def files(self, config: GPTDatasetConfig, lengths: Sequence[int] | None = None) -> IndexFiles | None:
-        """Where its index lies; None where it is not kept, or its name depends on lengths that are not given.
+        """Return its cache files; None if it is not cached, or its name depends on lengths that are not given.
 
         Args:
-            lengths: samples of each member, for a blend without weights.
+            lengths: number of samples of each member, for a blend without weights.
         """
-        if config.path_to_cache is None or (self.shares is None and lengths is None):
+        weights = lengths if self.shares is None else self.shares
+        if config.path_to_cache is None or weights is None:
             return None
-        if self.shares is None:
-            weights: Sequence[float] | None = lengths
-            size = None if self.size is None else min(self.size, sum(lengths or ()))
-        else:
-            weights, size = self.shares, self.num_samples
-        identifiers = OrderedDict[str, Any](
-            [
-                ("class", "BlendedDataset"),
-                ("datasets", [each.identifiers(config) for each in self.members]),
-                ("split", self.split.name),
-                ("weights", list(weights or ()) if size is None else normalize(list(weights or ()))),
-                ("size", size),
-            ]
-        )
-        return _files(config.path_to_cache, identifiers, "BlendedDataset", self.split, config)
+        size = self.num_samples
+        if self.shares is None and self.size is not None:
+            size = min(self.size, int(sum(weights)))
+        members = [each.identifiers(config) for each in self.members]
+        shares = list(weights) if size is None else normalize(list(weights))
+        name = recorded_name(BlendedDataset)
+        md5 = digest(describe(blend_identifiers(name, members, self.split, shares, size)))
+        return IndexFiles(config.path_to_cache, f"{md5}-{name}-{self.split.name}", config.storage_options)
 
 
 class RequiredIndices(NamedTuple):
-    """All of a run, in the order of splits and prefixes."""
+    """All indices of a run, in the order of splits and prefixes."""
 
     indices: list[RequiredIndex]
     blends: list[RequiredBlend]
 
 
 def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
-    """What `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` builds; its rules."""
+    """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build."""
     if config.blend is not None:
         matrix = config.split_matrix or [None] * len(Split)
-        return _of_blend(config.blend, matrix, sizes, config, alone=config.blend[1] is None)
+        return _require(config.blend, matrix, sizes, config, alone=config.blend[1] is None)
     found = RequiredIndices([], [])
     for split, blend in zip(Split, config.blend_per_split or (), strict=False):
         if blend is not None:
             matrix = [WHOLE if other is split else None for other in Split]
             listed = bool(config.multiple_validation_sets) and split is Split.valid
-            part = _of_blend(blend, matrix, sizes, config, alone=True, listed=listed)
+            part = _require(blend, matrix, sizes, config, alone=True, listed=listed)
             found.indices.extend(part.indices)
             found.blends.extend(part.blends)
     return found
 
 
-def _of_blend(
+def _require(
     blend: Blend, matrix: SplitMatrix, sizes: Sizes, config: GPTDatasetConfig, *, alone: bool, listed: bool = False
 ) -> RequiredIndices:
-    """Of one distribution: `alone` a single prefix is no blend, `listed` none is."""
+    """Return those of one distribution; `alone`: a single prefix is not blended; `listed`: no prefixes are."""
     prefixes, weights = blend
     single = len(prefixes) == 1 and alone
     if single or listed:
-        asked: Sequence[Sizes] = [sizes] * len(prefixes)
+        requested: Sequence[Sizes] = [sizes] * len(prefixes)
     else:
-        asked = sizes_per_dataset(len(prefixes), weights, matrix, sizes, config.mid_level_dataset_surplus)
+        requested = sizes_per_dataset(len(prefixes), weights, matrix, sizes, config.mid_level_dataset_surplus)
     found = RequiredIndices([], [])
     for split, bookends in zip(Split, matrix, strict=True):
         if bookends is None:
             continue
         members = [
             RequiredIndex(split, prefix, each[split.value], bookends)
-            for prefix, each in zip(prefixes, asked, strict=True)
+            for prefix, each in zip(prefixes, requested, strict=True)
         ]
         found.indices.extend(members)
         if not single and not listed:
             shares = None if weights is None else normalize(list(weights))
             found.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
     return found
-
-
-def _files(directory: str, identifiers: Any, kind: str, split: Split, config: GPTDatasetConfig) -> IndexFiles:
-    name = f"{digest(describe(identifiers))}-{kind}-{split.name}"
-    return IndexFiles(directory, name, config.storage_options)
