@@ -1,0 +1,235 @@
+"""Arrays built into their files: in place, whole or not at all, and right where there is no room."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from helpers.memory_maps import file_under
+from servers.latency_proxy import latency_proxy
+
+from binidx.errors import IndexBuildError
+from binidx.index.cache import array_writer
+from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_cache import IndexCache
+
+ARRAY = np.arange(300_000, dtype=np.int32)
+
+
+def build(writer: ArrayWriter) -> None:
+    with (
+        writer.array("a", ARRAY.shape, ARRAY.dtype, in_order=False) as out,
+        writer.array("b", ARRAY.shape, ARRAY.dtype) as other,
+    ):
+        out[:] = ARRAY
+        other[:] = ARRAY + 1
+
+
+def cached(directory: Any) -> np.ndarray:
+    return IndexCache(str(directory), "0f-Kind-train").load_or_build("described", {"x": 1}, ["a"], build)["a"]
+
+
+def files(directory: Path) -> list[str]:
+    """All but claims, which lie about after a kill or a failure and only save work."""
+    names = (path.name.removeprefix("0f-Kind-train-") for path in directory.iterdir())
+    return sorted(name for name in names if "-claim" not in name)
+
+
+@pytest.mark.parametrize("shuffled_in_file", [1 << 30, 1 << 10])
+def test_what_is_served_after_a_build_is_the_file(
+    tmp_path: Path, shuffled_in_file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
+    for _ in range(2):  # built, then loaded
+        array = cached(tmp_path)
+        assert file_under(array) == f"{tmp_path}/0f-Kind-train-a.npy"
+        np.testing.assert_array_equal(array, ARRAY)
+        assert not array.flags.writeable
+    np.save(tmp_path / "saved.npy", ARRAY)
+    assert (tmp_path / "0f-Kind-train-a.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
+
+
+def test_small_arrays_take_no_descriptor(tmp_path: Path) -> None:
+    writer = ArrayWriter(lambda name: f"{tmp_path}/{name}.npy")
+    with writer.array("a", (5,), np.int64) as out:
+        out[:] = 7
+    assert file_under(writer.arrays["a"]) == ""
+    assert np.load(tmp_path / "a.npy").tolist() == [7] * 5
+    assert writer.stored["a"].bytes == (tmp_path / "a.npy").stat().st_size
+
+
+def test_without_a_place_all_is_memory() -> None:
+    build(writer := ArrayWriter())
+    np.testing.assert_array_equal(writer.arrays["a"], ARRAY)
+    assert file_under(writer.arrays["a"]) == ""
+    assert writer.stored == {}
+
+
+@pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])
+def test_for_a_store_it_is_built_here_and_sent(s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_writer, "SENT_FROM_MEMORY", in_memory)
+    monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
+    uri = s3.fresh()
+    built, loaded = cached(uri), cached(uri)
+    assert ("(deleted)" in file_under(built)) == (in_memory < ARRAY.nbytes)
+    np.testing.assert_array_equal(built, ARRAY)
+    np.testing.assert_array_equal(loaded, ARRAY)
+
+
+@pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])
+def test_what_was_sent_is_kept_for_the_node_which_fetches_nothing(
+    s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_writer, "SENT_FROM_MEMORY", in_memory)
+    monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")  # however full the disk is
+    with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
+        uri = s3.fresh()
+        built, loaded = cached(uri), cached(uri)
+        assert not [each for each in proxy.log() if each.method == "GET" and each.path.endswith(".npy")]
+    assert file_under(built) == file_under(loaded)
+    assert file_under(built).startswith(os.environ["BINIDX_INDEX_DIR"])
+    np.testing.assert_array_equal(built, ARRAY)
+    np.testing.assert_array_equal(loaded, ARRAY)
+
+
+def test_a_kept_copy_that_was_spoilt_is_fetched_from_the_store(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")
+    uri = s3.fresh()
+    path = Path(file_under(cached(uri)))
+    gc.collect()
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    code = LOADED.format(uri=uri)
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LOADED = """
+import sys
+from index.cache.test_array_writer import ARRAY, cached
+assert (cached({uri!r}) == ARRAY).all()
+"""
+
+
+def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    cached(tmp_path)
+    before = files(tmp_path)
+    writer = ArrayWriter(lambda name: f"{tmp_path}/0f-Kind-train-{name}.npy")
+    with pytest.raises(ValueError, match="broadcast"), writer.array("a", (1 << 20,), np.int32) as out:
+        out[:] = ARRAY
+    assert files(tmp_path) == before
+    np.testing.assert_array_equal(cached(tmp_path), ARRAY)
+    assert writer.arrays == {}
+
+
+FULL = """
+import logging, resource, signal, sys
+from pathlib import Path
+import numpy as np
+from index.cache.test_array_writer import ARRAY, cached, file_under
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+array = cached({directory!r})
+assert (array == ARRAY).all() and file_under(array) == ""
+"""
+
+
+def test_a_disk_without_room_costs_a_warning(tmp_path: Path) -> None:
+    """The limit on a file's size stands for the full disk: posix_fallocate and write fail in the same places."""
+    code = FULL.format(directory=f"{tmp_path}/cache")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    [line] = ended.stdout.splitlines()
+    assert line.startswith(f"{tmp_path}/cache: index not cached, every start builds it again: ")
+    assert "File too large" in line
+    assert files(tmp_path / "cache") == []
+
+
+@pytest.fixture
+def little_disk(tmp_path: Path) -> Any:
+    """A filesystem of 1 MiB."""
+    place = tmp_path / "little"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a filesystem")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("shuffled_in_file", [1 << 30, 1 << 10])
+def test_a_full_disk_is_seen_before_the_array_is_filled(
+    little_disk: Path, shuffled_in_file: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
+    np.testing.assert_array_equal(cached(little_disk), ARRAY)
+    assert "No space left on device" in caplog.text
+    assert files(little_disk) == []
+
+
+def test_neither_disk_nor_memory_is_an_error(
+    little_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = ArrayWriter(lambda name: f"{little_disk}/{name}.npy")
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(
+            IndexBuildError, match=r"a.npy: found \d+ bytes of memory, need 4000000000000128, or a disk: .*No space"
+        ),
+        writer.array("a", (10**15,), np.int32),
+    ):
+        pass
+
+
+KILLED = """
+from binidx.index.cache.index_cache import IndexCache
+
+def build(writer):
+    with writer.array("a", (1 << 20,), "i4") as out:
+        out[:] = 1
+        print("in the middle", flush=True)
+        input()
+
+IndexCache({directory!r}, "0f-Kind-train").load_or_build("described", {{"x": 1}}, ["a"], build)
+"""
+
+
+def test_a_builder_that_is_killed_leaves_no_array(tmp_path: Path) -> None:
+    code = KILLED.format(directory=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"in the middle\n"
+        assert all(name.endswith(".tmp") for name in files(tmp_path))
+        process.send_signal(signal.SIGKILL)
+    np.testing.assert_array_equal(cached(tmp_path), ARRAY)
+
+
+def test_any_store_that_refuses_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    np.testing.assert_array_equal(cached("s3://no-such-bucket-of-ours/cache"), ARRAY)
+    assert "index not cached" in caplog.text
+    assert not fsspec.filesystem("memory").exists("/no-such-bucket-of-ours")
+
+
+def test_an_array_that_has_room_beside_one_that_has_none(little_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def build(writer: ArrayWriter) -> None:
+        with writer.array("a", (150_000,), np.int32) as one, writer.array("b", (150_000,), np.int32) as other:
+            one[:], other[:] = 1, 2
+
+    cache = IndexCache(str(little_disk), "0f-Kind-train")
+    arrays = cache.load_or_build("described", {}, ["a", "b"], build)
+    assert {name: array.sum() for name, array in arrays.items()} == {"a": 150_000, "b": 300_000}
+    assert "No space left on device" in caplog.text
+    assert "binidx.json" not in files(little_disk)
+    assert not [name for name in files(little_disk) if name.endswith(".tmp")]
