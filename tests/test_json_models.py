@@ -21,11 +21,11 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST_FILE as DATASET_FIL
 from binidx.format.sidecars.dataset_manifest import RowCounts, read_manifest
 from binidx.format.virtual import PARTS_FILE, VirtualPart, format_parts, read_parts
 from binidx.index.cache.array_reuse import KNOWN_FILE, Known, format_known
-from binidx.index.cache.lease import WORD_FILE, LeaseRecord
+from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
-from binidx.prepare.preprocess.finish import MARK_FILE, JobMark
+from binidx.prepare.preprocess.finish import JOB_FILE, JobFile
 from binidx.prepare.preprocess.record import RECORD_FILE, Record, TokenCounts
 from binidx.prepare.text.slices import Extent
 from binidx.prepare.tokenizers.describe import CONFIG, describe_tokenizer
@@ -71,9 +71,9 @@ KINDS: dict[str, tuple[JsonFile[Any], bytes]] = {
     "parts": (PARTS_FILE, format_parts("uint16", [VirtualPart("a\udcff", 1, 2, IDENTITY, IDENTITY)])),
     "baked": (BAKED_FILE, Baked("f", 0, 8, 4, 24, True, False).format()),
     "bundle": (TABLE, json.dumps([["s3://b/p", 0, 8, "ab", IDENTITY]]).encode()),
-    "job": (MARK_FILE, json.dumps({**MARK_FILE.tags, **asdict(JobMark("p", ["a"], {"keys": ["text"]}))}).encode()),
+    "job": (JOB_FILE, json.dumps({**JOB_FILE.tags, **asdict(JobFile("p", ["a"], {"keys": ["text"]}))}).encode()),
     "record": (RECORD_FILE, RECORD.to_bytes()),
-    "claim": (WORD_FILE, LeaseRecord("h", done={"a": {}}).format()),
+    "claim": (LEASE_FILE, LeaseRecord("h", error="x").format()),
     "cached object": (META_FILE, CachedContent("s3://b/a", 9, IDENTITY).text()),
     "tokenizer.json": (TOKENIZER_FILE, json.dumps(TOKENIZER).encode()),
     "vocab.json": (VOCAB_FILE, json.dumps({"a": 0, "b": 1}).encode()),
@@ -92,7 +92,7 @@ def test_what_was_read_is_what_was_written() -> None:
     for kind, written in {
         "record": RECORD,
         "index manifest": MANIFEST,
-        "claim": LeaseRecord("h", done={"a": {}}),
+        "claim": LeaseRecord("h", error="x"),
     }.items():
         file, data = KINDS[kind]
         assert file.decode(data, "x") == written
@@ -169,7 +169,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("index manifest", "content", ..., "x: $: missing required field content"),
     ("orders", "indices", 1, "x: $.indices: expected array (found 1)"),
     ("orders", "indices.0.most", "9", "x: $.indices[0].most: expected int (found '9')"),
-    ("orders", "indices.0.order", {}, "x: $.indices[0]: order: found nothing, needs the fields of an order"),
+    ("orders", "indices.0.order", {}, "x: $.indices[0]: order: found nothing, need the fields of an order"),
     ("dataset manifest", "binidx_manifest", 2, "x: $.binidx_manifest: expected 1 (found 2)"),
     ("dataset manifest", "binidx_manifest", True, "x: $.binidx_manifest: expected 1 (found True)"),
     ("dataset manifest", "dataset.tokens", "2", "x: $.dataset.tokens: expected int (found '2')"),

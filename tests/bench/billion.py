@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from binidx.dataset.config import Split
-from binidx.index.cache.building import SHUFFLED_IN_FILE
+from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.document_sample import MOST_RECORDS, EpochPlan, count_tokens, plan_epochs
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
@@ -84,8 +84,8 @@ def measured(directory: Path) -> dict[str, Any]:
             "described",
             {},
             ARRAYS,
-            lambda building: build_gpt_index(
-                building, lengths, documents, plan, RandomState(SEED), SEQUENCE_LENGTH, threads=THREADS
+            lambda writer: build_gpt_index(
+                writer, lengths, documents, plan, RandomState(SEED), SEQUENCE_LENGTH, threads=THREADS
             ),
         )
         taken = time.perf_counter() - start

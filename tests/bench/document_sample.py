@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from helpers.oracle import megatron
 
-from binidx.index.cache.building import Building
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.document_sample import (
     EpochPlan,
     Indices,
@@ -126,10 +126,10 @@ def files_row(lengths: np.ndarray, documents: np.ndarray, plan: EpochPlan, direc
     """From lengths to the three published files, tokens counted and bytes summed; theirs by numpy.save."""
 
     def to_files() -> None:
-        building = Building(lambda name: f"{directory}/{name}.npy")
+        writer = ArrayWriter(lambda name: f"{directory}/{name}.npy")
         counted, rng = planned(lengths, range(len(documents))), RandomState(SEED)
         exposed = range(len(documents))
-        build_gpt_index(building, lengths, exposed, counted, rng, SEQUENCE_LENGTH, threads=THREADS)
+        build_gpt_index(writer, lengths, exposed, counted, rng, SEQUENCE_LENGTH, threads=THREADS)
 
     def their_files() -> None:
         assert int(np.sum(lengths[documents])) == plan.tokens_per_epoch

@@ -1,14 +1,14 @@
-"""python -m helpers.build_lock_process CACHE LOG JSON: one process that asks for an index, as each of a run does.
+"""python -m helpers.build_lock_process CACHE LOG JSON: a process that requests an index, as each of a run does.
 
-It appends a line to LOG when it begins to build, and prints one JSON object at its end: what it got, after how many
-seconds from when it asked, and when by the clock of the machine. JSON may hold
+It appends a line to LOG when it begins to build, and prints one JSON object at its end: its result, the seconds since
+its request, and the time by the clock of the machine. JSON may hold
 
     build      seconds that a build takes
     until      a file: the build ends when it appears
     fail       a text: the build raises it
-    away       seconds after which the process is called away, as by the failure of another rank
+    away       seconds after which a check raises, as after the failure of another rank
     dead, beat seconds, instead of DEAD_SECONDS and BEAT_SECONDS
-    start      a file: ask when it appears, so that all ask at once
+    start      a file: request the index when it appears, so that all do at once
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import numpy as np
 
 from binidx.errors import PeerError
 from binidx.index.cache import build_lock, lease
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_context import BuildContext
-from binidx.index.cache.building import Building
 from binidx.index.cache.index_cache import IndexCache
 
 NAME = "0f-Kind-train"
 FINGERPRINT = {"option": True}
 
 
-def ask(cache: str, log: str, how: dict[str, Any]) -> dict[str, object]:
-    def build(building: Building) -> None:
+def request_index(cache: str, log: str, how: dict[str, Any]) -> dict[str, object]:
+    def build(writer: ArrayWriter) -> None:
         with open(log, "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(how.get("build", 0))
@@ -42,7 +42,7 @@ def ask(cache: str, log: str, how: dict[str, Any]) -> dict[str, object]:
             time.sleep(0.01)
         if "fail" in how:
             raise ValueError(how["fail"])
-        with building.array("a", (100_000,), np.int64) as array:
+        with writer.array("a", (100_000,), np.int64) as array:
             array[:] = np.arange(100_000)
 
     began = time.monotonic()
@@ -67,7 +67,7 @@ def main(cache: str, log: str, how: dict[str, Any]) -> None:
     print("ready", flush=True)
     while "start" in how and not Path(str(how["start"])).exists():
         time.sleep(0.005)
-    print(json.dumps({**ask(cache, log, how), "pid": os.getpid(), "ended": time.monotonic()}), flush=True)
+    print(json.dumps({**request_index(cache, log, how), "pid": os.getpid(), "ended": time.monotonic()}), flush=True)
 
 
 if __name__ == "__main__":

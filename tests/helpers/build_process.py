@@ -28,20 +28,20 @@ import xxhash
 from helpers.gpt_data import TOKENIZER
 
 import binidx
-from binidx.index.cache.building import Building
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.storage.writing.publish import object_exists
 
 HOW: dict[str, Any] = {}
 
 
 class GPTDataset(binidx.GPTDataset):
-    def _build(self, building: Building) -> None:
+    def _build(self, writer: ArrayWriter) -> None:
         with open(HOW["log"], "a") as file:
             file.write(f"{os.getpid()} {time.monotonic()}\n")
         time.sleep(HOW.get("slow", 0))
         if "fail" in HOW:
             raise ValueError(HOW["fail"])
-        super()._build(building)
+        super()._build(writer)
 
 
 def build() -> list[Any]:

@@ -32,7 +32,7 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from binidx.index.cache.array_reuse import OrderKey
-from binidx.index.cache.building import Building
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.manifest import ALGORITHM, Origin
 from binidx.storage.writing import staging, upload
@@ -76,9 +76,9 @@ def cache_of(directory: str, content: int) -> IndexCache:
 
 
 def build_of(content: int) -> Any:
-    def build(building: Building) -> None:
+    def build(writer: ArrayWriter) -> None:
         for name, array in expected(content).items():
-            with building.array(name, array.shape, array.dtype) as out:
+            with writer.array(name, array.shape, array.dtype) as out:
                 time.sleep(random.random() * 0.005)
                 out[:] = array
 

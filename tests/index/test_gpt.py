@@ -12,8 +12,8 @@ import pytest
 from helpers.oracle import megatron
 
 from binidx.index import document_sample, documents
-from binidx.index.cache import building
-from binidx.index.cache.building import Building
+from binidx.index.cache import array_writer
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native.permutations import RandomState
@@ -45,7 +45,7 @@ def in_bytes(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def ours(plan: EpochPlan, seed: int, directory: Path | None = None, given: Any = DOCUMENTS, threads: int = 1) -> Any:
-    place = Building(directory and (lambda name: f"{directory}/{name}.npy"))
+    place = ArrayWriter(directory and (lambda name: f"{directory}/{name}.npy"))
     build_gpt_index(place, LENGTHS, given, plan, RandomState(seed), SEQUENCE_LENGTH, threads=threads)
     return place.arrays
 
@@ -57,7 +57,7 @@ def test_equal_megatrons_in_memory_and_in_files(
     most_records: int, epochs: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_sample, "MOST_RECORDS", most_records)
-    monkeypatch.setattr(building, "SHUFFLED_IN_FILE", most_records)
+    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", most_records)
     for module in (documents, import_module("binidx.native.sample_index")):
         monkeypatch.setattr(module, "WINDOW", 1000)
     plan = plan_of(epochs)
@@ -77,7 +77,7 @@ def test_two_builds_at_once_on_two_threads_each_give_the_same_bytes(
     most_records: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_sample, "MOST_RECORDS", most_records)
-    monkeypatch.setattr(building, "SHUFFLED_IN_FILE", most_records)
+    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", most_records)
     for module in (documents, import_module("binidx.native.sample_index")):
         monkeypatch.setattr(module, "WINDOW", 1000)
     plan = plan_of(2.9)

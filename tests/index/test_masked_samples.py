@@ -10,7 +10,7 @@ import pytest
 from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
-from binidx.index.cache.building import Building
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.masked_samples import (
     build_blocks_mapping,
     build_mapping,
@@ -122,9 +122,9 @@ def planned(num_samples: int | None, sizes: list[int], docs: list[int], **option
 def test_without_a_number_of_samples_there_is_one_epoch() -> None:
     plan = planned(None, [5] * 12, [0, 6, 12])
     assert (plan.num_epochs, plan.num_samples) == (1, 6)
-    building = Building()
-    build_masked_sample_index(building, plan)
-    assert sorted(building.arrays["sample_index"][:, 0].tolist()) == [0, 2, 4, 6, 8, 10]
+    writer = ArrayWriter()
+    build_masked_sample_index(writer, plan)
+    assert sorted(writer.arrays["sample_index"][:, 0].tolist()) == [0, 2, 4, 6, 8, 10]
 
 
 def test_epochs_are_whole() -> None:

@@ -14,9 +14,9 @@ from binidx.dataset.megatron_dataset import Identified, MegatronDataset, Request
 from binidx.dataset.torch_bridge import Sample, Samples
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index, check_blend_index
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import Access, IndexCache
 from binidx.index.cache.index_files import Arrays
-from binidx.index.cache.index_writer import IndexWriter
 
 ARRAYS = ("dataset_index", "dataset_sample_index")
 MAX_DATASETS = 32767
@@ -140,7 +140,7 @@ class BlendedDataset(Identified):
 
     def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         if self.config.path_to_cache is None:
-            self._build(writer := IndexWriter())
+            self._build(writer := ArrayWriter())
             arrays = writer.arrays
         else:
             cache = self._cache(self.config.path_to_cache)
@@ -158,7 +158,7 @@ class BlendedDataset(Identified):
         options = self.config.storage_options
         return IndexCache(directory, name, options, trusted=trusted, context=self.build_context)
 
-    def _build(self, writer: IndexWriter) -> None:
+    def _build(self, writer: ArrayWriter) -> None:
         size = sum(map(int, self.weights)) if self.size is None else self.size
         with (
             writer.array("dataset_index", (size,), np.int16) as datasets,

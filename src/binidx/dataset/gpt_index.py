@@ -16,10 +16,10 @@ from binidx.errors import IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
 from binidx.index.cache.array_reuse import OrderKey, get_order_key
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_context import NOT_KEPT, Outcome
 from binidx.index.cache.index_cache import Access, IndexCache, has_fingerprint
 from binidx.index.cache.index_files import Arrays, IndexFiles
-from binidx.index.cache.index_writer import IndexWriter
 from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.documents import Documents, compact_documents
@@ -184,7 +184,7 @@ class GPTIndices(MegatronDataset):
             return self._cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
         if self.config.trust_cache and (found := self._cache.load(self._fingerprint(), ARRAYS)):
             return found
-        self._build(writer := IndexWriter())
+        self._build(writer := ArrayWriter())
         if self.build_context.on_outcome is not None:
             self.build_context.report(Outcome(self._cache.files, NOT_KEPT, 0.0))
         return writer.arrays
@@ -250,7 +250,7 @@ class GPTIndices(MegatronDataset):
         extra = self.config.add_extra_token_to_sequence
         check_gpt_index(arrays, self.dataset.sequences, self.own_sequences, self.config.sequence_length, extra)
 
-    def _build(self, writer: IndexWriter) -> None:
+    def _build(self, writer: ArrayWriter) -> None:
         plan = self._plan
         if self._is_small():
             self._build_planned(writer, plan, 1)
@@ -258,7 +258,7 @@ class GPTIndices(MegatronDataset):
         with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
             self._build_planned(writer, plan, threads)
 
-    def _build_planned(self, writer: IndexWriter, plan: EpochPlan, threads: int) -> None:
+    def _build_planned(self, writer: ArrayWriter, plan: EpochPlan, threads: int) -> None:
         build_gpt_index(
             writer,
             self.dataset.sequence_lengths,

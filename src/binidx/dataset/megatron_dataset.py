@@ -142,6 +142,10 @@ class MegatronDataset(Identified, ABC):
         self.config = config
         self.unique_identifiers = self._identifiers()
         self._pad_token_id = choose_pad_token(config.tokenizer, bool(config.allow_ambiguous_pad_tokens))
+        self._load_index()
+
+    def _load_index(self) -> None:
+        """Load or build the index of samples; called at the end of construction. Does nothing by default."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -225,6 +229,17 @@ class MegatronDataset(Identified, ABC):
             idx: as for `spans`.
             sequences: the tokens of each span, 1-D, of the stored dtype.
         """
+
+    def _position(self, idx: int | None) -> int:
+        """Return the position of a sample in serving order; a negative `idx` counts from the end, None is sample 0.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        number = 0 if idx is None else int(idx)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {len(self)}")
+        return number % len(self)
 
     def __getitem__(self, idx: int | None) -> Sample:
         return self.read_sample(idx)

@@ -26,7 +26,7 @@ WINDOW = 2**18
 class ArrayAllocator(Protocol):
     """Provides the arrays of an index to the function that fills them: in memory, or in the files they end in.
 
-    Implemented by `index.cache.building.Building`.
+    Implemented by `index.cache.array_writer.ArrayWriter`.
     """
 
     def array(

@@ -17,12 +17,12 @@ import binidx
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
 from binidx.index.cache.array_reuse import (
     OrderKey,
-    change_in_words,
+    add_index,
+    describe_change,
+    find_equal_indices,
     format_known,
-    order_of,
+    get_order_key,
     parse_known,
-    twins,
-    with_index,
 )
 from binidx.index.document_sample import build_document_index, plan_epochs
 from binidx.native.permutations import RandomState
@@ -32,7 +32,7 @@ ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
 def order_for(num_samples: int | None, tokens: int, length: int, extra: bool) -> OrderKey:
     plan = plan_epochs(tokens, length, num_samples, add_extra_token=extra, drop_last_partial=True)
-    return order_of(plan, length, add_extra_token=extra)
+    return get_order_key(plan, length, add_extra_token=extra)
 
 
 @given(st.integers(1, 500), st.integers(1, 60), st.integers(0, 200), st.booleans())
@@ -104,11 +104,11 @@ def test_a_blend_of_whole_datasets_has_no_such_beginning() -> None:
 
 def test_the_record_names_those_of_the_same_order_and_forgets_the_oldest() -> None:
     one, two = OrderKey(1, False, 0, 10), OrderKey(2, True, 11, 18)
-    known = with_index(with_index([], "a", one), "b", two)
-    assert twins(known, one, "c") == ["a"]
-    assert twins(known, one, "a") == []
+    known = add_index(add_index([], "a", one), "b", two)
+    assert find_equal_indices(known, one, "c") == ["a"]
+    assert find_equal_indices(known, one, "a") == []
     for number in range(30):
-        known = with_index(known, f"n{number}", one)
+        known = add_index(known, f"n{number}", one)
     assert len(known) == 16
     assert parse_known(format_known(known)) == known
 
@@ -118,19 +118,19 @@ def test_a_broken_record_is_an_empty_one(data: bytes) -> None:
     assert parse_known(data) == []
 
 
-def test_the_change_of_order_is_told_in_words() -> None:
-    known = with_index([], "a-GPTDataset-train", OrderKey(1, False, 0, 10))
-    assert change_in_words(known, OrderKey(1, False, 0, 10), "b-GPTDataset-train") == ""
-    words = change_in_words(known, OrderKey(3, True, 21, 27), "b-GPTDataset-train")
+def test_a_change_of_order_is_described() -> None:
+    known = add_index([], "a-GPTDataset-train", OrderKey(1, False, 0, 10))
+    assert describe_change(known, OrderKey(1, False, 0, 10), "b-GPTDataset-train") == ""
+    words = describe_change(known, OrderKey(3, True, 21, 27), "b-GPTDataset-train")
     assert (
         "this run reads 3 epochs, the last shuffled by itself; the index before it 1 epoch, up to 10 samples" in words
     )
-    assert "holds for 21 to 27 samples" in words
+    assert "valid for 21 to 27 samples" in words
 
 
 def test_another_split_of_the_same_data_is_no_run_that_grew() -> None:
-    known = with_index([], "a-GPTDataset-train", OrderKey(3, True, 21, 27))
-    assert change_in_words(known, OrderKey(1, False, 0, 10), "b-GPTDataset-valid") == ""
+    known = add_index([], "a-GPTDataset-train", OrderKey(3, True, 21, 27))
+    assert describe_change(known, OrderKey(1, False, 0, 10), "b-GPTDataset-valid") == ""
 
 
 # With datasets

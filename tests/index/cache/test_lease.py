@@ -1,4 +1,4 @@
-"""A claim in a store: one of many has it, and others see whether he lives."""
+"""Leases in a store: one of many processes holds one, and others see whether it is renewed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from binidx.errors import StorageError
-from binidx.index.cache import lease as claims
+from binidx.index.cache import lease as lease_module
 from binidx.index.cache.lease import (
     BUILDING,
     FAILED,
@@ -25,7 +25,7 @@ from binidx.storage.writing.publish import create_object, object_exists
 
 
 @pytest.fixture(params=["local", "s3", "gs"])
-def claim(request: pytest.FixtureRequest, tmp_path: Path) -> Lease:
+def lease(request: pytest.FixtureRequest, tmp_path: Path) -> Lease:
     base = {
         "local": lambda: str(tmp_path),
         "s3": lambda: request.getfixturevalue("s3").fresh(),
@@ -40,112 +40,100 @@ def winners(attempts: list[Any]) -> list[HeldLease]:
     return [each for each in found if each is not None]
 
 
-def test_one_of_eight_takes_it_and_the_next_when_it_was_let_go(claim: Lease) -> None:
+def test_one_of_eight_acquires_it_and_another_when_it_is_released(lease: Lease) -> None:
     for _ in range(2):
-        (holding,) = winners([claim.take] * 8)
-        with holding:
-            word = claim.read()
-            assert word == holding.word
-            assert word.state == BUILDING
-            assert claim.take() is None
-        assert claim.read() is None
+        (held,) = winners([lease.acquire] * 8)
+        with held:
+            record = lease.read()
+            assert record == held.record
+            assert record.state == BUILDING
+            assert lease.acquire() is None
+        assert lease.read() is None
 
 
-def test_one_of_eight_takes_over_what_the_dead_left(claim: Lease) -> None:
-    dead = claim.take()
+def test_one_of_eight_takes_over_an_expired_lease(lease: Lease) -> None:
+    dead = lease.acquire()
     assert dead is not None
-    (holding,) = winners([lambda: claim.take_over(dead.word)] * 8)
-    assert claim.read() == holding.word != dead.word
-    assert claim.take_over(dead.word) is None, "who comes late sees that it was taken over"
-    assert not object_exists(f"{claim.uri}-after-{dead.word.holder}")
+    (held,) = winners([lambda: lease.take_over(dead.record)] * 8)
+    assert lease.read() == held.record != dead.record
+    assert lease.take_over(dead.record) is None, "a late process sees that it was taken over"
+    assert not object_exists(f"{lease.uri}-after-{dead.record.holder}")
 
 
-def test_a_holder_at_work_is_seen_to_live_and_a_dead_one_is_not(claim: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.1)
-    watch = LeaseWatcher(claim)
-    with claim.take() as holding:  # type: ignore[union-attr]
-        for _ in range(5):
-            before, until = watch.look(), time.monotonic() + 300
-            while watch.look() == before:
-                assert time.monotonic() < until, "it is still the word that it was"
-                time.sleep(0.02)
-            assert watch.silent_seconds < 300
-        assert watch.seen_at_work
-    claim.write(holding.word)
-    for _ in range(3):
-        watch.look()
-        time.sleep(0.2)
-    assert watch.silent_seconds > 0.3
-
-
-def test_what_the_holder_tells_of_its_work_is_there_before_the_next_beat(
-    claim: Lease, monkeypatch: pytest.MonkeyPatch
+def test_a_working_holder_renews_its_lease_and_a_dead_one_does_not(
+    lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "BEAT_SECONDS", 1000.0)
-    with claim.take() as holding:  # type: ignore[union-attr]
-        for done in ({"a": 1}, {"a": 1, "b": [2]}):
-            holding.tell(done)
-            until = time.monotonic() + 300
-            while (word := claim.read()) is None or word.done != done:
-                assert time.monotonic() < until
+    monkeypatch.setattr(lease_module, "BEAT_SECONDS", 0.1)
+    watcher = LeaseWatcher(lease)
+    with lease.acquire() as held:  # type: ignore[union-attr]
+        for _ in range(5):
+            before, until = watcher.poll(), time.monotonic() + 300
+            while watcher.poll() == before:
+                assert time.monotonic() < until, "it is still the same record"
                 time.sleep(0.02)
-        assert word == holding.word
+            assert watcher.silent_seconds < 300
+        assert watcher.seen_at_work
+    lease.write(held.record)
+    for _ in range(3):
+        watcher.poll()
+        time.sleep(0.2)
+    assert watcher.silent_seconds > 0.3
 
 
-def test_who_fails_leaves_his_traceback_where_those_that_wait_find_it(claim: Lease) -> None:
-    early, late, holding = LeaseWatcher(claim), LeaseWatcher(claim), claim.take()
-    assert holding is not None
+def test_a_failed_holder_leaves_its_traceback_for_the_waiting_processes(lease: Lease) -> None:
+    early, late, held = LeaseWatcher(lease), LeaseWatcher(lease), lease.acquire()
+    assert held is not None
 
     def fail() -> None:
-        with holding:
-            early.look()
+        with held:
+            early.poll()
             raise ValueError("no tokens")
 
     with pytest.raises(ValueError, match="no tokens"):
         fail()
-    for watch in (early, late):
-        word = watch.look()
-        assert word is not None
-        assert word.state == FAILED
-        assert "Traceback" in word.error
-        assert "ValueError: no tokens" in word.error
-        assert word.where == holding.word.where
+    for watcher in (early, late):
+        record = watcher.poll()
+        assert record is not None
+        assert record.state == FAILED
+        assert "Traceback" in record.error
+        assert "ValueError: no tokens" in record.error
+        assert record.where == held.record.where
     assert early.seen_at_work
     assert not late.seen_at_work
-    assert claim.take() is None
-    assert claim.take_over(word) is not None
+    assert lease.acquire() is None
+    assert lease.take_over(record) is not None
 
 
-def test_what_could_not_be_published_is_said(claim: Lease) -> None:
-    with claim.take() as holding:  # type: ignore[union-attr]
-        holding.published = False
-    word = claim.read()
-    assert word is not None
-    assert word.state == UNPUBLISHED
+def test_a_result_that_could_not_be_published_is_recorded(lease: Lease) -> None:
+    with lease.acquire() as held:  # type: ignore[union-attr]
+        held.published = False
+    record = lease.read()
+    assert record is not None
+    assert record.state == UNPUBLISHED
 
 
-def test_who_is_interrupted_lets_go(claim: Lease) -> None:
-    with pytest.raises(KeyboardInterrupt), claim.take():  # type: ignore[union-attr]
+def test_an_interrupted_holder_releases_its_lease(lease: Lease) -> None:
+    with pytest.raises(KeyboardInterrupt), lease.acquire():  # type: ignore[union-attr]
         raise KeyboardInterrupt
-    assert claim.read() is None
+    assert lease.read() is None
 
 
-def test_a_word_of_another_version_can_be_watched_and_taken_over(claim: Lease) -> None:
+def test_a_record_of_another_version_can_be_watched_and_taken_over(lease: Lease) -> None:
     for foreign in (b"", b"[]", b'{"holder": 1, "more": 2}', b"\xff"):
-        with create_object(claim.uri) as out:
+        with create_object(lease.uri) as out:
             out.write(foreign)
-        word = claim.read()
-        assert word is not None
-        assert word.state == BUILDING
-        assert claim.take() is None
-        taken = claim.take_over(word)
+        record = lease.read()
+        assert record is not None
+        assert record.state == BUILDING
+        assert lease.acquire() is None
+        taken = lease.take_over(record)
         assert taken is not None
-        assert claim.read() == taken.word
+        assert lease.read() == taken.record
     assert parse_lease_record(new_lease_record("n").format()).node == "n"
 
 
-def test_where_nobody_may_write_there_is_no_claim(web: Any, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_to_has_no_lease(web: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for directory in (web.endpoint, f"{tmp_path}/file"):
         with pytest.raises(StorageError):
-            Lease(f"{directory}/claim").take()
+            Lease(f"{directory}/claim").acquire()

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 
 import binidx
 from binidx.errors import FormatError
-from binidx.index.cache.building import Building
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.manifest import (
     Manifest,
     Origin,
     StoredArray,
     describe_documents,
-    differences,
     format_manifest,
-    mismatches,
-    origin_of,
+    get_origin,
+    list_differences,
+    list_mismatches,
     parse_manifest,
 )
 from binidx.storage.stores.filesystem import same_object
@@ -72,8 +72,8 @@ def test_what_is_no_manifest_is_a_format_error(data: bytes) -> None:
 
 
 def test_differences_name_field_found_and_needed() -> None:
-    assert differences({"a": 1, "more": 2}, {"a": 1}) == []
-    assert differences({"a": 1}, {"a": 2, "b": (1, 2)}) == ["a: found 1, needed 2", "b: found None, needed [1, 2]"]
+    assert list_differences({"a": 1, "more": 2}, {"a": 1}) == []
+    assert list_differences({"a": 1}, {"a": 2, "b": (1, 2)}) == ["a: found 1, need 2", "b: found None, need [1, 2]"]
 
 
 def content_of(digest: str, asked: list[int]) -> Any:
@@ -99,7 +99,7 @@ def content_of(digest: str, asked: list[int]) -> Any:
 def test_the_idx_is_read_only_where_its_identity_proves_nothing(identity: dict[str, Any], is_read: bool) -> None:
     manifest, asked = replace(MANIFEST, data={"idx": identity}), list[int]()
     origin = Origin(lambda: {"idx": identity}, content_of("77", asked))
-    assert mismatches(manifest, {"random_seed": 7}, origin) == []
+    assert list_mismatches(manifest, {"random_seed": 7}, origin) == []
     assert bool(asked) == is_read
 
 
@@ -112,9 +112,9 @@ def test_a_store_may_tell_more_or_less_of_the_same_idx() -> None:
 @pytest.mark.parametrize("other", [{"size": 100, "etag": '"other"'}, {"size": 101, "etag": '"abc"'}, {}])
 def test_another_idx_is_read_and_its_content_decides(other: dict[str, Any]) -> None:
     asked: list[int] = []
-    assert mismatches(MANIFEST, {}, Origin(lambda: {"idx": other}, content_of("77", asked))) == []
-    wrong = mismatches(MANIFEST, {}, Origin(lambda: {"idx": other}, content_of("78", asked)))
-    assert wrong == ["index_digest: found '77', needed '78'"]
+    assert list_mismatches(MANIFEST, {}, Origin(lambda: {"idx": other}, content_of("77", asked))) == []
+    wrong = list_mismatches(MANIFEST, {}, Origin(lambda: {"idx": other}, content_of("78", asked)))
+    assert wrong == ["index_digest: found '77', need '78'"]
     assert len(asked) == 2
 
 
@@ -155,7 +155,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As many entries as indices were built."""
     found: list[int] = []
     build = binidx.GPTDataset._build
-    monkeypatch.setattr(binidx.GPTDataset, "_build", lambda self, building: (found.append(1), build(self, building))[1])
+    monkeypatch.setattr(binidx.GPTDataset, "_build", lambda self, writer: (found.append(1), build(self, writer))[1])
     return found
 
 
@@ -181,7 +181,7 @@ def test_an_index_of_local_data_that_lay_still_is_believed_without_a_digest(
 
 def test_data_written_a_moment_ago_is_read(tmp_path: Path) -> None:
     dataset = binidx.IndexedDataset(write(tmp_path / "en"))
-    assert "inode" not in origin_of(dataset).data()["idx"]
+    assert "inode" not in get_origin(dataset).data()["idx"]
 
 
 def test_data_that_was_replaced_under_the_same_size_and_time_is_noticed(
@@ -207,11 +207,11 @@ def test_data_that_is_replaced_under_the_same_size_and_time_while_its_index_is_b
     prefix, build = write(tmp_path / "en"), binidx.GPTDataset._build
     os.utime(f"{prefix}.idx", (1000, 1000))
 
-    def replace_and_build(self: Any, building: Building) -> None:
+    def replace_and_build(self: Any, writer: ArrayWriter) -> None:
         os.utime(f"{write(tmp_path / 'other', seed=1)}.idx", (1000, 1000))
         for end in ("bin", "idx"):
             os.replace(tmp_path / f"other.{end}", f"{prefix}.{end}")
-        build(self, building)
+        build(self, writer)
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(binidx.GPTDataset, "_build", replace_and_build)
@@ -241,7 +241,7 @@ def test_other_tokens_of_the_same_lengths_keep_the_order_and_the_log_says_so(
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"add_extra_token_to_sequence": False}, "add_extra_token_to_sequence: found True, needed False"),
+        ({"add_extra_token_to_sequence": False}, "add_extra_token_to_sequence: found True, need False"),
         ({"drop_last_partial_validation_sequence": False}, ""),  # no matter of the train split
     ],
 )
@@ -291,7 +291,7 @@ def test_what_a_killed_builder_left_goes_an_hour_later(tmp_path: Path) -> None:
         path.write_bytes(b"left")
         if path != new:
             os.utime(path, (time.time() - 4000,) * 2)
-    IndexCache(str(tmp_path), name).load_or_build("described", {}, [], lambda building: None)
+    IndexCache(str(tmp_path), name).load_or_build("described", {}, [], lambda writer: None)
     assert not any(path.exists() for path in (old, *linked))
     assert new.exists()
     assert all(path.exists() for path in others)

@@ -15,7 +15,7 @@ from helpers.oracle import megatron
 
 import binidx
 from binidx.errors import ConfigError, FormatError
-from binidx.index.cache.megatron_cache import check_blend_index
+from binidx.index.blend import check_blend_index
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 SETTINGS: dict[str, Any] = {
@@ -111,9 +111,9 @@ def test_samples_that_a_dataset_does_not_have_are_found_in_one_pass_over_a_blend
     assert time.process_time() - began < 60
     for wrong in (5, -1):
         samples[-7] = wrong
-        with pytest.raises(ValueError, match=f"sample {wrong} of dataset {which[-7]}, needs 0 to 4"):
+        with pytest.raises(ValueError, match=f"dataset {which[-7]}: found sample {wrong}, need 0 to 4"):
             check_blend_index(arrays, [5] * 1000, len(which))
-    with pytest.raises(ValueError, match="dataset_index from 0 to 999, needs 0 to 998"):
+    with pytest.raises(ValueError, match="dataset_index: found 0 to 999, need 0 to 998"):
         check_blend_index(arrays, [5] * 999, len(which))
 
 
@@ -126,8 +126,7 @@ def test_without_trust_it_is_built_anew_and_the_log_tells_of_it(
     write(Path(prefixes[0]), 3)  # other data in the same place: what Megatron would read through the old index
     opened = ours(prefixes[:1], tmp_path / "cache", cache_small_indices=True)
     assert (
-        "no manifest of ours says which data they are of, so they are built anew and replaced; trust_cache"
-        in caplog.text
+        "built anew and replaced, since no manifest names the data that they were built of; trust_cache" in caplog.text
     )
     assert_same(opened, ours(prefixes[:1], tmp_path / "other", cache_small_indices=True))
 
@@ -203,7 +202,7 @@ def test_what_cannot_be_an_index_of_this_data_is_not_trusted(harm: Any, prefixes
 
 
 def test_trust_of_another_name_is_an_error(prefixes: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trust_cache: found 'nemo', needs 'megatron' or None"):
+    with pytest.raises(ConfigError, match="trust_cache: found 'nemo', need 'megatron' or None"):
         ours(prefixes, tmp_path, trust_cache="nemo")
 
 

@@ -1,4 +1,4 @@
-"""The first process of a node, those that wait for it, and what the kernel does when it dies."""
+"""Locks of a node: the first process, the waiting ones, and the kernel when a process dies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from binidx.index.cache.node_lock import acquire_node_lock
 HOLDER = """
 import os, sys, time
 from binidx.index.cache.node_lock import acquire_node_lock
-with node_turn(sys.argv[1]) as turn:
-    assert turn.first
+with acquire_node_lock(sys.argv[1]) as lock:
+    assert lock.first
     {work}
     print("held", flush=True)
     time.sleep(600)
@@ -33,12 +33,14 @@ def path(tmp_path: Path) -> str:
     return f"{tmp_path}/turns/one.lock"
 
 
-def holder(path: str, work: str = "pass") -> subprocess.Popen[str]:
+def holder(path: str, work: str = "pass", printed: list[str] | None = None) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER.format(work=work), path], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    while (line := process.stdout.readline()) != "held\n":
+        assert printed is not None
+        printed.append(line.strip())
     return process
 
 
@@ -49,41 +51,41 @@ def held(path: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_those_that_waited_are_told_what_the_first_one_left(path: str) -> None:
+def test_waiting_processes_read_the_message_of_the_first(path: str) -> None:
     left: list[bytes] = []
 
     def wait() -> None:
-        with acquire_node_lock(path) as turn:
-            assert not turn.first
-            left.append(turn.left)
+        with acquire_node_lock(path) as lock:
+            assert not lock.first
+            left.append(lock.message)
 
     for word in (b"first", b"second", b""):
-        with acquire_node_lock(path) as turn:
-            assert turn.first
-            assert turn.node
+        with acquire_node_lock(path) as lock:
+            assert lock.first
+            assert lock.node
             waiting = [threading.Thread(target=wait) for _ in range(3)]
             [each.start() for each in waiting]
             time.sleep(0.1)
             assert not left
             if word:
-                turn.leave(word)
+                lock.leave_message(word)
         [each.join() for each in waiting]
-        assert left == [word] * 3, "what an earlier one left is no news"
+        assert left == [word] * 3, "not the message of an earlier one"
         left.clear()
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(path: str, held: subprocess.Popen[str]) -> None:
     threading.Timer(0.2, held.send_signal, [signal.SIGKILL]).start()
     began = time.monotonic()
-    with acquire_node_lock(path) as turn:
-        assert not turn.first
+    with acquire_node_lock(path) as lock:
+        assert not lock.first
         assert time.monotonic() - began > 0.1
-    with acquire_node_lock(path) as turn:
-        assert turn.first
+    with acquire_node_lock(path) as lock:
+        assert lock.first
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(path: str) -> None:
-    # The child tells: by then it is past what it does after a fork.
+    # The child prints its number when the functions after a fork have run.
     work = "child = os.fork()\n    child or print(os.getpid(), flush=True)\n    time.sleep(600)"
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER.format(work=work), path], stdout=subprocess.PIPE, text=True
@@ -93,14 +95,14 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(path: str) -> 
     try:
         process.kill()
         process.wait()
-        with acquire_node_lock(path) as turn:
-            assert turn.first
+        with acquire_node_lock(path) as lock:
+            assert lock.first
     finally:
         os.kill(child, signal.SIGKILL)
         process.stdout.close()
 
 
-def test_who_waits_can_be_called_away(path: str, held: subprocess.Popen[str]) -> None:
+def test_a_check_ends_a_wait(path: str, held: subprocess.Popen[str]) -> None:
     def check() -> None:
         raise TimeoutError("called away")
 
@@ -108,65 +110,78 @@ def test_who_waits_can_be_called_away(path: str, held: subprocess.Popen[str]) ->
         pass
 
 
-def test_two_names_of_a_node_are_never_equal_and_one_stays(tmp_path: Path) -> None:
-    def name(path: Path) -> str:
-        with acquire_node_lock(str(path)) as turn:
-            return turn.node
-
-    assert name(tmp_path / "a") == name(tmp_path / "a") != name(tmp_path / "b")
+def test_two_held_locks_have_different_names_and_that_of_a_killed_holder_stays(tmp_path: Path) -> None:
+    with acquire_node_lock(f"{tmp_path}/a") as one, acquire_node_lock(f"{tmp_path}/b") as other:
+        assert one.node != other.node
+    with holder(f"{tmp_path}/a", "print(lock.node)", said := []) as process:
+        process.kill()
+    with acquire_node_lock(f"{tmp_path}/a") as lock:
+        assert [lock.node] == said
 
 
 @pytest.mark.parametrize("place", [None, "/proc/nowhere/a.lock"])
-def test_without_a_directory_everybody_is_first(place: str | None) -> None:
+def test_without_a_directory_every_process_is_first(place: str | None) -> None:
     with acquire_node_lock(place) as one, acquire_node_lock(place) as other:
         assert one.first
         assert other.first
-        one.leave(b"nobody reads it")
+        one.leave_message(b"not read")
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_link_that_somebody_put_in_the_place_of_a_lock_is_not_followed(path: str, tmp_path: Path, link: Any) -> None:
-    """In a directory that others may write to: its name is no secret."""
+def test_a_link_in_the_place_of_a_lock_is_not_followed(path: str, tmp_path: Path, link: Any) -> None:
+    """A lock lies in a directory that others may write to, and its name is no secret."""
     (tmp_path / "precious").write_text("of another program")
     os.mkdir(os.path.dirname(path))
     link(tmp_path / "precious", path)
-    with acquire_node_lock(path) as turn:
-        assert turn.first
-        turn.leave(b"what waiting processes are told")
+    with acquire_node_lock(path) as lock:
+        assert lock.first
+        lock.leave_message(b"for waiting processes")
     assert (tmp_path / "precious").read_text() == "of another program"
 
 
-def test_locks_that_nobody_took_for_a_day_are_removed_unless_they_are_held(
-    path: str, held: subprocess.Popen[str]
-) -> None:
-    directory = Path(path).parent
-    for name in ("old.lock", "new.lock", "old.txt"):
-        (directory / name).touch()
-    for name in ("old.lock", "old.txt", "one.lock"):
-        os.utime(directory / name, (time.time() - 90_000,) * 2)
-    for _ in range(2):  # and it goes on working
-        node_lock._sweep.cache_clear()
-        with acquire_node_lock(f"{directory}/old.lock") as turn:
-            assert turn.first
-    assert sorted(os.listdir(directory)) == ["new.lock", "old.lock", "old.txt", "one.lock"]
-    os.utime(directory / "old.lock", (time.time() - 90_000,) * 2)
-    node_lock._sweep.cache_clear()
-    with acquire_node_lock(f"{directory}/new.lock"):
-        assert sorted(os.listdir(directory)) == ["new.lock", "old.txt", "one.lock"]
+def test_a_lock_is_removed_by_its_holder_also_after_one_that_was_killed(path: str, held: subprocess.Popen[str]) -> None:
+    with acquire_node_lock(f"{os.path.dirname(path)}/two.lock"):
+        assert sorted(os.listdir(os.path.dirname(path))) == ["one.lock", "two.lock"]
+    held.kill()
+    held.wait()
+    for _ in range(2):
+        with acquire_node_lock(path) as lock:
+            assert lock.first
+            assert os.listdir(os.path.dirname(path)) == ["one.lock"]
+        assert os.listdir(os.path.dirname(path)) == []
 
 
-def test_who_locks_a_file_that_was_swept_meanwhile_takes_another(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = node_lock._opened
+def test_a_message_of_a_killed_holder_is_not_read_by_later_processes(path: str) -> None:
+    with holder(path, "lock.leave_message(b'of a run that was killed')") as process:
+        process.kill()
+    with acquire_node_lock(path) as lock:
+        assert lock.first
+        waiting: list[bytes] = []
+        thread = threading.Thread(target=lambda: waiting.append(wait_for_message(path)))
+        thread.start()
+        time.sleep(0.1)
+    thread.join()
+    assert waiting == [b""]
+
+
+def wait_for_message(path: str) -> bytes:
+    with acquire_node_lock(path) as lock:
+        assert not lock.first
+        return lock.message
+
+
+def test_a_process_that_locks_a_removed_file_takes_another(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = node_lock._open
 
     def open_and_lose(asked: str | None) -> int | None:
-        monkeypatch.setattr(node_lock, "_opened", opened)
+        monkeypatch.setattr(node_lock, "_open", opened)
         descriptor = opened(asked)
         os.unlink(path)
         return descriptor
 
-    monkeypatch.setattr(node_lock, "_opened", open_and_lose)
-    with acquire_node_lock(path) as turn:
-        assert turn.first
+    monkeypatch.setattr(node_lock, "_open", open_and_lose)
+    with acquire_node_lock(path) as lock:
+        assert lock.first
         with subprocess.Popen([sys.executable, "-c", LOOKER, path], stdout=subprocess.PIPE, text=True) as other:
             assert other.communicate()[0] == "False\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binidx.index.cache.index_files import npy_of, parse_npy
+from binidx.index.cache.index_files import NpyLayout, parse_npy
 
 ARRAYS = [
     np.empty((0, 2), np.int32),
@@ -31,7 +31,7 @@ def test_bytes_parse_to_the_array_without_a_copy(tmp_path: Path, array: np.ndarr
 @pytest.mark.parametrize("array", ARRAYS, ids=str)
 def test_an_array_filled_in_place_leaves_numpys_file(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "x.npy", array)
-    npy = npy_of(array.shape, array.dtype)
+    npy = NpyLayout(array.shape, array.dtype)
     buffer = bytearray(npy.size)
     npy.begin(memoryview(buffer))[...] = array
     assert buffer == (tmp_path / "x.npy").read_bytes()

@@ -15,16 +15,16 @@ from servers.latency_proxy import Proxy, latency_proxy
 
 import binidx
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.index.cache.index_files import npy_of
+from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import plan_epochs
-from binidx.run.plan.costs import costs_of, total_costs
+from binidx.run.plan.costs import source_costs, total_costs
 from binidx.run.plan.forecast import (
     Link,
     Medium,
     blend_bytes,
     build_memory_bytes,
+    cache_fill_cost,
     index_bytes,
-    kept_once,
     pieces_per_sample,
     vectored_read_cost,
 )
@@ -101,7 +101,7 @@ def test_requests_and_bytes_are_as_counted(
 ) -> None:
     run = make(([f"{corpus}/{name}"], None), storage_options={"binidx": ours})
     samples = 50 * MICRO
-    told = total_costs(costs_of(take_inventory(run), samples, nodes=1, at_once=MICRO))
+    told = total_costs(source_costs(take_inventory(run), samples, nodes=1, at_once=MICRO))
     requests, num_bytes = counted(run, proxy, samples)
     assert told.requests == pytest.approx(requests, rel=tolerance)
     assert told.num_bytes == pytest.approx(num_bytes, rel=tolerance)
@@ -110,7 +110,7 @@ def test_requests_and_bytes_are_as_counted(
 def test_a_blend_is_the_sum_of_its_sources(corpus: str, proxy: Proxy) -> None:
     run = make(([f"{corpus}/plain", f"{corpus}/small"], [0.75, 0.25]))
     samples = 60 * MICRO
-    costs = costs_of(take_inventory(run), samples, nodes=1, at_once=MICRO)
+    costs = source_costs(take_inventory(run), samples, nodes=1, at_once=MICRO)
     requests, num_bytes = counted(run, proxy, samples)
     assert total_costs(costs).requests == pytest.approx(requests, rel=0.08)
     assert total_costs(costs).num_bytes == pytest.approx(num_bytes, rel=0.08)
@@ -121,7 +121,7 @@ def test_a_disk_cache_takes_each_chunk_once(corpus: str, proxy: Proxy, tmp_path:
     ours = {"cache_dir": str(tmp_path), "cache_chunk_bytes": 16384}
     run = make(([f"{corpus}/plain"], None), storage_options={"binidx": ours})
     samples = 150 * MICRO
-    told = total_costs(costs_of(take_inventory(run), samples, nodes=1))
+    told = total_costs(source_costs(take_inventory(run), samples, nodes=1))
     requests, num_bytes = counted(run, proxy, samples)
     assert told.num_bytes == pytest.approx(num_bytes, rel=0.08)
     assert told.requests == pytest.approx(requests, rel=0.3)  # neighbours that are missing come together
@@ -181,7 +181,7 @@ def test_ranges_at_random_coalesce_as_told(num_ranges: int, gap: int) -> None:
 
 def test_a_cache_never_takes_more_than_there_is() -> None:
     medium = Medium(10_000_000, 10_000_000, 0)
-    few, many = (kept_once(medium, count, 3000, 65536) for count in (10, 1_000_000))
+    few, many = (cache_fill_cost(medium, count, 3000, 65536) for count in (10, 1_000_000))
     assert few.num_bytes == pytest.approx(10 * 65536 * (1 + 2999 / 65536), rel=0.05)
     assert many.num_bytes == pytest.approx(10_000_000)
 
@@ -190,9 +190,9 @@ def test_index_bytes_are_those_of_the_files() -> None:
     for documents, tokens, samples in ((100, 5000, 300), (7, 900, 0), (1000, 100_000, 12_345)):
         plan = plan_epochs(tokens, 64, samples, add_extra_token=True, drop_last_partial=True)
         arrays = [
-            npy_of((documents * plan.num_epochs,), np.int32),
-            npy_of((plan.num_samples + 1, 2), np.int32),
-            npy_of((plan.num_samples,), np.uint32),
+            NpyLayout((documents * plan.num_epochs,), np.int32),
+            NpyLayout((plan.num_samples + 1, 2), np.int32),
+            NpyLayout((plan.num_samples,), np.uint32),
         ]
         assert index_bytes(documents, plan) == sum(each.size for each in arrays)
     assert blend_bytes(1000) == 10 * 1000 + 2 * 128

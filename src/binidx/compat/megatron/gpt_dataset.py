@@ -27,7 +27,8 @@ from binidx.dataset.kinds import mock
 from binidx.dataset.kinds.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
 from binidx.dataset.megatron_dataset import Request
 from binidx.dataset.torch_bridge import Sample
-from binidx.index.cache.building import Arrays, Building
+from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_files import Arrays
 from binidx.index.document_sample import build_document_index
 from binidx.index.gpt_indices import ARRAYS, build_shuffle_index
 from binidx.storage.cache.layout import directory_of_index
@@ -102,8 +103,8 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
     def _build_document_sample_shuffle_indices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """document_index, sample_index and shuffle_index; those of a user's low-level dataset are not cached."""
         if isinstance(self.dataset, LowLevel):
-            self._build(building := Building())
-            arrays = building.arrays
+            self._build(writer := ArrayWriter())
+            arrays = writer.arrays
         else:
             arrays = super()._load_or_build()
         document_index, sample_index, shuffle_index = (arrays[name] for name in ARRAYS)

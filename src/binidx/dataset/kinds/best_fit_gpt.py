@@ -14,8 +14,8 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.gpt_index import SMALL
 from binidx.errors import IndexBuildError
 from binidx.index.best_fit import ARRAYS, build_best_fit_index
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_files import Arrays
-from binidx.index.cache.index_writer import IndexWriter
 from binidx.native.permutations import RandomState
 
 
@@ -88,7 +88,7 @@ class BestFitGPTDataset(GPTDataset):
 
     def _load_or_build(self) -> Arrays:
         if len(self.own_sequences) <= SMALL and not self.config.cache_small_indices:
-            self._build(writer := IndexWriter())
+            self._build(writer := ArrayWriter())
             return writer.arrays
         cache = replace(self._cache, order=None, trusted=None)  # Megatron Core has no such index
         return cache.load_or_build(self.unique_description, self._fingerprint(), ARRAYS, self._build)
@@ -96,7 +96,7 @@ class BestFitGPTDataset(GPTDataset):
     def _fingerprint(self) -> dict[str, Any]:
         return {**super()._fingerprint(), "num_samples": self.num_samples}
 
-    def _build(self, writer: IndexWriter) -> None:
+    def _build(self, writer: ArrayWriter) -> None:
         try:
             build_best_fit_index(
                 writer,

@@ -26,9 +26,9 @@ from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_context import BuildContext
 from binidx.index.cache.index_cache import IndexCache
-from binidx.index.cache.index_writer import IndexWriter
 from binidx.storage.open import open_object, stream
 from binidx.storage.writing.publish import object_identity
 
@@ -76,12 +76,8 @@ class JsonLines(IndexedDataset):
         self._stored = little_endian(np.uint8)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("path_to_cache", "mmap", "storage_options")
-        return {
-            "uri": self.path_prefix,
-            "arguments": {name: getattr(self, name) for name in names},
-            "opened": self.identity_when_opened,
-        }
+        arguments = {name: getattr(self, name) for name in ("path_to_cache", "mmap", "storage_options")}
+        return {"uri": self.path_prefix, "arguments": arguments, "opened": self.identity_when_opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["uri"], **state["arguments"])  # type: ignore[misc]
@@ -127,16 +123,13 @@ class JsonLines(IndexedDataset):
         )
         return arrays["starts"], arrays["lengths"]
 
-    def _build(self, writer: IndexWriter) -> None:
+    def _build(self, writer: ArrayWriter) -> None:
         for name, lines in zip(ARRAYS, self._find_lines(), strict=True):
             with writer.array(name, lines.shape, lines.dtype) as array:
                 array[:] = lines
 
     def _find_lines(self) -> Lines:
-        try:
-            return find_lines(stream(self.bin_reader))
-        except FormatError as error:
-            raise FormatError(f"{self.path_prefix}: {error}") from None
+        return find_lines(stream(self.bin_reader), self.path_prefix)
 
 
 def choose_codec(uri: str) -> str:
@@ -150,11 +143,12 @@ def choose_codec(uri: str) -> str:
     return "zstd" if uri.endswith(".zst") else "raw"
 
 
-def find_lines(blocks: Iterable[memoryview]) -> Lines:
+def find_lines(blocks: Iterable[memoryview], uri: str) -> Lines:
     """Return the first byte and the length of each line that is not blank, without its line end.
 
     Args:
         blocks: content of the file, block by block.
+        uri: name of the file in errors.
 
     Returns:
         int64 and int32 arrays, each of shape (num_lines,).
@@ -170,6 +164,6 @@ def find_lines(blocks: Iterable[memoryview]) -> Lines:
     starts = np.concatenate([[0], stops[:-1] + 1])
     lengths = stops - starts
     if lengths.max() > np.iinfo(np.int32).max:
-        raise FormatError(f"a line of {lengths.max()} bytes, needs less than 2 GiB; is it JSON Lines?")
+        raise FormatError(f"{uri}: a line of {lengths.max()} bytes, needs less than 2 GiB; is it JSON Lines?")
     rows = lengths >= SHORTEST_ROW
     return starts[rows], lengths[rows].astype(np.int32)

@@ -19,9 +19,9 @@ from binidx.dataset.kinds.masking import CONTINUES, Masking, Vocabulary, random_
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required
 from binidx.errors import ConfigError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.index_files import Arrays
-from binidx.index.cache.index_writer import IndexWriter
 from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
@@ -81,14 +81,8 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     @cached_property
     def masking(self) -> Masking:
         """The options in the form that `kinds.masking` takes."""
-        return Masking(
-            probability=float(self.masking_probability or 0),
-            max_ngram=int(self.masking_max_ngram or 0),
-            whole_words=bool(self.masking_do_full_word),
-            permutation=bool(self.masking_do_permutation),
-            longer_ngrams=bool(self.masking_use_longer_ngrams),
-            geometric=bool(self.masking_use_geometric_distribution),
-        )
+        options: list[Any] = [getattr(self, name) for name in MASKING if name != "short_sequence_probability"]
+        return Masking(*options)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -158,10 +152,6 @@ class MaskedWordPieceDataset(MegatronDataset):
         config: MaskedWordPieceDatasetConfig,
     ) -> None:
         super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
-        self._load_sample_index()
-
-    def _load_sample_index(self) -> None:
-        """Set `sample_index`; does nothing in this class, as in Megatron Core."""
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
@@ -209,7 +199,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             "documents": describe_documents(as_range(self.indices)),
         }
 
-        def build(writer: IndexWriter) -> None:
+        def build(writer: ArrayWriter) -> None:
             self._build(writer, sequence_length, min_sentences_per_sample)
 
         if not self._is_small() or self.config.cache_small_indices:
@@ -217,7 +207,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             return arrays["sample_index"]
         if self.config.trust_cache and (found := self._cache.load(fingerprint, ARRAYS)):
             return found["sample_index"]
-        build(writer := IndexWriter())
+        build(writer := ArrayWriter())
         return writer.arrays["sample_index"]
 
     @property
@@ -245,7 +235,7 @@ class MaskedWordPieceDataset(MegatronDataset):
             raise IndexBuildError(f"{self.dataset_path}: a split of documents with gaps, needs one run of them")
         return bounds[run.start : run.stop + 1]
 
-    def _build(self, writer: IndexWriter, sequence_length: int, least: int) -> None:
+    def _build(self, writer: ArrayWriter, sequence_length: int, least: int) -> None:
         documents = MaskedDocuments(
             self._bounds(),
             self.dataset.sequence_lengths,
@@ -274,10 +264,7 @@ class MaskedWordPieceDataset(MegatronDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        number = 0 if idx is None else int(idx)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {idx}, there are {len(self)}")
-        number %= len(self)
+        number = self._position(idx)
         first, end, _ = self.sample_index[number].tolist()
         return number, first, end
 

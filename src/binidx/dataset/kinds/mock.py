@@ -20,8 +20,8 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_files import Arrays
-from binidx.index.cache.index_writer import IndexWriter
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 
@@ -134,5 +134,5 @@ class MockGPTDataset(GPTDataset):
         return MockGPTLowLevelDataset(config.tokenizer)
 
     def _load_or_build(self) -> Arrays:
-        self._build(writer := IndexWriter())
+        self._build(writer := ArrayWriter())
         return writer.arrays

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.kinds.chat import IGNORE, Conversation, parse_row, split_conversations
 from binidx.dataset.kinds.json_lines import JsonLines
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required, token_of
@@ -178,23 +178,13 @@ class SFTDataset(MegatronDataset):
     config: GPTDatasetConfig
     dataset: SFTLowLevelDataset
 
-    def __init__(
-        self,
-        dataset: SFTLowLevelDataset,
-        dataset_path: str | None,
-        indices: NDArray[np.int32],
-        num_samples: int | None,
-        index_split: Split,
-        config: GPTDatasetConfig,
-    ) -> None:
-        super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
+    def _load_index(self) -> None:
         for name in ("reset_position_ids", "reset_attention_mask", "create_attention_mask"):
-            if getattr(config, name):
+            if getattr(self.config, name):
                 raise ConfigError(f"{name}: found True, packed samples have cu_seqlens instead; leave it")
-        if num_samples and not len(indices):
-            raise IndexBuildError(
-                f"{dataset_path}: no rows in the {index_split.name} split, {num_samples} samples requested"
-            )
+        if self.num_samples and not len(self.indices):
+            split = self.index_split.name
+            raise IndexBuildError(f"{self.dataset_path}: no rows in the {split} split, needs {self.num_samples}")
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: SFTLowLevelDataset) -> int:
@@ -235,10 +225,7 @@ class SFTDataset(MegatronDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        number = idx or 0
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.dataset_path}, {self.index_split.name} split: sample {idx}, it has {len(self)}")
-        epoch, position = divmod(number % len(self), len(self.indices))
+        epoch, position = divmod(self._position(idx), len(self.indices))
         if self._is_shuffled:
             position = int(shuffle_rows(len(self.indices), self.config.random_seed, epoch)[position])
         return int(self.indices[position])

@@ -29,7 +29,8 @@ from binidx.dataset.blended import BlendedDataset, row_blocks
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import recorded_name
 from binidx.errors import BlendError, ConfigError
-from binidx.index.cache.building import Arrays, Building
+from binidx.index.cache.array_writer import ArrayWriter
+from binidx.index.cache.index_files import Arrays
 from binidx.index.document_sample import build_sample_index, shuffle_dtype
 from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
@@ -131,11 +132,11 @@ class LengthStagedDataset(BlendedDataset):
         order = json.dumps(self.windows.order_identity, sort_keys=True, default=str)
         return {"windows": xxhash.xxh3_128_hexdigest(order.encode())}
 
-    def _build(self, building: Building) -> None:
+    def _build(self, writer: ArrayWriter) -> None:
         size = sum(stage.num_samples for stage in self.stages)
         with (
-            building.array("dataset_index", (size,), np.int16) as ids,
-            building.array("dataset_sample_index", (size,), np.int64) as samples,
+            writer.array("dataset_index", (size,), np.int16) as ids,
+            writer.array("dataset_sample_index", (size,), np.int64) as samples,
         ):
             for each in self._stretches():
                 source, place = _windows_of(self.windows, each.window)
@@ -204,7 +205,7 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
     """Where its samples start, and the numbers 0, 1, 2, ... as their order."""
     config = cut.config
 
-    def build(building: Building) -> None:
+    def build(writer: ArrayWriter) -> None:
         rows = build_sample_index(
             cut.dataset.sequence_lengths,
             cut.document_index,
@@ -213,14 +214,14 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
             add_extra_token=config.add_extra_token_to_sequence,
             threads=config.num_dataset_builder_threads,
         )
-        with building.array("sample_index", rows.shape, rows.dtype) as out:
+        with writer.array("sample_index", rows.shape, rows.dtype) as out:
             out[:] = rows
-        with building.array("shuffle_index", (len(rows) - 1,), shuffle_dtype(len(rows) - 1)) as out:
+        with writer.array("shuffle_index", (len(rows) - 1,), shuffle_dtype(len(rows) - 1)) as out:
             fill_numbers(out, range(len(out)), config.num_dataset_builder_threads)
 
     if windows._is_small() and not config.cache_small_indices:
-        build(building := Building())
-        return building.arrays
+        build(writer := ArrayWriter())
+        return writer.arrays
     cache = replace(cut._cache, order=None, trusted=None)  # no index of another name is the same, nor Megatron's
     fingerprint = {**windows._fingerprint(), **windows._order().fields, "cut_to": config.sequence_length}
     return cache.load_or_build(cut.unique_description, fingerprint, ("sample_index", "shuffle_index"), build)

@@ -36,7 +36,7 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
 from binidx.dataset.staged.stages import Sources, Stage
 from binidx.errors import BlendError, ConfigError
-from binidx.index.cache.building import Building
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 
 COUNTS_NAME = "Stage"
@@ -110,28 +110,28 @@ class StagedBlendedDataset(BlendedDataset):
         """`Stage.count`, cached where it is worth it."""
         threads = self.config.num_dataset_builder_threads
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
-            return stage.count(Building(), threads)
+            return stage.count(ArrayWriter(), threads)
         asked = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
         description = describe(OrderedDict([("class", COUNTS_NAME), *asked.items()]))
         name = f"{digest(description)}-{COUNTS_NAME}-{self.split.name}"
 
-        def build(building: Building) -> None:
-            with building.array("counts", (2, len(stage.shares)), np.int64) as counts:
-                counts[:] = stage.count(building, threads)
+        def build(writer: ArrayWriter) -> None:
+            with writer.array("counts", (2, len(stage.shares)), np.int64) as counts:
+                counts[:] = stage.count(writer, threads)
 
         options = self.config.storage_options
         cache = IndexCache(self.config.path_to_cache, name, options, context=self.build_context)
         return cache.load_or_build(description, {}, ["counts"], build)["counts"]
 
-    def _build(self, building: Building) -> None:
+    def _build(self, writer: ArrayWriter) -> None:
         size = sum(stage.num_samples for stage in self.stages)
         with (
-            building.array("dataset_index", (size,), np.int16) as ids,
-            building.array("dataset_sample_index", (size,), np.int64) as samples,
+            writer.array("dataset_index", (size,), np.int16) as ids,
+            writer.array("dataset_sample_index", (size,), np.int64) as samples,
         ):
             for stage, seam in zip(self.stages, self.seams, strict=True):
                 place = self._sources.place_of(stage, seam)
-                with stage.drawn(building, self.config.num_dataset_builder_threads) as (chosen, numbers):
+                with stage.drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
                     for rows in row_blocks(0, stage.num_samples, AT_ONCE):
                         here = slice(seam.sample + rows.start, seam.sample + rows.stop)
                         ids[here], samples[here] = place.rows(chosen[rows], numbers[rows])

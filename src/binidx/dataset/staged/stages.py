@@ -19,8 +19,8 @@ from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, Split, ch
 from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_context import BuildContext
-from binidx.index.cache.building import Building
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Stage:
         return normalize(list(self.blend[1] or [1.0]))
 
     @contextlib.contextmanager
-    def drawn(self, building: Building, threads: int = 1) -> Iterator[BlendIndex]:
+    def drawn(self, writer: ArrayWriter, threads: int = 1) -> Iterator[BlendIndex]:
         """For each sample that was planned the prefix, and how many of that prefix came before it in this stage."""
         # Megatron's BlendedDataset normalises what its builder has normalised; both roundings decide ties.
         size = sum(ceil(self.planned * share) for share in self.shares)
-        with building.scratch(size, np.int16) as chosen, building.scratch(size, np.int64) as numbers:
+        with writer.scratch(size, np.int16) as chosen, writer.scratch(size, np.int64) as numbers:
             build_blend_index(normalize(self.shares), size, num_threads=threads, out=(chosen, numbers))
             yield chosen[: self.planned], numbers[: self.planned]
 
-    def count(self, building: Building, threads: int = 1) -> NDArray[np.int64]:
+    def count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
         """How many of each prefix are planned, and how many of these are served; shape (2, num_prefixes)."""
-        with self.drawn(building, threads) as (chosen, _):
+        with self.drawn(writer, threads) as (chosen, _):
             each = [count_samples(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
         return np.array(each, np.int64)
 

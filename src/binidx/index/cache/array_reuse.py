@@ -1,29 +1,29 @@
-"""A run that grows: which requests share one order, so that the arrays that are there serve the new one too.
+"""Reuse of arrays by a run that grows: more samples of the same data often have the same order.
 
 Of one split, seed and sequence length S, everything is a function of two values of the `EpochPlan`:
 
     num_epochs E              the documents are written out E times, then shuffled all together
     separate_final_epoch      ... the first E - 1 together, the last by itself, where the last serves under 80 %
 
-The samples that were asked for decide these two and nothing else: all arrays have room for every sample of E epochs. So
+The requested samples decide these two and nothing else: all arrays are long enough for every sample of E epochs. So
 with T tokens an epoch, x the extra token, c samples an epoch and b samples before the last:
 
-    samples asked    (E-1)T/S ................................ ET/S
-    order            | E, separate      | E, together          |
-                                b + int(0.80 c)
+    requested samples    (E-1)T/S ................................ ET/S
+    order                | E, separate      | E, together          |
+                                    b + int(0.80 c)
 
-Within a stretch the arrays are the same to the last bit. Across its ends no sample keeps its place: the generator has
-drawn another number of times before it shuffles them. (The document index of E epochs together is the beginning
-of that of E + 1 with a separate last one, the shuffle index is not.) What a blend draws first does not depend on how
-much it draws in all, so a longer blend begins with the shorter one, as long as its weights are the same.
+Between two of these bounds the arrays are the same to the last bit. Across a bound no sample keeps its place: the
+generator has drawn another number of times before it shuffles them. (The document index of E epochs together is the
+beginning of that of E + 1 with a separate last one, the shuffle index is not.) A longer blend begins with the shorter
+one, as long as its weights are the same.
 
-Arrays that another index of the same directory holds: copied by the store, and found without a listing.
+Arrays of another index in the same directory are copied by the store, and found without a listing:
 
-    {key}-binidx-orders.json     key: of the data, the split and every option that arrays depend on, but for samples
-                                 the names of the indices of that key, and the order of each: `growth`
+    {key}-binidx-orders.json     key: of the data, the split and every option that arrays depend on, but for samples;
+                                 content: the names of the indices of that key, and the order of each
 
-The record only saves work. Builders that write it at the same time may lose an entry; whatever it names is used under
-its own manifest, and checked as a whole under the new one.
+The record only saves work. Builders that write it at the same time may lose an entry; an index that it names is used
+under its own manifest, and checked as a whole under the new one.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ from typing import Any
 
 from binidx.errors import BinidxError, FormatError, StorageError
 from binidx.index.cache.index_files import DESCRIPTION, IndexFiles
-from binidx.index.cache.manifest import Manifest, Origin, fields_key, mismatches
+from binidx.index.cache.manifest import Manifest, Origin, hash_fields, list_mismatches
 from binidx.index.document_sample import SEPARATE_BELOW, EpochPlan
 from binidx.json_models import JsonFile
 from binidx.storage.open import open_stored
 from binidx.storage.writing.concatenate import SourcePiece, open_join
 
+ORDERS = "binidx-orders.json"
 MOST_ORDERS = 16
+"""Largest number of indices in one record."""
 
-
-"""How many orders of the same data a directory remembers."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class OrderKey:
-    """What decides the arrays of one split, seed and sequence length, and the requests that lead to it.
+    """Order of one split, seed and sequence length, and the requests that lead to it.
 
-    fewest, most: samples asked for, both included.
+    fewest, most: samples requested, both included.
     """
 
     num_epochs: int
@@ -66,12 +67,12 @@ class OrderKey:
         return {"num_epochs": self.num_epochs, "separate_final_epoch": self.separate_final_epoch}
 
     def __str__(self) -> str:
-        return in_words(self.fields)
+        return describe_order(self.fields)
 
 
 @dataclass(frozen=True)
 class Known:
-    """An index in a directory: its name there, its order, and the most samples that this order serves."""
+    """Recorded index: its name in the directory, its order, and the most samples that this order serves."""
 
     name: str
     order: dict[str, Any]
@@ -79,12 +80,12 @@ class Known:
 
     def __post_init__(self) -> None:
         if not self.order.keys() >= {"num_epochs", "separate_final_epoch"}:
-            raise ValueError(f"order: found {', '.join(self.order) or 'nothing'}, needs the fields of an order")
+            raise ValueError(f"order: found {', '.join(self.order) or 'nothing'}, need the fields of an order")
 
 
 @dataclass(frozen=True)
 class KnownFile:
-    """The fields of the file."""
+    """Fields of the record's file."""
 
     indices: list[Known]
 
@@ -92,8 +93,8 @@ class KnownFile:
 KNOWN_FILE = JsonFile(KnownFile, open=True)
 
 
-def order_of(plan: EpochPlan, sequence_length: int, *, add_extra_token: bool) -> OrderKey:
-    """The order of a plan, and every `num_samples` that would lead to the same."""
+def get_order_key(plan: EpochPlan, sequence_length: int, *, add_extra_token: bool) -> OrderKey:
+    """Return the order of a plan, and the bounds of `num_samples` that lead to the same order."""
     per_epoch = max(plan.tokens_per_epoch - add_extra_token, 0) // sequence_length
     before = plan.num_samples_sans_final_epoch
     threshold = before + int(SEPARATE_BELOW * per_epoch)
@@ -109,8 +110,7 @@ def order_of(plan: EpochPlan, sequence_length: int, *, add_extra_token: bool) ->
     return OrderKey(plan.num_epochs, plan.separate_final_epoch, fewest, most)
 
 
-def in_words(order: dict[str, Any]) -> str:
-    """For people who plan a run."""
+def describe_order(order: Mapping[str, Any]) -> str:
     epochs = order["num_epochs"]
     if epochs == 1:
         return "1 epoch"
@@ -118,34 +118,34 @@ def in_words(order: dict[str, Any]) -> str:
     return f"{epochs} epochs{last}"
 
 
-def twins(known: Sequence[Known], order: OrderKey, name: str) -> list[str]:
-    """The names of indices that hold the same arrays."""
+def find_equal_indices(known: Sequence[Known], order: OrderKey, name: str) -> list[str]:
+    """Return the names of other indices with the same arrays."""
     return [each.name for each in known if each.order == order.fields and each.name != name]
 
 
-def change_in_words(known: Sequence[Known], order: OrderKey, name: str) -> str:
-    """What it means for a run that only indices of other orders are there; empty where there are none.
+def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
+    """Return what a change of order means for a run, where indices of other orders exist; else an empty text.
 
     Args:
-        name: of the index, `{hash}-{class}-{split}`. Splits may be of the same data, and one does not grow out of
-            another.
+        name: of the index, `{hash}-{class}-{split}`. Indices of other splits are left out.
     """
-    mine = name.partition("-")[2]
-    others = [each for each in known if each.order != order.fields and each.name.partition("-")[2] == mine]
+    kind = name.partition("-")[2]
+    others = [each for each in known if each.order != order.fields and each.name.partition("-")[2] == kind]
     if not others:
         return ""
     last = others[-1]
     return (
-        f"this run reads {order}; the index before it {in_words(last.order)}, up to {last.most} samples. Documents are "
-        "shuffled over all their epochs, so each sample gets another place: a run that resumes across this change sees "
-        f"some samples again and others never. The order of now holds for {order.fewest} to {order.most} samples"
+        f"this run reads {order}; the index before it {describe_order(last.order)}, up to {last.most} samples. "
+        "Documents are shuffled over all their epochs, so each sample gets another place: a run that resumes across "
+        "this change serves some samples again and others never. This order is valid for "
+        f"{order.fewest} to {order.most} samples; another number of samples reorders the data"
     )
 
 
-def with_index(known: Sequence[Known], name: str, order: OrderKey) -> list[Known]:
-    """The record with one more index, the newest last."""
-    rest = [each for each in known if each.name != name]
-    return [*rest, Known(name, order.fields, order.most)][-MOST_ORDERS:]
+def add_index(known: Sequence[Known], name: str, order: OrderKey) -> list[Known]:
+    """Return the record with one more index, the newest last."""
+    others = [each for each in known if each.name != name]
+    return [*others, Known(name, order.fields, order.most)][-MOST_ORDERS:]
 
 
 def format_known(known: Sequence[Known]) -> bytes:
@@ -153,83 +153,86 @@ def format_known(known: Sequence[Known]) -> bytes:
 
 
 def parse_known(data: bytes) -> list[Known]:
-    """What `format_known` wrote; nothing where it is anything else, since all that a record does is save work."""
+    """Return the indices of a record; none where it is damaged, since a record only saves work."""
     try:
         return KNOWN_FILE.decode(data, "").indices
     except FormatError:
         return []
 
 
-ORDERS = "binidx-orders.json"
+@dataclass(frozen=True)
+class OrderRecord:
+    """Record of the indices that are built of the same data, split and options.
 
-
-logger = logging.getLogger(__name__)
-
-
-def copy_twin(
-    files: IndexFiles,
-    description: str,
-    fingerprint: Mapping[str, Any],
-    origin: Origin,
-    order: OrderKey,
-    names: Sequence[str],
-) -> bool:
-    """Publish under `files` what an index of the same order holds; False where there is none, or it cannot be had.
-
-    Where there are only indices of other orders, the log says what that means.
+    Args:
+        files: of the index that is to be built or was published.
+        fingerprint: its options.
+        origin: its data.
+        order: its order.
     """
-    known = _known(files, fingerprint, origin)
-    for name in twins(known, order, files.name):
-        try:
-            manifest = _manifest_of(files.named(name), fingerprint, origin, order)
-            if manifest is None:
+
+    files: IndexFiles
+    fingerprint: Mapping[str, Any]
+    origin: Origin
+    order: OrderKey
+
+    def copy_equal_index(self, description: str, names: Sequence[str]) -> bool:
+        """Publish the arrays of an index with the same order under `files`; return False where there is none.
+
+        Where only indices of other orders exist, the consequence is logged.
+        """
+        known = self._read()
+        for name in find_equal_indices(known, self.order, self.files.name):
+            try:
+                if not self._copy_index(self.files.named(name), description, names):
+                    continue
+            except (BinidxError, KeyError, OSError, NotImplementedError) as error:
+                logger.info("%s: cannot be copied from %s: %s", self.files.uri("*.npy"), name, error)
                 continue
-            for each in names:
-                _copy(files.named(name), files, each, manifest)
-            files.write(DESCRIPTION, description.encode())
-            files.publish_manifest(_without_identities(manifest, origin))
-        except (BinidxError, KeyError, OSError, NotImplementedError) as error:
-            logger.info("%s: cannot be taken over from %s: %s", files.uri("*.npy"), name, error)
-            continue
-        logger.info("%s: the arrays of %s, which reads %s too", files.uri("*.npy"), name, order)
-        remember(files, fingerprint, origin, order)
+            logger.info("%s: the arrays of %s, which reads %s too", self.files.uri("*.npy"), name, self.order)
+            self.add()
+            return True
+        if text := describe_change(known, self.order, self.files.name):
+            logger.warning("%s: %s", self.files.uri("*.npy"), text)
+        return False
+
+    def add(self) -> None:
+        """Add the published index to the record; a failure is ignored, and costs a build some day."""
+        known = add_index(self._read(), self.files.name, self.order)
+        with contextlib.suppress(BinidxError, OSError, NotImplementedError):
+            self._record.write(ORDERS, format_known(known))
+
+    @property
+    def _record(self) -> IndexFiles:
+        return self.files.named(hash_fields(self.fingerprint, self.origin.content()))
+
+    def _read(self) -> list[Known]:
+        try:
+            return parse_known(self._record.read_small(ORDERS) or b"")
+        except StorageError:
+            return []
+
+    def _copy_index(self, source: IndexFiles, description: str, names: Sequence[str]) -> bool:
+        """Copy an index; return False where its manifest does not have this order, options and data."""
+        manifest = source.read_manifest()
+        if manifest is None or manifest.order != self.order.fields:
+            return False
+        if list_mismatches(manifest, self.fingerprint, self.origin):
+            return False
+        for name in names:
+            copy_array(source, self.files, name, manifest)
+        self.files.write(DESCRIPTION, description.encode())
+        # The copies are other objects.
+        arrays = {name: replace(stored, identity=None) for name, stored in manifest.arrays.items()}
+        self.files.publish_manifest(replace(manifest, data=self.origin.data(), arrays=arrays))
         return True
-    if words := change_in_words(known, order, files.name):
-        logger.warning("%s: %s", files.uri("*.npy"), words)
-    return False
 
 
-def remember(files: IndexFiles, fingerprint: Mapping[str, Any], origin: Origin, order: OrderKey) -> None:
-    """Put an index that was published into the record of its key; a failure costs a copy some day."""
-    known = with_index(_known(files, fingerprint, origin), files.name, order)
-    with contextlib.suppress(BinidxError, OSError, NotImplementedError):
-        _record(files, fingerprint, origin).write(ORDERS, format_known(known))
-
-
-def _record(files: IndexFiles, fingerprint: Mapping[str, Any], origin: Origin) -> IndexFiles:
-    return files.named(fields_key(fingerprint, origin.content()))
-
-
-def _known(files: IndexFiles, fingerprint: Mapping[str, Any], origin: Origin) -> list[Known]:
-    try:
-        return parse_known(_record(files, fingerprint, origin).read_small(ORDERS) or b"")
-    except StorageError:
-        return []
-
-
-def _manifest_of(twin: IndexFiles, fingerprint: Mapping[str, Any], origin: Origin, order: OrderKey) -> Manifest | None:
-    """The manifest of an index that holds what is wanted; None where it does not, whatever the record says."""
-    manifest = twin.read_manifest()
-    if manifest is None or manifest.order != order.fields or mismatches(manifest, fingerprint, origin):
-        return None
-    return manifest
-
-
-def _copy(source: IndexFiles, target: IndexFiles, name: str, manifest: Manifest) -> None:
-    """One array, moved by the store itself where it can."""
+def copy_array(source: IndexFiles, target: IndexFiles, name: str, manifest: Manifest) -> None:
+    """Copy one array, by the store itself where it can."""
     reader = open_stored(source.array_uri(name), storage_options=source.storage_options)
     if reader.size != (needed := manifest.arrays[name].bytes):
-        raise FormatError(f"{source.array_uri(name)}: {reader.size} bytes, needed {needed}")
+        raise FormatError(f"{source.array_uri(name)}: found {reader.size} bytes, need {needed}")
     join = open_join(
         target.array_uri(name), [SourcePiece(reader, 0, reader.size)], source.storage_options, target.storage_options
     )
@@ -238,9 +241,3 @@ def _copy(source: IndexFiles, target: IndexFiles, name: str, manifest: Manifest)
         join.publish(lambda: None)
     finally:
         join.abandon()
-
-
-def _without_identities(manifest: Manifest, origin: Origin) -> Manifest:
-    """The same arrays, as other objects of another name."""
-    arrays = {name: replace(stored, identity=None) for name, stored in manifest.arrays.items()}
-    return replace(manifest, data=origin.data(), arrays=arrays)

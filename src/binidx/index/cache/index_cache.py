@@ -1,71 +1,69 @@
-"""Index arrays in a store: loaded where they are whole and right, else built and published.
+"""Index arrays in a store: loaded if a valid cache exists, else built and published.
 
-    {directory}/{hash}-GPTDataset-train-description.txt       what Megatron hashes; for people
+    {directory}/{hash}-GPTDataset-train-description.txt       the text that Megatron hashes; for people
     {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
-    {directory}/{hash}-GPTDataset-train-binidx.json           last: the `manifest`
-    {directory}/{key}-binidx-orders.json                      which indices are of the same data: `reuse`
+    {directory}/{hash}-GPTDataset-train-binidx.json           the manifest, written last
+    {directory}/{key}-binidx-orders.json                      the indices of the same data: see `array_reuse`
 
-Megatron's hash forgets the content of the data and two options; the manifest remembers them. An array is served only
-under a manifest with what was asked for and a checksum that its bytes meet, so racing builders, kills, lost power and
-stale data cost a rebuild and never a wrong order. (So nothing is synced to the disk either.)
+Megatron's hash leaves out the content of the data and two options; the manifest has them. An array is served only under
+a manifest of the requested options and data, with a checksum that its bytes meet. So racing builders, kills, lost power
+and stale data cost a rebuild and never a wrong order, and nothing is synced to the disk.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from binidx.errors import BinidxError, FormatError, StorageError
-from binidx.index.cache.array_reuse import OrderKey, copy_twin, remember
+from binidx.errors import FormatError, ObjectNotFoundError, StorageError
+from binidx.index.cache.array_reuse import OrderKey, OrderRecord
+from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_context import BUILT, FOUND, TAKEN_OVER, BuildContext, Outcome
-from binidx.index.cache.build_lock import Built, Tell, load_else_build
-from binidx.index.cache.building import Arrays, Build, Building
-from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, IndexFiles
+from binidx.index.cache.build_lock import BuildLock, Built
+from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, Arrays, IndexFiles, parse_npy
 from binidx.index.cache.manifest import (
     ALGORITHM,
     NO_DATA,
     Manifest,
     Origin,
-    StoredArray,
-    differences,
     library_version,
-    mismatches,
+    list_differences,
+    list_mismatches,
 )
-from binidx.index.cache.megatron_cache import Check, load_foreign, tell_of_foreign
-from binidx.storage.threads import OPENS
+from binidx.storage.writing.publish import object_exists
 
-TOLD_BYTES = 16 << 20
-"""Of an array: a smaller one comes sooner than a claim is looked at again."""
-
-logger = logging.getLogger(__name__)
 Access = Literal["load", "ranges"]
-"""How cached arrays are read: "load" reads or maps all of them and compares their checksums; "ranges" gives
+"""Access to cached arrays: "load" reads or maps all of them and compares their checksums; "ranges" gives
 `RangedArray`s where a manifest proves that the arrays belong to it, and loads or builds them elsewhere."""
+
+Build = Callable[[ArrayWriter], None]
+ArrayCheck = Callable[[Arrays], None]
+"""Raises ValueError for arrays that are no index of this dataset."""
 
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
+logger = logging.getLogger(__name__)
+
 
 class StaleError(Exception):
-    """An index of something else."""
+    """The cached index has other options or data."""
 
 
 @dataclass(frozen=True)
 class IndexCache:
-    """The arrays of one index.
+    """Cached arrays of one index.
 
     Args:
-        directory: URI; made where the store knows directories.
+        directory: URI; created where the store has directories.
         name: first part of every file name, `{hash}-{class}-{split}`.
         storage_options: passed to fsspec.
-        origin: the data it is of.
-        order: tells what decides its arrays besides data and options, where other indices may hold the same.
-        trusted: lets in what has no manifest, as Megatron leaves it, after this check; None: nothing of the kind.
-        context: options of the build that asks.
+        origin: the data that the index is built of.
+        order: returns the order of its arrays, where other indices may have the same.
+        trusted: check for arrays without a manifest, as Megatron writes them; None: they are not used.
+        context: options of this build.
     """
 
     directory: str
@@ -73,7 +71,7 @@ class IndexCache:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     origin: Origin = NO_DATA
     order: Callable[[], OrderKey] | None = None
-    trusted: Check | None = None
+    trusted: ArrayCheck | None = None
     context: BuildContext = field(default=BuildContext(), repr=False, compare=False)
 
     def load_or_build(
@@ -84,39 +82,45 @@ class IndexCache:
         build: Build,
         access: Access = "load",
     ) -> Arrays:
-        """The cached arrays where they are whole and right, else the built ones, published while they are built.
+        """Return the cached arrays if they are valid, else the built ones, which are published while they are built.
 
-        Of all processes that ask now one builds: `turn`. A store that cannot be written to, or is full, costs a warning
-        in the log: the arrays are right without it.
+        One of all processes that request them now builds: see `build_lock`. A store that is full or cannot be written
+        to costs a warning in the log: the arrays are right without it.
 
-        Memory: what `build` takes; see `index.building` for the arrays themselves. Loaded from a local disk, or built
-        for one, they are page cache; from elsewhere they are anonymous memory.
+        Memory: that of `build`; see `array_writer` for the arrays themselves. Arrays that are loaded from a local disk,
+        or built for one, are page cache; others are anonymous memory.
+
+        Args:
+            description: text that Megatron hashes.
+            fingerprint: options that the arrays depend on.
+            names: of the arrays.
+            build: fills the arrays that the writer provides.
+            access: to cached arrays.
 
         Raises:
-            FormatError: what was to be trusted is no index of this dataset.
-            PeerError: another process of the run was to build it, and failed.
+            FormatError: trusted arrays are no index of this dataset.
+            PeerError: another process of the run was to build the index, and failed.
         """
-        wanted, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
-        said: set[str] = set()
+        needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
+        warned: set[str] = set()
         if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
             return found
 
-        def make(say: Tell) -> Built:
+        def make() -> Built:
             nonlocal how
-            how, reused = TAKEN_OVER, self.reuse(description, wanted, names)
+            how, reused = TAKEN_OVER, self._reuse(description, needed, names)
             if reused is not None:
                 return reused, True
-            how, built = BUILT, self.build(description, wanted, build, partial(announce, say))
-            return built.arrays, built.failure is None
+            how, writer = BUILT, self.build(description, needed, build)
+            return writer.arrays, writer.failure is None
 
-        arrays = load_else_build(
+        arrays = BuildLock(
             self.files.uri(MANIFEST),
-            load=lambda: self.load(wanted, names, said),
+            load=lambda: self.load(needed, names, warned),
             build=make,
             storage_options=self.storage_options,
-            ahead=FetchDone(self.files, names),
             checks=self.context.checks,
-        )
+        ).load_or_build()
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
@@ -125,10 +129,10 @@ class IndexCache:
         return IndexFiles(self.directory, self.name, self.storage_options)
 
     def open_ranges(self, names: Sequence[str], is_wanted: Callable[[Manifest], bool]) -> Arrays | None:
-        """The arrays, to be read by ranges; None where nothing proves that they belong to a manifest that is wanted.
+        """Open the arrays to read ranges of them; None where nothing proves that they belong to a wanted manifest.
 
         Args:
-            is_wanted: checks the options and the data of a manifest; may raise what `IndexFiles.open_arrays` raises.
+            is_wanted: checks the options and the data of a manifest; may raise the errors of `IndexFiles.open_arrays`.
         """
         try:
             opened: Any = self.files.open_arrays(names)
@@ -137,11 +141,13 @@ class IndexCache:
             logger.info("%s: not read by ranges: %s", self.files.uri(MANIFEST), error)
             return None
 
-    def load(self, fingerprint: Mapping[str, Any], names: Sequence[str], said: set[str] | None = None) -> Arrays | None:
-        """The arrays; None, and why in the log, where there is no manifest, another one, or not what it speaks of.
+    def load(
+        self, fingerprint: Mapping[str, Any], names: Sequence[str], warned: set[str] | None = None
+    ) -> Arrays | None:
+        """Return the arrays; None, with the reason in the log, where there is no valid cache.
 
         Args:
-            said: what the log has been told, by who looks more than once.
+            warned: texts that were logged already, and are not repeated.
         """
         uri = self.files.uri(MANIFEST)
         try:
@@ -149,55 +155,83 @@ class IndexCache:
             manifest, arrays = prefetched or (self.files.read_manifest(), None)
             if manifest is not None:
                 return self._load(manifest, fingerprint, names, arrays)
-        except StaleError as error:
-            _warn(f"{uri}: stale, rebuilding: {error}", said)
+        except (StaleError, FormatError, StorageError, KeyError) as error:
+            text = f"{uri}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
+            if warned is None or text not in warned:
+                logger.warning("%s", text)
+            if warned is not None:
+                warned.add(text)
             return None
-        except (FormatError, StorageError, KeyError) as error:
-            _warn(f"{uri}: unusable, rebuilding: {error}", said)
-            return None
-        return load_foreign(self.files, names, self.trusted) if self.trusted else None
+        return self._load_without_manifest(names, self.trusted) if self.trusted else None
 
     def _load(
         self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str], arrays: Arrays | None
     ) -> Arrays:
-        if wrong := mismatches(manifest, fingerprint, self.origin):
+        if wrong := list_mismatches(manifest, fingerprint, self.origin):
             raise StaleError("; ".join(wrong))
         arrays = arrays or self.files.read_arrays({name: manifest.arrays[name] for name in names})
-        tokens = self.origin.data().get("bin")
-        if tokens != manifest.data.get("bin"):
-            # What no array depends on: the same documents in other words, or only copied.
-            was = manifest.data.get("bin")
-            logger.info("%s: the .bin is %s, was %s; the order is the same", self.files.uri(MANIFEST), tokens, was)
+        tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
+        if tokens != recorded:
+            # No array depends on tokens: the same documents in other words, or only copied.
+            text = "%s: the .bin is %s, was %s; the order is the same"
+            logger.info(text, self.files.uri(MANIFEST), tokens, recorded)
         return arrays
 
-    def reuse(self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
-        """The arrays of an index of the same order, copied by the store under this name; None where there is none."""
-        tell_of_foreign(self.files)
+    def _load_without_manifest(self, names: Sequence[str], check: ArrayCheck) -> Arrays | None:
+        """Return the arrays that Megatron left, after `check`; None where one is missing.
+
+        Raises:
+            FormatError: they are no index of this dataset. (Trusted arrays are not quietly replaced.)
+        """
+        files = self.files
+        try:
+            arrays = {name: parse_npy(files.read(f"{name}.npy", cache="disk")) for name in names}
+            check(arrays)
+        except ObjectNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            hint = "remove the files, or leave trust_cache out to build the index anew"
+            raise FormatError(f"{files.uri('*.npy')}: trust_cache finds {error}; {hint}") from error
+        logger.warning("%s: taken as it is (trust_cache): nothing proves the data it was built of", files.uri("*.npy"))
+        return arrays
+
+    def _warn_of_replacement(self) -> None:
+        """Log a warning if an index that another program left is about to be replaced."""
+        files = self.files
+        try:
+            ours = object_exists(files.uri(MANIFEST), files.storage_options)
+            if ours or not object_exists(files.uri(DESCRIPTION), files.storage_options):
+                return
+        except StorageError:
+            return
+        logger.warning(
+            "%s: built anew and replaced, since no manifest names the data that they were built of; "
+            "trust_cache='megatron' uses the arrays that Megatron left",
+            files.uri("*.npy"),
+        )
+
+    def _reuse(self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+        """Return the arrays of an index of the same order, copied by the store; None where there is none."""
+        self._warn_of_replacement()
         if self.order is None:
             return None
-        copied = copy_twin(self.files, description, fingerprint, self.origin, self.order(), names)
-        return self.load(fingerprint, names) if copied else None
+        record = OrderRecord(self.files, fingerprint, self.origin, self.order())
+        return self.load(fingerprint, names) if record.copy_equal_index(description, names) else None
 
-    def build(
-        self,
-        description: str,
-        fingerprint: Mapping[str, Any],
-        build: Build,
-        tell: Callable[[Mapping[str, StoredArray]], None] = lambda stored: None,
-    ) -> Building:
-        """Build the arrays into their files, then write the manifest that makes them count."""
-        building = Building(self.files.array_uri, self.storage_options, tell)
-        build(building)
-        if building.failure is None:
+    def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
+        """Build the arrays into their files, then write the manifest that makes them valid."""
+        writer = ArrayWriter(self.files.array_uri, self.storage_options)
+        build(writer)
+        if writer.failure is None:
             try:
-                self._publish(description, fingerprint, building)
+                self._publish(description, fingerprint, writer)
             except (OSError, NotImplementedError) as error:
-                building.failure = error
-        if building.failure is not None:
-            logger.warning("%s: index not cached, every start builds it again: %s", self.directory, building.failure)
-        return building
+                writer.failure = error
+        if writer.failure is not None:
+            logger.warning("%s: index not cached, every start builds it again: %s", self.directory, writer.failure)
+        return writer
 
-    def _publish(self, description: str, fingerprint: Mapping[str, Any], building: Building) -> None:
+    def _publish(self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter) -> None:
         order = self.order() if self.order else None
         self.files.write(DESCRIPTION, description.encode())
         self.files.publish_manifest(
@@ -207,51 +241,14 @@ class IndexCache:
                 content={**self.origin.content(), **self.origin.facts()},
                 data=self.origin.data(),
                 order=order.fields if order else None,
-                arrays=building.stored,
+                arrays=writer.stored,
             )
         )
         if order:
-            remember(self.files, fingerprint, self.origin, order)
-        self.files.remove_leftovers()
+            OrderRecord(self.files, fingerprint, self.origin, order).add()
+        self.files.remove_staging_files()
 
 
 def has_fingerprint(manifest: Manifest, fingerprint: Mapping[str, Any]) -> bool:
-    """Whether the arrays of a manifest were built with these options."""
-    return not differences(manifest.fingerprint, {"algorithm": ALGORITHM, **fingerprint})
-
-
-def _warn(text: str, said: set[str] | None) -> None:
-    if said is None or text not in said:
-        logger.warning("%s", text)
-    if said is not None:
-        said.add(text)
-
-
-def announce(tell: Tell, stored: Mapping[str, StoredArray]) -> None:
-    """Tell the waiting nodes of the large arrays that are published so far, by the identities of their objects."""
-    done = {name: asdict(each) for name, each in stored.items() if each.identity and each.bytes >= TOLD_BYTES}
-    if done:
-        tell(done)
-
-
-class FetchDone:
-    """Fetch finished arrays, each once, while another node builds the next one.
-
-    Only work is saved: an array lies in the directory of the node under the identity that the store gave it, and is
-    used if the manifest names that very object. A failed fetch is repeated when the index is loaded.
-    """
-
-    def __init__(self, files: IndexFiles, names: Sequence[str]) -> None:
-        self._files, self._waiting = files, {*names}
-
-    def __call__(self, done: Mapping[str, Any]) -> None:
-        # A claim may have been written by anybody.
-        for name in self._waiting.intersection(done if isinstance(done, Mapping) else ()):
-            self._waiting.discard(name)
-            OPENS.submit(partial(_bring, self._files, name, done[name]))
-
-
-def _bring(files: IndexFiles, name: str, fields: Any) -> None:
-    with contextlib.suppress(BinidxError, TypeError, ValueError, KeyError, AttributeError):
-        files.bring(name, StoredArray(**fields))
-
+    """Return whether the arrays of a manifest were built with these options."""
+    return not list_differences(manifest.fingerprint, {"algorithm": ALGORITHM, **fingerprint})

@@ -1,24 +1,26 @@
-"""A claim: an object that says somebody is at work on something, and by its changes that he is alive.
+"""Lease: an object in a store that gives one of many nodes the right to build, and shows by its changes that it lives.
 
-    {"holder": "9f3c...", "state": "building", "beat": 7, "where": "node7, process 4242", "node": "...", "error": "",
-     "done": {...}}
+    {"holder": "9f3c...", "state": "building", "beat": 7, "where": "node7, process 4242", "node": "...", "error": ""}
 
-    taken        put-if-absent: of many one gets it. A store without that lets two have it
-    held         rewritten every BEAT_SECONDS by a thread of the holder, and when a part of the work is done
-    let go       deleted; rewritten as "free" where nobody may delete
-    failed       "failed", with the traceback: for those that saw it held
-    unpublished  the work is done, but others cannot have it: for those that saw it held
-    dead         not changed for DEAD_SECONDS by the clock of the one who looks: no clocks are compared
-    taken over   of those that find it dead, or ended before they came, one puts `{uri}-after-{holder}` and rewrites it
+    acquire      put-if-absent: one of many succeeds. A store without conditional writes lets two succeed
+    renew        rewritten every BEAT_SECONDS by a thread of the holder
+    release      deleted; rewritten as "free" where objects cannot be deleted
+    failed       "failed", with the traceback: for the waiting nodes that saw it held
+    unpublished  the work is done, but cannot be published: for the waiting nodes that saw it held
+    expired      not changed for DEAD_SECONDS by the clock of the waiting node: no clocks are compared
+    take over    of the nodes that find it expired, or ended by an earlier run, one puts `{uri}-after-{holder}` and
+                 rewrites the lease
 
-It only saves work. Whoever cannot write it, or lost patience, works without; so the work must be such that two may do
-it at once.
+It only saves work: a node that cannot write it, or waited too long, works without. So two nodes must be able to do the
+work at once.
+
+Without a lease every node would build the index and upload all of its arrays to the same names. Whether that start is
+as fast is not measured; its uploads grow with the number of nodes, and GCS takes one write a second of an object.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -28,7 +30,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -40,35 +42,26 @@ from binidx.storage.writing.publish import create_object, delete_object, put_if_
 
 BUILDING, FREE, FAILED, UNPUBLISHED = "building", "free", "failed", "unpublished"
 
-
 BEAT_SECONDS = 3.0
-
-
-"""Between two rewritings; Google takes one a second of an object."""
-
+"""Time between two renewals; GCS takes one write a second of an object."""
 
 DEAD_SECONDS = 20.0
-
-
-"""Six beats, so that a store that stalls, or a machine that swaps, is not taken for dead at once."""
-
+"""Six renewals, so that a lease does not expire while a store stalls or a machine swaps."""
 
 LAST_BEAT_SECONDS = 5.0
-
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What a claim says.
+    """Content of a lease.
 
     Args:
-        holder: of one holding, and no other.
+        holder: unique name of one acquisition.
         where: machine and process, for people.
-        node: of the lock that the holder has on its node: `node_lock`. Empty: of none.
-        error: the traceback of what failed.
-        done: what the holder tells of the work so far.
+        node: name of the node lock that the holder has; empty: none. See `node_lock`.
+        error: traceback of a failed build.
     """
 
     holder: str
@@ -77,173 +70,159 @@ class LeaseRecord:
     where: str = ""
     node: str = ""
     error: str = ""
-    done: Mapping[str, Any] = field(default_factory=dict)
 
     def format(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
+        return json.dumps(asdict(self)).encode()
 
 
-WORD_FILE = JsonFile(LeaseRecord)
+LEASE_FILE = JsonFile(LeaseRecord)
 
 
 def parse_lease_record(data: bytes) -> LeaseRecord:
-    """Of bytes that are none of ours, a holder of that name: it can be watched, and taken over."""
+    """Return the record; for damaged bytes one with a holder named after them, which can be watched and taken over."""
     try:
-        return WORD_FILE.decode(data, "")
+        return LEASE_FILE.decode(data, "")
     except FormatError:
         return LeaseRecord(f"unknown-{xxhash.xxh3_64_hexdigest(data)}")
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A claim under a URI."""
-
-    uri: str
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-
-    def read(self) -> LeaseRecord | None:
-        """What it says now; None: it is nobody's. One request."""
-        data = read_small(self.uri, self.storage_options)
-        return None if data is None else parse_lease_record(data)
-
-    def take(self, node: str = "") -> HeldLease | None:
-        """Hold it, unless somebody does.
-
-        Raises:
-            StorageError: the store does not let us write.
-        """
-        word = new_lease_record(node)
-        return HeldLease(self, word) if self._put(self.uri, word) else None
-
-    def take_over(self, ended: LeaseRecord, node: str = "") -> HeldLease | None:
-        """Hold what a dead or earlier holder left, unless another does.
-
-        Raises:
-            StorageError: the store does not let us write.
-        """
-        word = new_lease_record(node)
-        if not self._put(self._marker(ended), word):
-            return None
-        try:
-            # Who won before us, and took his marker away already, stands there by now.
-            standing = self.read()
-            if standing is not None and standing.holder != ended.holder:
-                return None
-            self.write(word)
-            return HeldLease(self, word)
-        finally:
-            self.free_again(ended)
-
-    def free_again(self, ended: LeaseRecord) -> None:
-        """Let others take over, where who began to has died: else nobody ever could."""
-        with contextlib.suppress(StorageError):
-            delete_object(self._marker(ended), self.storage_options)
-
-    def _marker(self, ended: LeaseRecord) -> str:
-        return f"{self.uri}-after-{ended.holder}"
-
-    def write(self, word: LeaseRecord) -> None:
-        with create_object(self.uri, self.storage_options, durable=False) as out:
-            out.write(word.format())
-
-    def _put(self, uri: str, word: LeaseRecord) -> bool:
-        return put_if_absent(uri, word.format(), self.storage_options, durable=False)
 
 
 def new_lease_record(node: str) -> LeaseRecord:
     return LeaseRecord(uuid.uuid4().hex, where=f"{socket.gethostname()}, process {os.getpid()}", node=node)
 
 
+@dataclass(frozen=True)
+class Lease:
+    """Lease under a URI."""
+
+    uri: str
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def read(self) -> LeaseRecord | None:
+        """Return the record, in one request; None if nobody holds the lease."""
+        data = read_small(self.uri, self.storage_options)
+        return None if data is None else parse_lease_record(data)
+
+    def acquire(self, node: str = "") -> HeldLease | None:
+        """Acquire the lease unless another process holds it.
+
+        Raises:
+            StorageError: the store refuses to write.
+        """
+        record = new_lease_record(node)
+        return HeldLease(self, record) if self._put(self.uri, record) else None
+
+    def take_over(self, ended: LeaseRecord, node: str = "") -> HeldLease | None:
+        """Acquire the lease of an ended holder, unless another process takes it over.
+
+        Raises:
+            StorageError: the store refuses to write.
+        """
+        record = new_lease_record(node)
+        if not self._put(self._marker(ended), record):
+            return None
+        try:
+            # A process that took over before, and has removed its marker already, is the holder by now.
+            standing = self.read()
+            if standing is not None and standing.holder != ended.holder:
+                return None
+            self.write(record)
+            return HeldLease(self, record)
+        finally:
+            self.remove_marker(ended)
+
+    def remove_marker(self, ended: LeaseRecord) -> None:
+        """Let others take over, where a process died while it took over."""
+        with contextlib.suppress(StorageError):
+            delete_object(self._marker(ended), self.storage_options)
+
+    def write(self, record: LeaseRecord) -> None:
+        with create_object(self.uri, self.storage_options, durable=False) as out:
+            out.write(record.format())
+
+    def _marker(self, ended: LeaseRecord) -> str:
+        return f"{self.uri}-after-{ended.holder}"
+
+    def _put(self, uri: str, record: LeaseRecord) -> bool:
+        return put_if_absent(uri, record.format(), self.storage_options, durable=False)
+
+
 class HeldLease:
-    """A claim that is ours until the block ends; an exception is left in it for those that wait.
+    """Lease that this process holds until the block ends; an exception is recorded in it for the waiting nodes.
 
     Attributes:
-        published: set to False in the block: what was done there is of no use to others.
+        published: set it to False in the block if other nodes cannot use the result.
     """
 
-    def __init__(self, claim: Lease, word: LeaseRecord) -> None:
-        self.claim, self.word = claim, word
+    def __init__(self, lease: Lease, record: LeaseRecord) -> None:
+        self.lease, self.record = lease, record
         self.published = True
-        self._ended, self._done = False, word.done
-        self._news = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="binidx-claim", daemon=True)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="binidx-lease", daemon=True)
 
     def __enter__(self) -> HeldLease:
         self._thread.start()
         return self
 
-    def tell(self, done: Mapping[str, Any]) -> None:
-        """Those that watch, of the work so far, which takes the place of what was told before. Returns at once."""
-        self._done = done
-        self._news.set()
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ended = True
-        self._news.set()
+        self._ended.set()
         self._thread.join(LAST_BEAT_SECONDS)
         if self._thread.is_alive():
-            return  # a beat on its way to a store that stalls could come after our last word: others find it dead
+            return  # a renewal on its way to a store that stalls could arrive after the last record: let it expire
         try:
-            self._leave(error)
-        except StorageError as trouble:
-            logger.info("%s: not let go, others find it dead in %.0f s: %s", self.claim.uri, DEAD_SECONDS, trouble)
+            self._release(error)
+        except StorageError as problem:
+            logger.info("%s: not released, expires in %.0f s: %s", self.lease.uri, DEAD_SECONDS, problem)
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _release(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):
             text = "".join(traceback.format_exception(error))
-            self.claim.write(dataclasses.replace(self.word, state=FAILED, error=text))
+            self.lease.write(replace(self.record, state=FAILED, error=text))
         elif error is None and not self.published:
-            self.claim.write(dataclasses.replace(self.word, state=UNPUBLISHED))
+            self.lease.write(replace(self.record, state=UNPUBLISHED))
         else:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        try:
-            delete_object(self.claim.uri, self.claim.storage_options)
-        except StorageError:
-            self.claim.write(dataclasses.replace(self.word, state=FREE))
-
-    def _beat(self) -> None:
-        while True:
-            self._news.wait(BEAT_SECONDS)
-            self._news.clear()
-            if self._ended:
-                return
-            self.word = dataclasses.replace(self.word, beat=self.word.beat + 1, done=self._done)
             try:
-                self.claim.write(self.word)
-            except StorageError as trouble:
-                logger.debug("%s: not renewed: %s", self.claim.uri, trouble)
+                delete_object(self.lease.uri, self.lease.storage_options)
+            except StorageError:
+                self.lease.write(replace(self.record, state=FREE))
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self.record = replace(self.record, beat=self.record.beat + 1)
+            try:
+                self.lease.write(self.record)
+            except StorageError as problem:
+                logger.debug("%s: not renewed: %s", self.lease.uri, problem)
 
 
 class LeaseWatcher:
-    """What one who waits has seen of a claim, by its own clock."""
+    """State of a lease as a waiting process sees it, by its own clock."""
 
-    def __init__(self, claim: Lease) -> None:
-        self.claim = claim
-        self.word: LeaseRecord | None = None
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.record: LeaseRecord | None = None
         self._changed = time.monotonic()
-        self._seen_at_work: set[str] = set()
+        self._holders_at_work: set[str] = set()
 
-    def look(self) -> LeaseRecord | None:
-        """What it says now; what it said before, while the store does not answer."""
+    def poll(self) -> LeaseRecord | None:
+        """Read the record; return the previous one while the store does not respond."""
         with contextlib.suppress(StorageError):
-            word = self.claim.read()
-            if word != self.word:
-                self.word, self._changed = word, time.monotonic()
-            if word is not None and word.state == BUILDING:
-                self._seen_at_work.add(word.holder)
-        return self.word
+            record = self.lease.read()
+            if record != self.record:
+                self.record, self._changed = record, time.monotonic()
+            if record is not None and record.state == BUILDING:
+                self._holders_at_work.add(record.holder)
+        return self.record
 
-    def begin_again(self) -> None:
-        """Count the silence from now on."""
+    def restart_clock(self) -> None:
+        """Count `silent_seconds` from now on."""
         self._changed = time.monotonic()
 
     @property
     def silent_seconds(self) -> float:
+        """Seconds since the record changed."""
         return time.monotonic() - self._changed
 
     @property
     def seen_at_work(self) -> bool:
-        """Whether the holder was at work when we looked before; else its word is of an earlier run, maybe."""
-        return self.word is not None and self.word.holder in self._seen_at_work
+        """Whether an earlier poll saw the holder at work; else its record may be of an earlier run."""
+        return self.record is not None and self.record.holder in self._holders_at_work

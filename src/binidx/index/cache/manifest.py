@@ -1,17 +1,15 @@
-"""The manifest of an index, `{name}-binidx.json`: what its arrays were built of, and how each was stored.
+"""Manifest of an index, `{name}-binidx.json`: the options and data that its arrays were built of, and their checksums.
 
-    {"library": "0.1.0",                                            who wrote it; never compared
+    {"library": "0.1.0",                                            version that wrote it; never compared
      "fingerprint": {"algorithm": 3, "random_seed": 1234, ...},     every option that the arrays depend on
      "content": {"num_sequences": ..., "index_digest": ...},        the data they depend on
      "data": {"idx": {"size": ..., "etag": ...}, "bin": {...}},     the objects that had that content
-     "order": {"num_epochs": 2, "separate_final_epoch": true},      see `growth`
+     "order": {"num_epochs": 2, "separate_final_epoch": true},      see `array_reuse`
      "arrays": {"document_index": {"dtype": "<i4", "shape": [100], "bytes": 528, "xxh3_64": ..., "identity": ...}},
-     "xxh3_64": ...}                                                of all of this: no flipped bit is believed
+     "xxh3_64": ...}                                                of all of this, so that a flipped bit is found
 
-`content` decides. Where the .idx is still the object of `data`, its content is known without reading it. The .bin is
-there for people: no array depends on its tokens.
-
-Where an index comes from: a dataset as it is now, in the terms of a manifest.
+`content` decides whether an index fits a dataset. While the .idx is the object of `data`, its content is known without
+reading it. The .bin is recorded for people: no array depends on its tokens.
 """
 
 from __future__ import annotations
@@ -36,21 +34,25 @@ from binidx.json_models import JsonFile
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.filesystem import same_object
 
-ALGORITHM = 3
-
-
-"""Grows when the same arguments would give other arrays, or the manifest another form."""
-
-
 Fields = Mapping[str, Any]
+
+ALGORITHM = 3
+"""Incremented when the same arguments would give other arrays, or the manifest has another form."""
+
+ONE_EACH = "one_sequence_each"
+DECIDING = ("num_sequences", "index_digest")
+"""Fields of `content`."""
+
+SETTLED_SECONDS = 2.0
+"""A file that changes twice within a tick of its file system's clock keeps its times; FAT has the longest tick."""
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """One `.npy` as it was published.
+    """Published `.npy` file.
 
-    identity: of the object that took these bytes, as `filesystem.identity_of` words it; None where the store did not
-        say, so that only `xxh3_64` proves them.
+    identity: of the object, as `filesystem.identity_of` returns it; None where the store did not return one, so that
+        only `xxh3_64` proves the bytes.
     """
 
     dtype: str
@@ -62,7 +64,7 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says; see the head of this file."""
+    """Fields of a manifest, as described at the head of this module."""
 
     library: str
     fingerprint: Fields
@@ -77,11 +79,11 @@ MANIFEST_FILE = JsonFile(Manifest)
 
 @dataclass(frozen=True)
 class Origin:
-    """The data that an index is of, as it is now.
+    """Data that an index is built of.
 
-    data: tells the identities of its objects, "idx" and "bin", without reading them.
-    content: tells what decides, by reading all of the .idx.
-    facts: tells what follows from the content, for who reads the manifest and not the .idx; never compared.
+    data: returns the identities of its objects, "idx" and "bin", without reading them.
+    content: returns the deciding fields, which may read all of the .idx.
+    facts: returns facts that follow from the content, for readers of the manifest without the .idx; never compared.
     """
 
     data: Callable[[], Mapping[str, Fields]] = dict
@@ -90,14 +92,12 @@ class Origin:
 
 
 NO_DATA = Origin()
-
-
-"""Of what is computed from its description alone, as a blend is."""
+"""For an index that is computed from its description alone, as that of a blend."""
 
 
 @functools.cache
 def library_version() -> str:
-    """Of this library, as it was installed; empty where it runs from its source alone."""
+    """Return the installed version of this library; empty where it runs from its source."""
     try:
         return metadata.version("binidx")
     except metadata.PackageNotFoundError:
@@ -110,37 +110,40 @@ def format_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(data: bytes, uri: str) -> Manifest:
-    """What `format_manifest` wrote.
+    """Return the manifest in the bytes of its file.
 
     Raises:
-        FormatError: anything else, one bit of it changed.
+        FormatError: they are no manifest, or one bit was changed.
     """
     fields = MANIFEST_FILE.parse(data, uri)
     checksum = fields.pop("xxh3_64", None) if isinstance(fields, dict) else None
-    if checksum != _checksum(fields):
-        raise FormatError(f"{uri}: checksum {checksum} is not that of what it says; needs a manifest of ours")
+    if checksum != (needed := _checksum(fields)):
+        raise FormatError(f"{uri}: wrong checksum (found {checksum}, need {needed})")
     return MANIFEST_FILE.convert(fields, uri)
 
 
-def differences(found: Fields, needed: Fields) -> list[str]:
-    """Each field that is not as needed, in words."""
+def list_differences(found: Fields, needed: Fields) -> list[str]:
+    """Return a text for each needed field that is missing or has another value."""
     return [
-        f"{name}: found {found.get(name)!r}, needed {value!r}"
+        f"{name}: found {found.get(name)!r}, need {value!r}"
         for name, value in json.loads(json.dumps(dict(needed))).items()
         if found.get(name) != value
     ]
 
 
-def mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> list[str]:
-    """What speaks against these arrays, in words; the .idx is read only where its identity is not the recorded one."""
-    wrong = differences(manifest.fingerprint, fingerprint)
+def list_mismatches(manifest: Manifest, fingerprint: Fields, origin: Origin) -> list[str]:
+    """Return a text for each option or content of the data that an index does not have.
+
+    The .idx is read only where its identity is not the recorded one.
+    """
+    wrong = list_differences(manifest.fingerprint, fingerprint)
     if wrong or same_object(manifest.data.get("idx"), origin.data().get("idx")):
         return wrong
-    return differences(manifest.content, origin.content())
+    return list_differences(manifest.content, origin.content())
 
 
-def fields_key(*fields: Fields) -> str:
-    """A name made of fields: 128 bits in hex."""
+def hash_fields(*fields: Fields) -> str:
+    """Return 128 bits in hex, for a file name."""
     return xxhash.xxh3_128_hexdigest(_canonical(fields))
 
 
@@ -152,29 +155,15 @@ def _canonical(fields: Any) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
-ONE_EACH = "one_sequence_each"
-
-
-DECIDING = ("num_sequences", "index_digest")
-
-
-"""Of what a manifest says of the content."""
-
-
-SETTLED_SECONDS = 2.0
-
-
-"""A file changed again within a tick of its file system's clock keeps its times; FAT's tick is the longest."""
-
-
-def origin_of(dataset: IndexedDataset) -> Origin:
-    """The dataset behind an index, which was opened just now."""
+def get_origin(dataset: IndexedDataset) -> Origin:
+    """Return the origin of an index over a dataset that was just opened."""
     uri, opened = get_idx_path(dataset.path_prefix), dataset.opened["idx"]
-    seen = _file(uri)
+    version = _file_version(uri)
 
     def data() -> Mapping[str, Fields]:
-        # What took its place while an index was built may have its size and its time, and never its inode.
-        return {**dataset.opened, "idx": idx_identity(uri, opened) if _same(_file(uri), seen) else opened}
+        # A file that replaced the .idx during a build may have its size and time, and never its inode.
+        unchanged = _file_version(uri) == version
+        return {**dataset.opened, "idx": get_idx_identity(uri, opened) if unchanged else opened}
 
     def content() -> Fields:
         return {name: dataset.identity[name] for name in DECIDING}
@@ -186,14 +175,17 @@ def origin_of(dataset: IndexedDataset) -> Origin:
 
 
 def describe_documents(documents: Documents) -> str:
-    """Which sequences a split has, told of a range without a pass over its numbers: "0:300000000", else a digest."""
+    """Return the documents of a split as text: "0:300000000" for a range, without a pass over it, else a digest."""
     run = documents if isinstance(documents, range) else as_range(documents)
     return f"{run.start}:{run.stop}" if isinstance(run, range) and run.step == 1 else documents_digest(documents)
 
 
-def idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
-    """What the store says of the .idx; of a local file that has lain still, inode and times to the nanosecond."""
-    found = _file(uri)
+def get_idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
+    """Return an identity of the .idx that proves its content, where there is one; else `opened`.
+
+    A local file has one if it did not change in the last SETTLED_SECONDS: inode and times in nanoseconds.
+    """
+    found = _stat(uri)
     if found is None or (found.st_size, found.st_mtime) != (opened.get("size"), opened.get("mtime")):
         return opened
     if time.time() - found.st_ctime < SETTLED_SECONDS:
@@ -202,18 +194,14 @@ def idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
     return {"size": found.st_size, **times, "inode": found.st_ino}
 
 
-def _file(uri: str) -> os.stat_result | None:
-    """A local file as it is now."""
+def _file_version(uri: str) -> tuple[int, ...] | None:
+    """Return numbers that change when a local file is changed or replaced."""
+    found = _stat(uri)
+    return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _stat(uri: str) -> os.stat_result | None:
     path = filesystem.local_path(uri)
     with contextlib.suppress(OSError):
         return None if path is None else os.stat(path)
     return None
-
-
-def _same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
-    """Whether a file was neither changed nor replaced."""
-
-    def marks(found: os.stat_result) -> tuple[int, ...]:
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-    return one is other if one is None or other is None else marks(one) == marks(other)

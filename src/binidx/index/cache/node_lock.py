@@ -1,13 +1,13 @@
-"""Which process of a node goes first: a lock on a file of the node's own, which the kernel takes from the dead.
+"""Node lock: one process of a node goes first, by a lock on a file of the node; the kernel frees it when one dies.
 
-    first     has the file to itself; what it leaves in it is for those that waited meanwhile
-    the rest  wait until it let go or died, and are told what it left
+    the first    holds the lock; it may leave a message for the processes that wait meanwhile
+    the others   wait until the lock is free, and read the message
 
-Nothing but work depends on it: where files cannot be locked everybody is first. Whoever is first removes, once a
-process, the locks beside his that nobody took for a day and nobody holds.
+It only saves work: where files cannot be locked every process is first. The first process removes the file when it
+leaves, so that only killed processes leave (empty) files, and the next process that locks one removes it.
 
-`flock`, since it tells the threads of a process apart, unlike the record locks of `chunk_locks`. A forked child shares
-its parent's lock, and would keep it for a dead one: it closes its descriptors at once.
+`flock`, since it excludes threads of one process too, unlike the record locks of `chunk_locks`. A forked child shares
+its parent's lock, and would hold it after the parent's death: it closes its descriptors at once.
 """
 
 from __future__ import annotations
@@ -15,47 +15,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-FIRST_PAUSE, LONGEST_PAUSE, PAUSE_PART = 0.005, 0.2, 32
-
-
-"""Between two looks at the lock. It grows with the time waited, to a 32nd of it: nobody waits 4 % longer than needed,
-and in an hour each that waits takes 0.1 s of a core."""
-
-
-LEFT_SECONDS, SUFFIX = 86_400.0, ".lock"
-
+FIRST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.005, 0.2, 32
+"""Seconds between two attempts at the lock: a 32nd of the time waited, so that no process waits 4 % longer than needed,
+and an hour of waiting takes 0.1 s of a core."""
 
 BUSY = (errno.EAGAIN, errno.EACCES)
-
 
 _descriptors: set[int] = set()
 
 
 @dataclass
 class NodeLock:
-    """One process' turn.
+    """Result of one attempt at a node lock.
 
     Attributes:
-        first: nobody of this node is at it, and nobody will be until the block ends.
-        node: names the lock among those of all nodes; whoever is first under the same name now, others under it are
-            dead. Empty where that cannot be known.
-        left: what the first one left while we waited, if anything.
+        first: whether this process holds the lock until the block ends, or files cannot be locked.
+        node: name of the held lock among those of all nodes: an earlier holder of the same name has ended. Empty where
+            there is none.
+        message: bytes that the holder left while this process waited.
     """
 
     first: bool
     node: str = ""
-    left: bytes = b""
+    message: bytes = b""
     descriptor: int | None = None
 
-    def leave(self, data: bytes) -> None:
-        """For those that wait, when the block ends."""
+    def leave_message(self, data: bytes) -> None:
+        """Store a message for the waiting processes, which read it when the block ends."""
         if self.descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.descriptor, 0)
@@ -64,61 +56,40 @@ class NodeLock:
 
 @contextlib.contextmanager
 def acquire_node_lock(path: str | None, check: Callable[[], None] = lambda: None) -> Iterator[NodeLock]:
-    """Be the first one of this node for the block, or wait until it has left.
+    """Hold the lock of this node for the block, or wait until its holder has left.
 
     Args:
-        path: of the lock, made if it is not there; None: there is no directory for it.
-        check: called while we wait; what it raises ends that.
+        path: of the lock file, created if it is missing; None: there is no directory for it.
+        check: called while this process waits; its exception ends the wait.
     """
-    descriptor, locked = _tried(path)
-    if path is None or descriptor is None:
-        yield NodeLock(True)
-        return
+    descriptor, locked = _try_lock(path)
     try:
-        if locked is False:
-            yield NodeLock(False, left=_wait(descriptor, check))
-        elif locked is None:
+        if path is None or descriptor is None or locked is None:
             yield NodeLock(True)
+        elif not locked:
+            yield NodeLock(False, message=_wait(descriptor, check))
         else:
-            os.utime(descriptor)
-            _sweep(os.path.dirname(path), os.getpid())
-            yield NodeLock(True, _node_of(descriptor), descriptor=descriptor)
+            os.ftruncate(descriptor, 0)  # a message of a killed holder
+            yield NodeLock(True, _node_name(descriptor), descriptor=descriptor)
     finally:
+        if path is not None and locked and descriptor in _descriptors:
+            # While it is locked: a process that has opened it meanwhile finds it removed, and makes another.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         _close(descriptor)
 
 
-def _tried(path: str | None) -> tuple[int | None, bool | None]:
-    """The open file, and whether we have its lock: see `_lock`."""
-    while (descriptor := _opened(path)) is not None:
+def _try_lock(path: str | None) -> tuple[int | None, bool | None]:
+    """Return the open file, and whether it is locked now: see `_lock`."""
+    while (descriptor := _open(path)) is not None:
         locked = _lock(descriptor, fcntl.LOCK_EX)
         if not locked or os.fstat(descriptor).st_nlink:
             return descriptor, locked
-        _close(descriptor)  # swept just now: the next one makes another
+        _close(descriptor)  # its holder has just removed it
     return None, None
 
 
-@functools.lru_cache(maxsize=64)
-def _sweep(directory: str, pid: int) -> None:
-    """Remove what was left long ago; once a directory and process."""
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        oldest = time.time() - LEFT_SECONDS
-        for entry in entries:
-            if entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_mtime < oldest:
-                _remove(entry.path)
-
-
-def _remove(path: str) -> None:
-    """Unless it is held. Who waits for it has it open, and is told by that what was left."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            if _lock(descriptor, fcntl.LOCK_EX):
-                os.unlink(path)
-        finally:
-            os.close(descriptor)
-
-
-def _opened(path: str | None) -> int | None:
+def _open(path: str | None) -> int | None:
     if path is None:
         return None
     try:
@@ -127,26 +98,24 @@ def _opened(path: str | None) -> int | None:
     except OSError:
         return None
     _descriptors.add(descriptor)
-    if _is_ours(os.fstat(descriptor)):
+    found = os.fstat(descriptor)
+    # In a directory that others can write to, a link could lead to a file that this process would overwrite. A holder
+    # may remove the file at any moment, which leaves no link.
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink <= 1:
         return descriptor
     _close(descriptor)
     return None
 
 
-def _is_ours(found: os.stat_result) -> bool:
-    """Not a link that somebody else put there, where others may write: to a file of his choice, for us to overwrite."""
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
-
-
-def _close(descriptor: int) -> None:
+def _close(descriptor: int | None) -> None:
     # A child forked in the block has closed its own already.
-    if descriptor in _descriptors:
+    if descriptor is not None and descriptor in _descriptors:
         _descriptors.discard(descriptor)
         os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int) -> bool | None:
-    """Whether we have it now; None: files cannot be locked here."""
+    """Return whether the file is locked now; None: files cannot be locked here."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -155,21 +124,16 @@ def _lock(descriptor: int, kind: int) -> bool | None:
 
 
 def _wait(descriptor: int, check: Callable[[], None]) -> bytes:
-    """Until nobody is first; what was left there since."""
-    before, began = _content(descriptor), time.monotonic()
+    """Wait until the holder has left; return its message."""
+    began = time.monotonic()
     while _lock(descriptor, fcntl.LOCK_SH) is False:
         check()
-        time.sleep(min(max((time.monotonic() - began) / PAUSE_PART, FIRST_PAUSE), LONGEST_PAUSE))
-    left = _content(descriptor)
-    return left if left != before else b""
-
-
-def _content(descriptor: int) -> bytes:
+        time.sleep(min(max((time.monotonic() - began) / PAUSE_SHARE, FIRST_PAUSE), LONGEST_PAUSE))
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
-def _node_of(descriptor: int) -> str:
-    """This very file, and this run of the machine. Linux says which run that is."""
+def _node_name(descriptor: int) -> str:
+    """Return a name of this file on this boot of the machine; empty where Linux does not give a boot ID."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()

@@ -22,7 +22,7 @@ from math import ceil, expm1
 
 import numpy as np
 
-from binidx.index.cache.index_files import npy_of
+from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
 
 SECONDS_PER_DOCUMENT = 20e-9
@@ -124,13 +124,13 @@ def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk
 def index_bytes(num_documents: int, plan: EpochPlan) -> int:
     """Return the bytes of the three files of a GPT index."""
     positions, rows = index_shapes(num_documents, plan)
-    samples = npy_of((plan.num_samples,), shuffle_dtype(plan.num_samples))
-    return npy_of(positions, np.int32).size + npy_of(rows, row_dtype(positions[0])).size + samples.size
+    samples = NpyLayout((plan.num_samples,), shuffle_dtype(plan.num_samples))
+    return NpyLayout(positions, np.int32).size + NpyLayout(rows, row_dtype(positions[0])).size + samples.size
 
 
 def blend_bytes(size: int) -> int:
     """Return the bytes of the two files of a blend."""
-    return npy_of((size,), np.int16).size + npy_of((size,), np.int64).size
+    return NpyLayout((size,), np.int16).size + NpyLayout((size,), np.int64).size
 
 
 def build_memory_bytes(num_documents: int, plan: EpochPlan) -> int:

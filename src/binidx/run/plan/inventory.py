@@ -21,9 +21,17 @@ from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.idx import get_idx_path
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
-from binidx.index.cache.array_reuse import ORDERS, OrderKey, change_in_words, order_of, parse_known
+from binidx.index.cache.array_reuse import ORDERS, OrderKey, describe_change, get_order_key, parse_known
 from binidx.index.cache.index_files import IndexFiles
-from binidx.index.cache.manifest import ALGORITHM, DECIDING, Fields, Manifest, differences, fields_key, idx_identity
+from binidx.index.cache.manifest import (
+    ALGORITHM,
+    DECIDING,
+    Fields,
+    Manifest,
+    get_idx_identity,
+    hash_fields,
+    list_differences,
+)
 from binidx.index.document_sample import EpochPlan, plan_epochs
 from binidx.run.run_file import Run
 from binidx.storage.stores.filesystem import same_object
@@ -189,7 +197,7 @@ def inspect_index(
         plan = plan_epochs(end - begin, length, wanted.num_samples, add_extra_token=extra, drop_last_partial=drop)
     except IndexBuildError as error:
         return IndexInventory(wanted, len(documents), end - begin, None, None, Cache(UNNAMED), str(error))
-    order = order_of(plan, length, add_extra_token=extra)
+    order = get_order_key(plan, length, add_extra_token=extra)
     fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
     small = len(documents) * plan.num_epochs + plan.num_samples <= SMALL and not config.cache_small_indices
     cache = Cache(SMALL_ONE) if small else inspect_cache(wanted.files(config), fingerprint, _idx_of(headline))
@@ -208,7 +216,7 @@ def inspect_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) ->
         return Cache(STALE, str(error))
     if manifest is None:
         return Cache(MISSING)
-    if wrong := differences(manifest.fingerprint, fingerprint):
+    if wrong := list_differences(manifest.fingerprint, fingerprint):
         return Cache(STALE, "; ".join(wrong))
     if idx is None or same_object(manifest.data.get("idx"), idx):
         return Cache(THERE, manifest=manifest)
@@ -234,9 +242,9 @@ def order_changes(inventory: RunInventory) -> list[str]:
         documents = split_range(each.wanted.bookends, inventory.summaries[each.wanted.prefix].num_sequences)
         fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, each.wanted.split, config)}
         name = each.wanted.files(config).name
-        record = each.wanted.files(config).named(fields_key(fingerprint, content))
+        record = each.wanted.files(config).named(hash_fields(fingerprint, content))
         with suppress(StorageError):
-            if words := change_in_words(parse_known(record.read_small(ORDERS) or b""), each.order, name):
+            if words := describe_change(parse_known(record.read_small(ORDERS) or b""), each.order, name):
                 found.append(f"{each.wanted.prefix}, {each.wanted.split.name}: {words}")
     return found
 
@@ -253,7 +261,7 @@ def _bounds(wanted: RequiredIndices, config: GPTDatasetConfig, headline: Dataset
 def _idx_of(headline: DatasetSummary) -> Fields:
     if headline.num_parts:
         return {}
-    return idx_identity(get_idx_path(headline.prefix), headline.identities["idx"])
+    return get_idx_identity(get_idx_path(headline.prefix), headline.identities["idx"])
 
 
 def _look_at_blend(
