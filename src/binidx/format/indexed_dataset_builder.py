@@ -191,7 +191,7 @@ class IndexedDatasetBuilder:
         left = self._columns.num_open
         if left:
             raise FormatError(f"{path}: {left} sequences after the last document bound; call end_document()")
-        self._bin.goes.extend({path, get_idx_path(strip_bin_suffix(self.bin_path))})
+        self._bin.obsolete_uris.extend({path, get_idx_path(strip_bin_suffix(self.bin_path))})
         with (
             self._closed_on_failure(),
             create_object(path, self._options, before_publish=self._bin.publish) as writer,

@@ -29,7 +29,7 @@ from binidx.storage.writing.publish import create_object
 def test_lines_are_those_that_splitting_gives_wherever_blocks_end(lines: list[bytes], size: int, ends: bool) -> None:
     data = b"\n".join(lines) + (b"\n" if ends else b"")
     blocks = [memoryview(data[at : at + size]) for at in range(0, len(data), size)]
-    starts, lengths = find_lines(blocks)
+    starts, lengths = find_lines(blocks, "a.jsonl")
     found = [data[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
     assert found == [line for line in data.split(b"\n") if len(line) >= 2]
     assert (starts.dtype, lengths.dtype) == (np.int64, np.int32)

@@ -251,7 +251,7 @@ def test_samples_count_from_the_end_too_and_there_are_no_others(prefix: str) -> 
     assert_same_masked(dataset[-1], dataset[len(dataset) - 1])
     assert_same_masked(dataset[np.int64(2)], dataset[2])
     for idx in (len(dataset), -len(dataset) - 1):
-        with pytest.raises(IndexError, match=rf"sample {idx}, there are {len(dataset)}"):
+        with pytest.raises(IndexError, match=rf"sample {idx}, it has {len(dataset)}"):
             dataset[idx]
 
 

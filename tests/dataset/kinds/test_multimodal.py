@@ -190,7 +190,7 @@ def test_samples_count_from_the_end_too_and_there_are_no_others(prefix: str) -> 
     dataset = build([prefix])[0]
     assert torch.equal(dataset[-1]["tokens"], dataset[len(dataset) - 1]["tokens"])
     for idx in (len(dataset), -len(dataset) - 1):
-        with pytest.raises(IndexError, match=rf"sample {idx}, there are {len(dataset)}"):
+        with pytest.raises(IndexError, match=rf"sample {idx}, it has {len(dataset)}"):
             dataset[idx]
 
 

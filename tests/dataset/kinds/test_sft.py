@@ -157,7 +157,7 @@ def test_masks_that_these_samples_do_not_have_are_refused(name: str, tmp_path: P
 
 def test_what_cannot_be_served_is_refused_at_the_start(tmp_path: Path) -> None:
     uri = write_rows(f"{tmp_path}/a.jsonl", random_rows(0, 4))
-    with pytest.raises(IndexBuildError, match="no rows in the valid split, 5 samples requested"):
+    with pytest.raises(IndexBuildError, match="no rows in the valid split, needs 5"):
         build(config_of(uri, split="99,1,0"), (5, 5, 0))
     (train, *_) = build(config_of(uri, tokenizer=type("Plain", (Speaker,), {"tokenize_conversation": property()})()))
     with pytest.raises(ConfigError, match=r"Plain: has no tokenize_conversation; give binidx.ChatTokenizer"):

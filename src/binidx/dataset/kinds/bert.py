@@ -84,7 +84,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     config: BERTMaskedWordPieceDatasetConfig
     config_class = BERTMaskedWordPieceDatasetConfig
 
-    def _load_sample_index(self) -> None:
+    def _load_index(self) -> None:
         min_sentences = 2 if self.config.classification_head else 1
         self.sample_index = self._build_sample_index(self.config.sequence_length - SPECIALS, min_sentences)
 

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -198,13 +198,9 @@ class MaskedWordPieceDataset(MegatronDataset):
             "short_sequence_probability": self.config.short_sequence_probability,
             "documents": describe_documents(as_range(self.indices)),
         }
-
-        def build(writer: ArrayWriter) -> None:
-            self._build(writer, sequence_length, min_sentences_per_sample)
-
+        build = partial(self._build, sequence_length=sequence_length, min_sentences=min_sentences_per_sample)
         if not self._is_small() or self.config.cache_small_indices:
-            arrays = self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)
-            return arrays["sample_index"]
+            return self._cache.load_or_build(self.unique_description, fingerprint, ARRAYS, build)["sample_index"]
         if self.config.trust_cache and (found := self._cache.load(fingerprint, ARRAYS)):
             return found["sample_index"]
         build(writer := ArrayWriter())
@@ -235,12 +231,12 @@ class MaskedWordPieceDataset(MegatronDataset):
             raise IndexBuildError(f"{self.dataset_path}: a split of documents with gaps, needs one run of them")
         return bounds[run.start : run.stop + 1]
 
-    def _build(self, writer: ArrayWriter, sequence_length: int, least: int) -> None:
+    def _build(self, writer: ArrayWriter, sequence_length: int, min_sentences: int) -> None:
         documents = MaskedDocuments(
             self._bounds(),
             self.dataset.sequence_lengths,
             sequence_length=sequence_length,
-            least=least,
+            least=min_sentences,
             short_ratio=short_ratio(float(self.config.short_sequence_probability or 0)),
         )
         try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig, Split
+from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import assemble_gpt_sample, build_attention_mask, gpt_recipe
 from binidx.dataset.kinds.mock import MockGPTDataset
 from binidx.dataset.megatron_dataset import MegatronDataset, required
@@ -106,9 +106,9 @@ class MultimodalDataset(MegatronDataset):
     function of the seed.
 
     Args:
-        indexed_dataset: the multimodal `.bin`/`.idx` pair.
+        dataset: the multimodal `.bin`/`.idx` pair.
         dataset_path: its prefix, as given by the user; part of the identity.
-        indexed_indices: documents of the split, shape (num_in_split,) int32.
+        indices: documents of the split, shape (num_in_split,) int32.
         num_samples: number of samples; None is one epoch.
         index_split: the split.
         config: `MultimodalDatasetConfig`.
@@ -133,22 +133,13 @@ class MultimodalDataset(MegatronDataset):
     config_class = MultimodalDatasetConfig
     dataset: IndexedDataset
 
-    def __init__(
-        self,
-        indexed_dataset: IndexedDataset,
-        dataset_path: str | None,
-        indexed_indices: NDArray[np.int32],
-        num_samples: int | None,
-        index_split: Split,
-        config: MultimodalDatasetConfig,
-    ) -> None:
-        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
-        bounds = indexed_dataset.document_indices
-        documents = indexed_indices[bounds[indexed_indices] < bounds[indexed_indices + 1]]
+    def _load_index(self) -> None:
+        bounds = self.dataset.document_indices
+        documents = self.indices[bounds[self.indices] < bounds[self.indices + 1]]
         try:
-            self.document_index = build_serving_order(documents, num_samples, config.random_seed)
+            self.document_index = build_serving_order(documents, self.num_samples, self.config.random_seed)
         except IndexBuildError as error:
-            raise IndexBuildError(f"{dataset_path}, {index_split.name} split: {error}") from None
+            raise IndexBuildError(f"{self.dataset_path}, {self.index_split.name} split: {error}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         # The recipe holds addresses of this process.
@@ -178,10 +169,7 @@ class MultimodalDataset(MegatronDataset):
         Raises:
             IndexError: there is no such sample.
         """
-        number = 0 if idx is None else int(idx)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"sample {idx}, there are {len(self)}")
-        document = self.document_index[number]
+        document = self.document_index[self._position(idx)]
         first, end = self.dataset.document_indices[document : document + 2].tolist()
         return first, end
 

@@ -132,7 +132,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     config_class = T5MaskedWordPieceDatasetConfig
     config_attention_mask = staticmethod(config_attention_mask)
 
-    def _load_sample_index(self) -> None:
+    def _load_index(self) -> None:
         self.sample_index = self._build_sample_index(self.config.sequence_length - SPECIALS, 1)
 
     @staticmethod
