@@ -9,7 +9,6 @@ reader that it finds: `MappedReader`, `CompositeReader`, `ConcurrentReader`, `Ve
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import pickle
@@ -21,21 +20,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from binidx.errors import ShortReadError
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import (
-    Range,
-    RangeReader,
-    VersionedReader,
-    as_block_reader,
-    as_composite,
-    as_concurrent,
-    as_mapped,
-    stored_reader,
-)
+from binidx.storage.interfaces import Range, RangeReader, VersionedReader, as_block_reader, stored_reader
 from binidx.storage.threads import READS
+from binidx.storage.vectored_reads import as_composite, as_concurrent, as_mapped
 
 MakeReader = Callable[[bytes], RangeReader]
 """Factory of a reader over an object with this content."""
@@ -208,15 +197,7 @@ def check_mapped_reader(reader: RangeReader) -> None:
     mapped = as_mapped(reader)
     if mapped is None:
         return
-    for ranges in random_reads(seed=8, count=5):
-        reader.read(ranges)
-        pieces = mapped.pieces(np.array(ranges, np.int64))
-        require(pieces is not None or not mapped.is_complete(), f"no addresses of {ranges}, all bytes are mapped")
-        if pieces is not None:
-            views = [memoryview(ctypes.string_at(int(start), int(stop - start))) for start, stop in pieces.ranges]
-            assert_equal(views, ranges)
-    for outside in OUTSIDE:
-        require(mapped.pieces(np.array([outside], np.int64)) is None, f"addresses of {outside}, outside the object")
+    assert_reads(reader, [(0, reader.size)])
     require(mapped.read_into(lambda mapping: 0), "read_into read nothing, gather refused nothing")
     if not mapped.is_complete():
         require(not mapped.read_into(lambda mapping: -1), "read_into read ranges that gather refused")

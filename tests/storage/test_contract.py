@@ -17,15 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from helpers.reader_stacks import LAYERS, STORES, Layer, Shelf, VersionedLazyReader
 from helpers.versioned_objects import MarkedObject
-from numpy.typing import NDArray
 
 from binidx import storage, testing
 from binidx.errors import ObjectChangedError
-from binidx.native.pieces import Pieces
 from binidx.storage.adapters import InMemory, LazyReader
 from binidx.storage.interfaces import PendingRead, Piece, Range, RangeReader
 from binidx.storage.open import open_object
@@ -155,7 +152,6 @@ class CapableLiar(MemoryObject):
         super().__init__(data, f"breaks {promise}")
         self.promise, self.codec, self.stored_bytes = promise, "none", len(data)
         self.block_bytes = 0 if promise == "block size" else 1
-        self.array = np.frombuffer(bytearray(data or b" "), np.uint8)
 
     def check_unchanged(self) -> None:
         if self.promise == "version":
@@ -166,12 +162,6 @@ class CapableLiar(MemoryObject):
 
     def read_into(self, gather: Callable[[Any], int]) -> bool:
         return self.promise != "read_into"
-
-    def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
-        outside = (ranges < 0).any() or (ranges[:, 0] > ranges[:, 1]).any() or (ranges > self.size).any()
-        if self.promise == "all mapped" or (outside and self.promise != "mapped bounds"):
-            return None
-        return Pieces(self.array, ranges + self.array.ctypes.data + (self.promise == "addresses"))
 
     def split(self, ranges: Sequence[Range]) -> tuple[list[list[Piece]], list[tuple[RangeReader, Sequence[Range]]]]:
         if self.promise != "split bounds":
@@ -203,7 +193,7 @@ class CapableLiar(MemoryObject):
 
 
 CAPABILITY_PROMISES = [
-    *("version", "block size", "read_into", "all mapped", "addresses", "mapped bounds", "split bounds", "places"),
+    *("version", "block size", "read_into", "split bounds", "places"),
     *("components", "begin bounds", "outcome", "result"),
 ]
 

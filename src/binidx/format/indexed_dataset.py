@@ -1,4 +1,4 @@
-"""The tokens of one `.bin`/`.idx` pair, wherever it lies: spans of sequences go down as ranges of bytes.
+"""Tokens of one `.bin`/`.idx` pair in any store: spans of sequences become ranges of bytes.
 
 span   (sequence, first, count)      in tokens
 range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start + count * dtype_size
@@ -22,46 +22,52 @@ from binidx.format.pair import open_pair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
 from binidx.native.gpt_samples import Sequences
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import MappedReader, Range, RangeReader
 from binidx.storage.stores.filesystem import same_identity
-from binidx.storage.vectored_reads import read_many
+from binidx.storage.vectored_reads import as_mapped, read_many
 from binidx.storage.writing.publish import object_exists, object_identity
 
 Span = tuple[int, int, int]
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
 
 BOUNDS_AT_ONCE = 1 << 17
-"""Bounds looked at together: 1 MiB."""
+"""Document bounds compared at once: 1 MiB."""
 
 
 class IndexedDataset:
     """Sequences of tokens by number, from any URI.
 
-    The arrays it gives are read-only views of what was read: of the mapped file when it is local.
+    Returned arrays are read-only views of the fetched bytes, or of the mapped file if it is local.
 
     Args:
-        path_prefix: URI without `.idx` and `.bin`. A `.bin.zst` is read where there is no `.bin`, and remote tokens are
-            checked where a `.bin.xxh3` lies beside them: `bin_object`. Of a PREFIX.parts.json, where there is no
-            `.idx`, all parts are read as one: `virtual`.
-        multimodal: whether each sequence comes with its mode; the `.idx` must have been written so.
-        mmap: whether local files are mapped; False reads them as if they were remote.
-        storage_options: fsspec's own options for this URI; by default its environment and configuration.
-        checked: an `.idx` that was checked before is not read whole: its arrays are `RangedArray`s, and the `.bin` is
-            opened at the first read.
+        path_prefix: URI without `.idx` and `.bin`. A `.bin.zst` is read if there is no `.bin`, and remote tokens are
+            checked against a `.bin.xxh3`. The parts in a `.parts.json` are read as one dataset if there is no `.idx`.
+        multimodal: whether each sequence has a mode; the `.idx` must have been written so.
+        mmap: whether local files are mapped; False reads them like remote ones.
+        storage_options: fsspec options for this URI; by default fsspec's environment and configuration apply.
+        checked: facts about an `.idx` that was checked before. It is then not read whole: its arrays are
+            `RangedArray`s, and the `.bin` is opened at the first read.
 
     Attributes:
-        index: the `SequenceIndex`, checked in full.
+        index: the fully checked `SequenceIndex`.
+        bin_reader: the `RangeReader` of the tokens.
 
     Raises:
-        ObjectNotFoundError: one of the two is missing.
-        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it says.
-        ObjectChangedError: it was replaced again and again while it was opened. On unpickling: one of the two is not
-            what was pickled, by its size and ETag, generation or time; a spawned worker would read other tokens.
+        ObjectNotFoundError: `.idx` or `.bin` is missing.
+        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
+        ObjectChangedError: the dataset was replaced repeatedly while it was opened. When unpickled: an object differs
+            in size or ETag, generation or time from the pickled one, so a spawned worker would read other tokens.
 
-    Pickles as its arguments and these marks.
+    Pickles as its arguments and the identities of both objects.
 
-    Source: Megatron Core, IndexedDataset. Its S3 arguments are gone, as any URI opens; datasets without tokens, which
-    it writes but cannot open, open; an empty slice is an empty list, where it gives one empty array.
+    Example:
+        dataset = IndexedDataset("s3://corpus/en_text_document")
+        tokens = dataset[0]                       # all tokens of sequence 0
+        head = dataset.get(0, length=16)          # its first 16
+        many = dataset.read([(0, 0, 16), (7, 4, 8)])
+
+    Source: Megatron Core, IndexedDataset. Its S3 arguments are missing, as any URI opens. Datasets without tokens open,
+    which Megatron writes but cannot open. An empty slice gives an empty list, where Megatron gives one empty array.
     """
 
     checked: CheckedIndex | None = None
@@ -75,7 +81,7 @@ class IndexedDataset:
         storage_options: Mapping[str, Any] | None = None,
         checked: CheckedIndex | None = None,
     ) -> None:
-        self.path_prefix = str(os.fspath(path_prefix))  # without the facts of a KnownPrefix
+        self.path_prefix = str(os.fspath(path_prefix))  # without the facts of a ResolvedPrefix
         self.multimodal = multimodal
         self.mmap = mmap
         self.storage_options = storage_options
@@ -89,16 +95,16 @@ class IndexedDataset:
         self._stored = little_endian(self.index.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The arguments and no bytes: the other process opens the files itself, and compares.
+        # Arguments without bytes: the other process opens the files itself and compares their identities.
         names = ("path_prefix", "multimodal", "mmap", "storage_options", "checked")
         return {"arguments": {name: getattr(self, name) for name in names}, "opened": self._opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         IndexedDataset.__init__(self, **state["arguments"])  # a subclass may take others
-        for end, was in state["opened"].items():
-            if not same_identity(was, self._opened[end]):
+        for end, pickled in state["opened"].items():
+            if not same_identity(pickled, self._opened[end]):
                 raise ObjectChangedError(
-                    f"{self.path_prefix}.{end}: {self._opened[end]}, was {was} in the process that pickled it; "
+                    f"{self.path_prefix}.{end}: {self._opened[end]}, was {pickled} in the process that pickled it; "
                     f"start again from the new data, or keep times when copying (cp -p, rsync -t)"
                 )
 
@@ -106,12 +112,19 @@ class IndexedDataset:
         return len(self.index)
 
     def __getitem__(self, idx: int | np.integer[Any] | slice) -> Any:
-        """One sequence, or the list of those in a contiguous slice; multimodal: with its mode, or with their modes.
+        """Return one sequence, or the sequences of a slice; in a multimodal dataset a pair with their modes.
+
+        Args:
+            idx: number of a sequence, from the end if negative, or a slice with step 1.
+
+        Returns:
+            An array of shape (length,) in the stored dtype, or a list of such arrays. Multimodal: (array, mode) or
+            (list, modes).
 
         Raises:
             IndexError: there is no such sequence.
             ValueError: the slice has a step.
-            TypeError: neither an integer nor a slice.
+            TypeError: `idx` is neither an integer nor a slice.
         """
         if isinstance(idx, int | np.integer):
             return self.get(idx)
@@ -120,11 +133,19 @@ class IndexedDataset:
         raise TypeError(f"{self.path_prefix}: index of type {type(idx).__name__}, needed an integer or a slice")
 
     def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> Any:
-        """`length` tokens of sequence `idx` from token `offset`, by default all that follow; multimodal: and its mode.
+        """Return some tokens of one sequence; in a multimodal dataset a pair with its mode.
+
+        Args:
+            idx: number of the sequence, from the end if negative.
+            offset: first token.
+            length: number of tokens; None for all that follow.
+
+        Returns:
+            An array of shape (length,) in the stored dtype. Multimodal: (array, mode).
 
         Raises:
             IndexError: there is no such sequence.
-            ValueError: the tokens asked for leave the sequence, where Megatron reads into its neighbours.
+            ValueError: the tokens leave the sequence, where Megatron reads into its neighbours.
         """
         sequence = self._number(int(idx))
         count = self.index.sequence_lengths.item(sequence) - offset if length is None else length
@@ -134,10 +155,10 @@ class IndexedDataset:
 
     @functools.cached_property
     def bin_reader(self) -> RangeReader:
-        """The reader of the `.bin`.
+        """Reader of the `.bin`.
 
         Raises:
-            ObjectChangedError: the `.idx` was opened as checked and is another now, so that the `.bin` may be, too.
+            ObjectChangedError: the `.idx` was opened with `checked` and was replaced since.
         """
         reader = open_bin(self.path_prefix, mmap=self.mmap, storage_options=self.storage_options)
         uri = get_idx_path(self.path_prefix)
@@ -149,12 +170,22 @@ class IndexedDataset:
         return reader
 
     @functools.cached_property
+    def mapped_reader(self) -> MappedReader | None:
+        """The reader of the `.bin`, if C can read its mapped bytes."""
+        return as_mapped(self.bin_reader)
+
+    @functools.cached_property
     def sequences(self) -> Sequences:
-        """Lengths and pointers of all sequences for C."""
+        """Lengths and pointers of all sequences, for C."""
         return self._bound(self.index.sequence_lengths, self.index.sequence_pointers)
 
     def sequences_at(self, numbers: NDArray[np.int64], *, pointers: bool = False) -> Sequences:
-        """Lengths of some sequences for C, where they are numbered from 0; `pointers`: and where they start."""
+        """Return lengths of some sequences for C, numbered from 0.
+
+        Args:
+            numbers: the sequences, shape (n,).
+            pointers: whether to return where they start, too.
+        """
         starts = self.index.sequence_pointers[numbers] if pointers else np.zeros(len(numbers), "<i8")
         return self._bound(self.index.sequence_lengths[numbers], starts)
 
@@ -163,12 +194,23 @@ class IndexedDataset:
         return Sequences(lengths, pointers, dtype_code=code, item_bytes=self.index.dtype_size)
 
     def locate(self, spans: Iterable[Span] | NDArray[np.int64]) -> list[Range]:
-        """Where spans lie in the `.bin`, in bytes. Pure; spans that leave their sequence are errors, as in `get`."""
+        """Return the byte ranges of spans in the `.bin`, without I/O.
+
+        Args:
+            spans: (sequence, first, count) in tokens; an iterable of tuples, or an array of shape (n, 3).
+
+        Returns:
+            (start, stop) in bytes for each span.
+
+        Raises:
+            IndexError: there is no such sequence.
+            ValueError: a span leaves its sequence.
+        """
         array = spans if isinstance(spans, np.ndarray) else np.array(list(spans), np.int64).reshape(-1, 3)
         return [(start, stop) for start, stop in self.locate_all(array).tolist()]
 
     def locate_all(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same for arrays: (sequence, first, count), shape (n, 3), to (start, stop), shape (n, 2)."""
+        """Return byte ranges, shape (n, 2), of spans in an array of shape (n, 3); as `locate`."""
         if self.checked is None:
             ranges, right = self.sequences.locate(spans)
         else:
@@ -181,32 +223,50 @@ class IndexedDataset:
         return ranges
 
     def read(self, spans: Iterable[Span]) -> list[NDArray[Any]]:
-        """The tokens of many spans in one vectored read, in the order asked."""
+        """Read many spans in one vectored read.
+
+        Args:
+            spans: (sequence, first, count) in tokens; an iterable of tuples, or an array of shape (n, 3).
+
+        Returns:
+            One array of shape (count,) in the stored dtype for each span, in order.
+
+        Raises:
+            IndexError: there is no such sequence.
+            ValueError: a span leaves its sequence.
+            StorageError: the store failed.
+        """
         return self._arrays(self.bin_reader.read(self.locate(spans)))
 
     @property
     def sequence_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sequence, shape (S,)."""
+        """Number of tokens of each sequence, shape (S,)."""
         return self.index.sequence_lengths
 
     @property
     def document_indices(self) -> NDArray[np.int64]:
-        """First sequence of each document, then S; shape (D,), D = documents + 1."""
+        """First sequence of each document, then S; shape (num_documents + 1,)."""
         return self.index.document_indices
 
     @property
     def sequence_modes(self) -> NDArray[np.int8]:
-        """Mode of each sequence, shape (S,). (Megatron's asserts the truth of an array and so always fails.)"""
+        """Mode of each sequence, shape (S,).
+
+        Raises:
+            ConfigError: the dataset was opened as text.
+
+        Source: Megatron Core, whose property asserts the truth of an array and so always fails.
+        """
         if self.index.sequence_modes is None:
             raise ConfigError(f"{self.path_prefix}: opened as text, modes need multimodal=True")
         return self.index.sequence_modes
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
-        """What an order of this dataset depends on, in JSON values: equal for equal data, wherever the files lie.
+        """Identity of the data on which sample orders depend, in JSON values: equal for equal data in any place.
 
-        The digest is XXH3 over lengths and document bounds, one pass over 4 S + 8 D bytes at the speed of memory; no
-        token is read. It tells data apart that changed; data made to collide is not its matter.
+        The digest is XXH3 over lengths and document bounds: one pass over 4 S + 8 D bytes, no token. It detects changed
+        data, but not data made to collide.
         """
         digest = self._digest() if self.checked is None else self.checked.digest
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest}
@@ -221,22 +281,27 @@ class IndexedDataset:
     def documents_are_sequences(self) -> bool:
         """Whether each document is one sequence, so that both have the same numbers; one pass over the bounds.
 
-        Of an `.idx` that was checked before False means that it is not known.
+        For a dataset opened with `checked`, False means unknown.
         """
         bounds, count = self.index.document_indices, len(self)
         if self.index.documents_are_sequences or len(bounds) != count + 1:
             return self.index.documents_are_sequences
-        stretches = (slice(first, first + BOUNDS_AT_ONCE) for first in range(0, len(bounds), BOUNDS_AT_ONCE))
-        return all((bounds[each] == np.arange(each.start, min(each.stop, len(bounds)))).all() for each in stretches)
+        blocks = (slice(first, first + BOUNDS_AT_ONCE) for first in range(0, len(bounds), BOUNDS_AT_ONCE))
+        return all((bounds[each] == np.arange(each.start, min(each.stop, len(bounds)))).all() for each in blocks)
 
     @property
     def opened(self) -> Mapping[str, Mapping[str, Any]]:
-        """What identified both objects, "idx" and "bin", when they were opened; of a checked `.idx` only its own."""
+        """Identities of both objects, "idx" and "bin", when they were opened; with `checked` only of the `.idx`."""
         return self._opened
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> bool:
-        """Whether both files lie under this prefix, in any store; compressed, or all of it `virtual`, too."""
+        """Return whether a dataset exists under a prefix: both files, compressed ones, or a virtual merge.
+
+        Args:
+            path_prefix: URI without `.idx` and `.bin`.
+            storage_options: fsspec options for this URI.
+        """
         prefix = os.fspath(path_prefix)
         if object_exists(get_idx_path(prefix), storage_options):
             return find_bin(prefix, storage_options) is not None
@@ -250,8 +315,8 @@ class IndexedDataset:
 
     def _outside(self, sequence: int, first: int, count: int) -> ValueError:
         length = self.index.sequence_lengths[sequence]
-        asked = f"{count} tokens from {first} of sequence {sequence}"
-        return ValueError(f"{self.path_prefix}: {asked}, which has {length}")
+        span = f"{count} tokens from {first} of sequence {sequence}"
+        return ValueError(f"{self.path_prefix}: {span}, which has {length}")
 
     def _arrays(self, views: list[memoryview]) -> list[NDArray[Any]]:
         return [np.frombuffer(view, self._stored) for view in views]
@@ -266,7 +331,7 @@ class IndexedDataset:
         return sequences if modes is None else (sequences, modes[start:stop])
 
     def _read_run(self, start: int, stop: int) -> list[NDArray[Any]]:
-        # Neighbours are one range: cheaper by far than a range for each, and the views share one buffer.
+        # One range for all: much cheaper than a range for each, and the arrays share one buffer.
         if start == stop:
             return []
         ends = np.cumsum(self.index.sequence_lengths[start:stop], dtype=np.int64)
@@ -280,6 +345,8 @@ class IndexedDataset:
 def read_spans(
     requests: Sequence[tuple[IndexedDataset, Sequence[Span] | NDArray[np.int64]]],
 ) -> list[list[NDArray[Any]]]:
-    """`dataset.read(spans)` of many datasets, the remote ones at the same time."""
+    """Return `dataset.read(spans)` for many datasets; remote ones are read at the same time."""
+    if len(requests) == 1:
+        return [dataset.read(spans) for dataset, spans in requests]
     views = read_many([(dataset.bin_reader, dataset.locate(spans)) for dataset, spans in requests])
     return [dataset._arrays(found) for (dataset, _), found in zip(requests, views, strict=True)]

@@ -5,8 +5,6 @@ Where ranges of a file that is mapped in blocks are in memory: `native/place.c`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from mmap import PAGESIZE
 from typing import Any
 
@@ -18,28 +16,6 @@ from binidx.native.arguments import items
 
 MAPPING = ffi.typeof("binidx_mapping *")
 ANYWHERE = (1 << 63) - 1
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """Stored tokens: piece i is at the addresses `ranges[i]`, shape (n, 2); `owners` keep it there."""
-
-    owners: Any
-    ranges: NDArray[np.int64]
-
-
-def placed_pieces(owner: Any, places: NDArray[np.int64]) -> tuple[Pieces, int]:
-    """Pieces at these addresses, shape (n, 2), in files that `owner` keeps mapped, read ahead; and their bytes."""
-    count = lib.binidx_read_ahead(0, ANYWHERE, items(places, np.int64, 2), len(places), PAGESIZE)
-    return Pieces(owner, places), int(count)
-
-
-def scattered_pieces(views: Sequence[memoryview]) -> Pieces:
-    """Pieces that were read one by one."""
-    owners = [ffi.from_buffer(view) for view in views]
-    starts = np.array([_address(owner) for owner in owners], np.int64)
-    lengths = np.array([len(view) for view in views], np.int64)
-    return Pieces(owners, np.stack([starts, starts + lengths], axis=1))
 
 
 class Mapped:
@@ -55,11 +31,6 @@ class Mapped:
         """Ask the disk for ranges (first byte, end), shape (n, 2), all at once."""
         about = self.template
         lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64, 2), len(ranges), about.page_bytes)
-
-    def pieces(self, ranges: NDArray[np.int64]) -> Pieces:
-        """Return ranges (first byte, end) as pieces, shape (n, 2), after telling the disk to read all of them."""
-        self.read_ahead(ranges)
-        return Pieces(self.owner, ranges + int(self.template.base))
 
     def taking(self, *, ask_ahead: bool) -> Any:
         """For one call of C: what it is to take from, and where it says what that was."""

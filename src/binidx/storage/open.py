@@ -27,13 +27,14 @@ from binidx.storage.cache.layout import CHUNK_BYTES, directory_of_index
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, codec_of
-from binidx.storage.interfaces import RangeReader, as_block_reader, as_mapped
+from binidx.storage.interfaces import RangeReader, as_block_reader
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import Found, found_of, look_up
 from binidx.storage.stores.local import LocalFile
+from binidx.storage.vectored_reads import as_mapped
 
 Keep = bool | Literal["disk"] | None
 """See `open_object`."""
@@ -212,6 +213,11 @@ def read_whole(reader: RangeReader) -> memoryview:
         buffer[filled : filled + len(part)] = part
         filled += len(part)
     return buffer.toreadonly()
+
+
+def read_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes:
+    """Return all bytes of an object, read from its store past every cache."""
+    return bytes(read_whole(open_object(uri, storage_options=storage_options, cache=False)))
 
 
 def read_document(file: JsonFile[Any], uri: str, storage_options: Mapping[str, Any] | None) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections.abc import Callable
 from functools import partial
@@ -93,27 +92,3 @@ def test_views_are_of_the_mapped_files_and_a_range_in_a_block_is_not_copied(tmp_
     assert block is not None
     assert np.shares_memory(np.frombuffer(one, np.uint8), np.frombuffer(block, np.uint8))
     assert not np.shares_memory(np.frombuffer(across, np.uint8), np.frombuffer(block, np.uint8))
-
-
-def test_pieces_are_what_read_gives_once_it_was_read(tmp_path: Path) -> None:
-    below = MarkedObject(DATA)
-    reader = small(below, tmp_path)
-    wanted = [(8_000, 8_100), (8_050, 8_060), (0, 1), (6_500, 7_900), (99_999, 100_000), (31_000, 33_000 - 1000)]
-    asked = np.array(wanted, np.int64)
-    assert reader.pieces(asked) is None
-    reader.read(wanted)
-    pieces = reader.pieces(asked)
-    assert pieces is not None
-    found = [ctypes.string_at(int(start), int(stop - start)) for start, stop in pieces.ranges]
-    assert found == [DATA[start:stop] for start, stop in wanted]
-    assert reader.stats.hits == 1 + 7  # one chunk is wanted twice
-    for elsewhere in (
-        [(7_900, 8_100)],
-        [(5_500, 7_500)],
-        [(50_000, 50_001)],
-        [(-1, 5)],
-        [(5, 100_001)],
-        [(7, 3)],
-    ):
-        assert reader.pieces(np.array(elsewhere, np.int64)) is None
-    assert len(below.asked) == 1

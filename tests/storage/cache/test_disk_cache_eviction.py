@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.versioned_objects import MarkedObject
 
@@ -119,14 +118,13 @@ def test_what_another_process_reads_is_not_taken_and_other_blocks_are(tmp_path: 
     assert reader.stats.misses == 32
 
 
-@pytest.mark.parametrize("hold", ["reader", "view", "pieces"])
-def test_a_block_is_held_by_readers_and_by_views_and_pieces_alone(tmp_path: Path, hold: str) -> None:
+@pytest.mark.parametrize("hold", ["reader", "view"])
+def test_a_block_is_held_by_readers_and_by_views_alone(tmp_path: Path, hold: str) -> None:
     reader = small(MarkedObject(DATA), tmp_path)
     read_blocks(reader, 0)
     ways: dict[str, Callable[[DiskCache], object]] = {
         "reader": lambda reader: reader,
         "view": lambda reader: reader.read([(5, 10)]),
-        "pieces": lambda reader: reader.pieces(np.array([(5, 10)], np.int64)),
     }
     held = ways[hold](reader)
     del reader

@@ -211,15 +211,6 @@ class CachedObject:
             parts.append(view[max(start - first, 0) : stop - first])
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def addresses(self, ranges: NDArray[np.int64]) -> tuple[Maps, NDArray[np.int64], int] | None:
-        """Where ranges, shape (n, 2), are in memory; None unless each lies in one block and all chunks are good.
-
-        What comes first keeps them there; what comes last is of how many chunks they are.
-        """
-        maps, tick = self.begin()
-        found = maps.placed.place(ranges, tick)
-        return found and (maps, *found)
-
     def lacking(self, chunks: Sequence[int]) -> list[int]:
         """Those of the sorted chunks that are not here, or not as they should be."""
         maps = self.maps

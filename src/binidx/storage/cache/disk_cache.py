@@ -27,11 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from binidx.errors import ConfigError
-from binidx.native.pieces import Pieces, placed_pieces
 from binidx.storage.cache.cached_object import cached_object
 from binidx.storage.cache.layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.memory import Flight, chunks_of, runs_of
@@ -131,17 +127,6 @@ class DiskCache:
         self.stats.count_chunks(hits=about.num_chunks)
         self.stats.add(bytes_asked=about.num_bytes)
         return True
-
-    def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
-        self.cached.beat()
-        found = self.cached.addresses(ranges)
-        if found is None:
-            return None
-        maps, places, count = found
-        pieces, num_bytes = placed_pieces(maps, places)
-        self.stats.count_chunks(hits=count)
-        self.stats.add(bytes_asked=num_bytes)
-        return pieces
 
     def _read_rest(self, ranges: Sequence[Range], views: list[memoryview | None], count: int) -> list[memoryview]:
         """With what `views` lacks."""

@@ -72,9 +72,6 @@ def cancellable(scope: Scope | None = None) -> Iterator[Scope]:
             _current.reset(token)
 
 
-def current_scope() -> Scope | None:
-    """The innermost scope this code runs in."""
-    return _current.get()
-
-
 _current: ContextVar[Scope | None] = ContextVar("binidx_read_scope", default=None)
+current_scope = _current.get
+"""Return the innermost scope of this thread, or None."""

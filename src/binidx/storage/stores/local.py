@@ -23,10 +23,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.native.pieces import Mapped, Pieces
+from binidx.native.pieces import Mapped
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
@@ -95,20 +94,6 @@ class LocalFile:
 
     def is_complete(self) -> bool:
         return True
-
-    def pieces(self, ranges: NDArray[np.int64]) -> Pieces | None:
-        if (
-            not (ranges[:, 0] >= 0).all()
-            or not (ranges[:, 0] <= ranges[:, 1]).all()
-            or not (ranges[:, 1] <= self.size).all()
-        ):
-            return None
-        if self._map is not None:
-            self._check_unchanged(self._map)
-        pieces = self._content.pieces(ranges)
-        count = int((ranges[:, 1] - ranges[:, 0]).sum())
-        self.stats.add(requests=len(ranges), bytes_asked=count, bytes_moved=count)
-        return pieces
 
     def read_into(self, gather: Callable[[Any], int]) -> bool:
         if self._map is not None:

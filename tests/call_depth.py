@@ -1,0 +1,129 @@
+"""Count the modules of binidx that a call on s3:// passes through: `python tests/call_depth.py [--list]`.
+
+A module counts if a Python function of it is called, in any thread, while the measured call runs. Samples and
+batches are measured at the second call, so that imports and first connections do not count. `--list` prints modules.
+Exit status 1 if a call passes through more than LIMITS allow.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from binidx.tools.seaweed import s3_server
+
+import binidx
+
+PACKAGE = f"{Path(binidx.__file__).parent}{os.sep}"
+LIMITS = {"dataset[i]": 12, "batch of 8": 12, "build with cached index": 35, "cold build": 60}
+
+called: set[str] | None = None
+"""The files of the running measurement."""
+
+
+@dataclass
+class Tokenizer:
+    """Tokenizer with the attributes that datasets read."""
+
+    vocab_size: int = 30_000
+    eod: int = 0
+    pad: int = 1
+
+    @property
+    def unique_identifiers(self) -> dict[str, Any]:
+        return {"class": "Tokenizer"}
+
+
+def record(frame: FrameType, event: str, _: Any) -> None:
+    if event == "call" and called is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        called.add(frame.f_code.co_filename.removeprefix(PACKAGE))
+
+
+@contextmanager
+def modules_called() -> Iterator[set[str]]:
+    """Collect the files of the package in which a function is called during the block."""
+    global called
+    called = files = set[str]()
+    try:
+        yield files
+    finally:
+        called = None
+
+
+def write_data(prefix: str) -> None:
+    """Write 80,000 documents of 256 tokens: too many bytes to be cached in memory, and an index worth a cache."""
+    """Write 80,000 documents of 256 tokens: too many bytes to be cached in memory, and an index worth a cache."""
+    rng = np.random.default_rng(0)
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16) as builder:
+        for tokens in rng.integers(2, 30_000, (80_000, 256), dtype=np.uint16):
+            builder.add_document(tokens, [256])
+        builder.finalize(f"{prefix}.idx")
+
+
+def build(prefix: str, cache: str) -> Any:
+    config = binidx.GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=128,
+        blend=([prefix], None),
+        split="1",
+        path_to_cache=cache,
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    sizes = [300_000, None, None]
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config).build()[0]
+
+
+def modules_of_second_call(call: Callable[[int], Any]) -> set[str]:
+    call(0)
+    with modules_called() as files:
+        call(1)
+    return files
+
+
+def measure(bucket: str, directory: str) -> dict[str, set[str]]:
+    """Return the modules of each call in LIMITS."""
+    found = {}
+    for name in ("warm up", "cold build"):
+        prefix = f"{bucket}/{name.replace(' ', '-')}"
+        write_data(prefix)
+        with modules_called() as found[name]:
+            build(prefix, f"{bucket}/cache")
+    with modules_called() as found["build with cached index"]:
+        dataset = build(prefix, f"{bucket}/cache")
+    found["dataset[i]"] = modules_of_second_call(lambda number: dataset[number])
+    found["batch of 8"] = modules_of_second_call(
+        lambda number: dataset.__getitems__([*range(8 * number, 8 * number + 8)])
+    )
+    return {name: found[name] for name in LIMITS}
+
+
+def main() -> int:
+    # Before any thread starts: Python 3.11 cannot set the profile function of a running thread.
+    threading.setprofile(record)
+    sys.setprofile(record)
+    with tempfile.TemporaryDirectory() as directory, s3_server(Path(directory, "server")) as server:
+        os.environ["BINIDX_INDEX_DIR"] = f"{directory}/node"
+        with server.in_environment():
+            found = measure(server.make_bucket("depth"), directory)
+    for name, files in found.items():
+        print(f"{name}: {len(files)} modules (limit {LIMITS[name]})")
+        if "--list" in sys.argv:
+            print(*(f"    {each}" for each in sorted(files)), sep="\n")
+    sys.setprofile(None)
+    return int(any(len(files) > LIMITS[name] for name, files in found.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
