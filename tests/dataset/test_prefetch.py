@@ -17,7 +17,7 @@ from servers.latency_proxy import latency_proxy
 import binidx
 from binidx.errors import FormatError
 from binidx.format.idx import parse_index
-from binidx.index.cache import prefetch
+from binidx.index.cache import index_files
 from binidx.native import token_files
 from binidx.storage.writing.publish import create_object, read_small
 
@@ -26,7 +26,7 @@ DOCUMENTS = [Document([n % 100] * (3 + n % 5), [3 + n % 5], []) for n in range(2
 
 @pytest.fixture(autouse=True)
 def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "LARGE_BYTES", 0)
+    monkeypatch.setattr(index_files, "LARGE_BYTES", 0)
 
 
 @pytest.fixture

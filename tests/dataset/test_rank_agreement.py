@@ -112,18 +112,18 @@ def test_all_go_on_together_when_all_are_done_as_often_as_they_come() -> None:
 
 
 def test_a_rank_that_is_killed_is_missed_by_all() -> None:
-    how = {"SILENT_SECONDS": 5, "BEAT_SECONDS": 0.3, "LOOK_SECONDS": 0.3}
+    how = {"HEARTBEAT_TIMEOUT_SECONDS": 5, "HEARTBEAT_SECONDS": 0.3, "POLL_SECONDS": 0.3}
     found = outcome(4, {**how, "else": {}, "2": {"sleep": 0.5, "kill": True}})
     assert [each["error"] for each in found] == ["PeerError", "PeerError", "killed", "PeerError"]
     for each in found:
         if each["rank"] != 2:
             assert "rank 2 (" in each["text"]
-            assert "has not been heard of" in each["text"]
+            assert "no heartbeat for" in each["text"]
             assert each["seconds"] < 0.5 + 2 + 200
 
 
 def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all() -> None:
-    how = {"BEAT_SECONDS": 0.3, "LOOK_SECONDS": 0.3}
+    how = {"HEARTBEAT_SECONDS": 0.3, "POLL_SECONDS": 0.3}
     found = outcome(3, {**how, "else": {"wait": 6000}, "0": {"sleep": 0.5, "kill": True}})
     assert [each["error"] for each in found] == ["killed", "PeerError", "PeerError"]
     for each in found[1:]:
@@ -132,11 +132,11 @@ def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all() -> None:
 
 
 def test_a_rank_that_never_comes_is_not_waited_for() -> None:
-    found = outcome(3, {"LATE_SECONDS": 1, "else": {}, "2": {"absent": 10}})
+    found = outcome(3, {"ABSENT_SECONDS": 1, "else": {}, "2": {"absent": 10}})
     assert [each["error"] for each in found] == [None] * 3
     for each in found[:2]:
         assert each["seconds"] < 1 + 7
-        assert "1 of 3 ranks have not come to build their datasets" in each["log"]
+        assert "1 of 3 ranks have not entered build()" in each["log"]
 
 
 def test_without_a_process_group_it_is_a_plain_block() -> None:

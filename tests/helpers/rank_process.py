@@ -49,7 +49,7 @@ def act(how: dict[str, Any]) -> None:
 
 def main(how: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
-    for name in ("SILENT_SECONDS", "LATE_SECONDS", "BEAT_SECONDS", "LOOK_SECONDS"):
+    for name in ("HEARTBEAT_TIMEOUT_SECONDS", "ABSENT_SECONDS", "HEARTBEAT_SECONDS", "POLL_SECONDS"):
         setattr(rank_agreement, name, how.get(name, getattr(rank_agreement, name)))
     rank = int(os.environ["RANK"])
     place = f"file://{os.environ['STORE']}" if "STORE" in os.environ else "env://"

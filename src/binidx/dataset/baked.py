@@ -1,13 +1,8 @@
-"""Samples of a baked run: their tokens lie in the order in which they are consumed, each step in one stretch.
+"""Dataset of a baked run: its samples, stored in the order in which the run consumes them.
 
-    DIR/baked.json                       what was baked; written first
-    DIR/{first:012d}.bin .idx            samples from position `first` on, a sequence each: S tokens and the one after
-    DIR/{first:012d}-dataset_id.npy      of a blend: which dataset each sample is of
-
-Sample i here is what the run's loaders served at position i (samples consumed before it), whatever their sampler was:
-read it with the "single" one, from any `consumed_samples`, on any number of ranks.
-
-Source: ours.
+DIR/baked.json                       description; written first
+DIR/{first:012d}.bin .idx            samples from position `first` on, a sequence each: S tokens and the next one
+DIR/{first:012d}-dataset_id.npy      of a blend: the dataset of each sample
 """
 
 from __future__ import annotations
@@ -37,14 +32,14 @@ OPENED_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Baked:
-    """What `baked.json` says.
+    """Contents of `baked.json`.
 
     Attributes:
-        fingerprint: of the order that was baked.
-        first, stop: positions of the run that are here.
-        samples_per_part: in each pair of files but the last.
+        fingerprint: identity of the order that was baked.
+        first, stop: positions of the run that are stored.
+        samples_per_part: samples in each pair of files but the last.
         sequence_length: S.
-        add_extra_token: whether the token after is stored, too.
+        add_extra_token: whether the token after each sample is stored, too.
         blended: whether the samples have a dataset_id.
     """
 
@@ -57,24 +52,24 @@ class Baked:
     blended: bool
 
     def parts(self) -> list[range]:
-        """The positions of each part."""
+        """Return the positions of each part."""
         firsts = range(self.first, self.stop, self.samples_per_part)
         return [range(first, min(first + self.samples_per_part, self.stop)) for first in firsts]
 
     @property
     def stored_length(self) -> int:
-        """Tokens of each sample."""
+        """Number of stored tokens of each sample."""
         return self.sequence_length + self.add_extra_token
 
     def format(self) -> bytes:
         return (json.dumps({**BAKED_FILE.tags, **asdict(self)}, indent=1) + "\n").encode()
 
 
-BAKED_FILE = JsonFile(Baked, {"binidx": "baked", "version": 1}, hint="needed what binidx bake writes")
+BAKED_FILE = JsonFile(Baked, {"binidx": "baked", "version": 1}, hint="needs a file written by binidx bake")
 
 
 def read_baked(uri: str, storage_options: Mapping[str, Any] | None) -> Baked:
-    """The description under a URI. Raises FormatError where it is none."""
+    """Read a `baked.json`; raise FormatError if it is none."""
     return BAKED_FILE.decode(read_document(BAKED_FILE, uri, storage_options), uri)
 
 
@@ -83,10 +78,10 @@ def part_prefix(directory: str, part: range) -> str:
 
 
 class BakedPart(GPTDataset):
-    """The samples of one pair of files, each a sequence of its own."""
+    """Samples of one pair of files, each one stored sequence."""
 
     def _load_or_build(self) -> dict[str, NDArray[Any]]:
-        """Rows 2 j and 2 j + 1 are where sample j starts and where its tokens end; it is served as number j."""
+        """Return trivial arrays: sample j is served as number j, and is all of sequence j (rows 2 j and 2 j + 1)."""
         count, length = len(self.dataset), self.config.sequence_length
         rows = np.zeros((2 * count, 2), np.int32)
         rows[:, 0] = np.repeat(np.arange(count), 2)
@@ -99,18 +94,26 @@ class BakedPart(GPTDataset):
 
 
 class BakedDataset:
-    """A baked run, as the dataset that it was baked from would be read in its order.
+    """Dataset of a run that `binidx bake` has stored in the order of its steps.
+
+    Sample i is the one that the run's loaders served at position i (after i consumed samples), with any sampler. Read
+    it with the "single" sampler, from any `consumed_samples`, on any number of ranks. `len()` is one past the last
+    position; positions before the first stored one are an IndexError.
 
     Args:
-        directory: URI that `binidx bake` wrote.
-        config: of the run. Its blend is not opened; its sequence_length, extra token and masks must be the run's.
-
-    `len()` is the position after the last one here; what lies before the first is an IndexError.
+        directory: URI of the baked run.
+        config: config of the run. Its blend is not opened; sequence_length, extra token and masks must be the run's.
 
     Raises:
         ConfigError: the config has another sequence_length or extra token.
-        FormatError: the description is none, or a part has other samples than it says.
-        ObjectNotFoundError: the description or a part is missing: the bake is not done.
+        FormatError: the description is invalid, or a part contradicts it.
+        ObjectNotFoundError: the description or a part is missing: the bake has not finished.
+
+    Example:
+        >>> dataset = binidx.BakedDataset("s3://corpus/baked", config)
+        >>> batch = dataset.__getitems__(range(1000, 1008))
+
+    Source: ours.
     """
 
     RECORDED_NAME: ClassVar[str] = "BakedDataset"
@@ -131,17 +134,21 @@ class BakedDataset:
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, idxs: Sequence[int]) -> Sequence[Sample]:
-        """The samples at these positions, read in one go."""
+        """Return the samples at these positions, read at once.
+
+        Raises:
+            IndexError: a position is not stored.
+        """
         positions = np.asarray(idxs, np.int64)
         if len(positions) and not (self.baked.first <= positions.min() and positions.max() < self.baked.stop):
             raise IndexError(
-                f"{self.directory}: positions {list(idxs)}, it has {self.baked.first} to {self.baked.stop}"
+                f"{self.directory}: positions {list(idxs)} not stored (found {self.baked.first} to {self.baked.stop})"
             )
-        part, place = np.divmod(positions - self.baked.first, self.baked.samples_per_part)
+        part, number_in_part = np.divmod(positions - self.baked.first, self.baked.samples_per_part)
         requests = []
         for number in np.unique(part).tolist():
             rows = np.flatnonzero(part == number)
-            requests.append((self.parts[number], place[rows].tolist(), rows.tolist()))
+            requests.append((self.parts[number], number_in_part[rows].tolist(), rows.tolist()))
         samples = BakedPart.read_batch(requests, len(positions))
         if self.dataset_ids is None or not isinstance(samples, Samples):
             return samples
@@ -149,10 +156,10 @@ class BakedDataset:
         return Samples(len(positions), samples.columns, samples.shared, ids)
 
     def _check_config(self, uri: str) -> None:
-        asked = (self.config.sequence_length, self.config.add_extra_token_to_sequence)
-        has = (self.baked.sequence_length, self.baked.add_extra_token)
-        if asked != has:
-            raise ConfigError(f"{uri}: sequence_length and extra token {has}, the config asks {asked}; bake it again")
+        needed = (self.config.sequence_length, self.config.add_extra_token_to_sequence)
+        found = (self.baked.sequence_length, self.baked.add_extra_token)
+        if needed != found:
+            raise ConfigError(f"{uri}: sequence_length and extra token (found {found}, need {needed}); bake it again")
 
     def _open(self, part: range) -> BakedPart:
         prefix = part_prefix(self.directory, part)
@@ -160,7 +167,7 @@ class BakedDataset:
         lengths = stored.sequence_lengths
         if len(lengths) != len(part) or (lengths != self.baked.stored_length).any():
             needed = f"{len(part)} of {self.baked.stored_length} tokens"
-            raise FormatError(f"{prefix}.idx: {len(lengths)} sequences, the baked run has {needed}")
+            raise FormatError(f"{prefix}.idx: wrong sequences (found {len(lengths)}, need {needed}); bake it again")
         return BakedPart(stored, prefix, np.arange(len(part), dtype=np.int32), None, Split.train, self.config)
 
     def _dataset_ids(self) -> NDArray[np.int16]:
@@ -169,7 +176,7 @@ class BakedDataset:
             found = list(threads.map(lambda uri: parse_npy(_read(uri, self.config.storage_options)), uris))
         ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *found])
         if len(ids) != self.baked.stop - self.baked.first:
-            raise FormatError(f"{self.directory}: {len(ids)} dataset ids, needs one for each sample")
+            raise FormatError(f"{self.directory}: {len(ids)} dataset ids, need one for each sample; bake it again")
         return ids
 
 

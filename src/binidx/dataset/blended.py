@@ -161,14 +161,18 @@ class BlendedDataset(Identified):
     def _build(self, writer: ArrayWriter) -> None:
         size = sum(map(int, self.weights)) if self.size is None else self.size
         with (
-            writer.array("dataset_index", (size,), np.int16) as datasets,
+            writer.array("dataset_index", (size,), np.int16) as ids,
             writer.array("dataset_sample_index", (size,), np.int64) as samples,
         ):
-            out, threads = (datasets, samples), self.config.num_dataset_builder_threads
-            if self.size is None:
-                build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
-            else:
-                build_blend_index(np.asarray(self.weights, np.float64), size, num_threads=threads, out=out)
+            self._fill(writer, ids, samples)
+
+    def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
+        """Write the dataset and the sample of each row."""
+        out, threads = (ids, samples), self.config.num_dataset_builder_threads
+        if self.size is None:
+            build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
+        else:
+            build_blend_index(np.asarray(self.weights, np.float64), self.size, num_threads=threads, out=out)
 
     def _check_foreign(self, arrays: Arrays) -> None:
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)

@@ -1,6 +1,6 @@
-"""The only file of this layer that imports torch: arrays become tensors and samples; the group and its store.
+"""Tensors, samples and process groups: the only module of this layer that imports torch.
 
-It does so when the first tensor is made: whoever asks only for the order of samples waits no second for it.
+torch is imported when the first tensor is made: reading the order of samples alone does not cost that second.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ if TYPE_CHECKING:
 
 
 Tensor: TypeAlias = "torch.Tensor"
-
-
 Sample: TypeAlias = "dict[str, torch.Tensor | np.generic]"
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """The same memory as a tensor."""
+    """Return a tensor that shares the array's memory."""
     import torch
 
     return torch.from_numpy(array)
 
 
 def is_distributed() -> bool:
-    """Whether `torch.distributed` has a process group; without torch there is none."""
+    """Return whether `torch.distributed` has a process group; False if torch was never imported."""
     if "torch" not in sys.modules:
         return False
     import torch.distributed
@@ -41,7 +39,7 @@ def is_distributed() -> bool:
 
 
 def world_size() -> int:
-    """Processes in the group, or those that a launcher such as torchrun speaks of; 1 without either."""
+    """Return the size of the process group, or WORLD_SIZE of a launcher such as torchrun; 1 without either."""
     if is_distributed():
         import torch.distributed
 
@@ -50,7 +48,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Of this process in the group, or as a launcher numbers it; 0 without either."""
+    """Return the rank of this process in the group, or RANK of a launcher; 0 without either."""
     if is_distributed():
         import torch.distributed
 
@@ -59,7 +57,7 @@ def rank() -> int:
 
 
 class Store(Protocol):
-    """What of torch's key-value stores is used; any of them, from several threads."""
+    """Methods of torch's key-value stores that the package uses, from several threads."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -69,9 +67,9 @@ class Store(Protocol):
 
 
 def group_store(name: str) -> tuple[Store, int, int] | None:
-    """The store that the process group was made with, for keys of this name; this rank, and how many there are.
+    """Return the process group's key-value store for keys of this name, this rank, and the number of ranks.
 
-    None where there are no others, or no store, as with MPI.
+    None if there are no other ranks, or no store, as with MPI.
     """
     if not is_distributed():
         return None
@@ -79,10 +77,10 @@ def group_store(name: str) -> tuple[Store, int, int] | None:
 
     if torch.distributed.get_world_size() == 1:
         return None
-    from torch.distributed import distributed_c10d  # which a torch without distributed does not have
+    from torch.distributed import distributed_c10d  # missing in a torch without distributed
 
     try:
-        # Torch has no public way to it.
+        # torch has no public function for it.
         store = distributed_c10d.PrefixStore(name, distributed_c10d._get_default_store())
     except Exception:
         return None
@@ -90,7 +88,7 @@ def group_store(name: str) -> tuple[Store, int, int] | None:
 
 
 def reading_worker() -> tuple[int, int]:
-    """Which of the DataLoader's workers this process is, and how many there are; 0 of 1 where the trainer reads."""
+    """Return the number of this DataLoader worker and of all workers; (0, 1) in the trainer's process."""
     if "torch" not in sys.modules:
         return 0, 1
     import torch.utils.data
@@ -100,7 +98,7 @@ def reading_worker() -> tuple[int, int]:
 
 
 def seed_generators(seed: int) -> None:
-    """The global generators of torch, NumPy and random."""
+    """Seed the global generators of torch, NumPy and random."""
     import torch
 
     torch.manual_seed(seed)
@@ -109,7 +107,7 @@ def seed_generators(seed: int) -> None:
 
 
 def shared_zeros(*shape: int) -> torch.Tensor:
-    """float64 in memory that stays the same in workers, forked or spawned."""
+    """Return float64 zeros in memory shared with workers, forked or spawned."""
     import torch
 
     zeros = torch.zeros(*shape, dtype=torch.float64)
@@ -118,13 +116,13 @@ def shared_zeros(*shape: int) -> torch.Tensor:
 
 
 class Samples(Sequence["Sample"]):
-    """The samples of a micro-batch that is laid out already: its rows one by one, or all of it with nothing to stack.
+    """Samples of a micro-batch that are rows of shared tensors, so that stacking them costs nothing.
 
     Args:
         num_samples: B.
-        columns: for each key the tensor whose rows the samples have, (B, ...), or the one that all of them share.
-        shared: the keys whose tensor all samples share.
-        numbers: for each of these keys a number a sample, shape (B,), given as NumPy scalars.
+        columns: for each key a tensor of shape (B, ...), or one that all samples share.
+        shared: keys of the tensors that all samples share.
+        numbers: for each further key one number per sample, shape (B,), served as NumPy scalars.
     """
 
     def __init__(
@@ -151,14 +149,14 @@ class Samples(Sequence["Sample"]):
             start, stop, step = row.indices(len(self))
             return self.part(start, stop) if step == 1 else [self[each] for each in range(start, stop, step)]
         if not -len(self) <= row < len(self):
-            raise IndexError(f"sample {row} of {len(self)}")
+            raise IndexError(f"sample {row}: out of range (there are {len(self)})")
         sample: Sample = {name: numbers[row] for name, numbers in self.numbers.items()}
         for name, column in self.columns.items():
             sample[name] = column if name in self.shared else column[row]
         return sample
 
     def part(self, start: int, stop: int) -> Samples:
-        """Samples of neighbouring rows, a batch of their own over the same memory."""
+        """Return the samples of consecutive rows, over the same memory."""
         rows = slice(start, max(start, stop))
         columns = {name: each if name in self.shared else each[rows] for name, each in self.columns.items()}
         numbers = {name: each[rows] for name, each in self.numbers.items()}
@@ -166,12 +164,12 @@ class Samples(Sequence["Sample"]):
 
     @property
     def num_bytes(self) -> int:
-        """What the samples hold in memory; what all share is not theirs."""
+        """Bytes of the samples, without tensors that all share."""
         own = [column.nbytes for name, column in self.columns.items() if name not in self.shared]
         return sum(own) + sum(numbers.nbytes for numbers in self.numbers.values())
 
     def stack(self) -> dict[str, Tensor]:
-        """The batch, as torch's `default_collate` would make it."""
+        """Return the batch that torch's `default_collate` would make."""
         batch = {name: as_tensor(numbers) for name, numbers in self.numbers.items()}
         for name, column in self.columns.items():
             batch[name] = column.expand(len(self), *column.shape).clone() if name in self.shared else column

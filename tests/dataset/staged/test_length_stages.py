@@ -98,13 +98,13 @@ def test_the_order_of_parts_is_the_model(parts: int, group: int, windows: int) -
 @pytest.mark.parametrize(
     ("stages", "needed"),
     [
-        ([], "there are"),
-        ([LengthStage(7, 10)], "a length that divides 24"),
-        ([LengthStage(48, 10)], "a length that divides 24"),
-        ([LengthStage(0, 10)], "a length that divides 24"),
-        ([LengthStage(6, 10)], "needs whole windows, such as 8"),
-        ([LengthStage(6, 0)], "needs whole windows, such as 4"),
-        ([LengthStage(24, 100000)], "that need 100000 windows of 24"),
+        ([], "windows of 24, 0 stages"),
+        ([LengthStage(7, 10)], "need a divisor of 24"),
+        ([LengthStage(48, 10)], "need a divisor of 24"),
+        ([LengthStage(0, 10)], "need a divisor of 24"),
+        ([LengthStage(6, 10)], "need whole windows of 4, such as 8"),
+        ([LengthStage(6, 0)], "need whole windows of 4, such as 4"),
+        ([LengthStage(24, 100000)], "windows of 24, 1 stages need 100000"),
     ],
 )
 def test_impossible_stages_are_refused(prefixes: list[str], stages: list[LengthStage], needed: str) -> None:

@@ -112,7 +112,7 @@ def test_a_spent_source_begins_a_round_in_another_order(prefixes: list[str]) -> 
     assert len(staged.datasets) > 1
     assert staged.datasets[1].config.random_seed == 4
     assert tokens(staged[0]) != tokens(staged[epoch])
-    assert "more rounds of sources that were spent" in staged.proof
+    assert "more rounds of exhausted sources" in staged.proof
 
 
 def test_batches_are_the_samples_one_by_one(prefixes: list[str]) -> None:
@@ -186,9 +186,9 @@ def test_a_fault_at_a_seam_is_found(prefixes: list[str], fault: str) -> None:
     ("arguments", "needed"),
     [
         (((["a", "b"], None), 5), "found no weights"),
-        (((["a"], [1.0]), 0), "found 0 samples"),
-        (((["a"], [1.0]), 5, 4), "found 5 samples of 4 planned"),
-        (((["a", "a"], [1.0, 1.0]), 5), "twice"),
+        (((["a"], [1.0]), 0), "num_samples is 0"),
+        (((["a"], [1.0]), 5, 4), "num_samples is 5, need 1 to 4"),
+        (((["a", "a"], [1.0, 1.0]), 5), "a prefix repeats"),
         ((([], []), 5), "no prefix"),
     ],
 )

@@ -78,7 +78,7 @@ def test_some_steps_of_a_run_are_baked_where_they_stand(tmp_path: Path) -> None:
     bake(order, f"{tmp_path}/baked", plan_bake(order, range(3, 6)))
     dataset = BakedDataset(f"{tmp_path}/baked", order.dataset.config)
     assert_same_batches(batches(dataset, 12, 1, 2, 1), batches(order.dataset, 12, 1, 2, 1)[:6])
-    with pytest.raises(IndexError, match="it has 12 to 24"):
+    with pytest.raises(IndexError, match="found 12 to 24"):
         dataset[11]
 
 
@@ -115,11 +115,11 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ObjectExistsError, match="another run was baked here"):
         bake(order, where, plan_bake(order, range(5)))
     longer = replace(order.dataset.config, sequence_length=99)
-    with pytest.raises(ConfigError, match="the config asks \\(99"):
+    with pytest.raises(ConfigError, match="need \\(99"):
         BakedDataset(where, longer)
     Path(f"{where}/baked.json").write_text("{}")
     with pytest.raises(
-        FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needed what binidx bake writes"
+        FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needs a file written by binidx bake"
     ):
         BakedDataset(where, order.dataset.config)
     with pytest.raises(IndexError, match="steps 0 to 9999"):

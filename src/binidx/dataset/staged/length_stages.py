@@ -1,15 +1,14 @@
-"""A run whose sequence length changes on the way: short samples first, long ones later, and no token lost or repeated.
+"""Dataset whose sequence length changes during a run, without losing or repeating a token.
 
     windows of 8,192 tokens      0 1 2 3 4 5 6 7 | 8 9 10 11 ..        in the order of the run of that length
     stage 0, 2,048               4 samples each  |
     stage 1, 8,192                               | one sample each
 
-The order is that of the longest length: a stage takes the next of its windows, and cuts each into samples of its own
-length. So the documents are those of the run of 8,192 tokens at every moment, and its seam is between two windows.
+The order is that of the longest length: each stage takes the next windows of it, and cuts each into samples of its own
+length. So the documents served up to any window are those of the run of 8,192 tokens.
 
-The rows of all stages, 10 bytes a sample, and where the samples of each length start, 12, are mapped from the cache as
-other indices are; they are made and checked a few groups of windows at a time. Without a `path_to_cache` the rows are
-memory of each rank, as those of a plain blend.
+The rows of all stages, 10 bytes a sample, and the starts of the samples of each length, 12 bytes, are cached and mapped
+like other indices; they are written and checked a few groups of windows at a time.
 """
 
 from __future__ import annotations
@@ -36,25 +35,31 @@ from binidx.index.documents import fill_numbers
 from binidx.index.gpt_indices import build_window_order
 
 MIXED_WINDOWS = 1024
-"""Windows whose parts are served in turn."""
+"""Windows whose parts are interleaved."""
 
 AT_ONCE = 1 << 18
-"""Samples that are made and checked together, unless a group has more."""
+"""Samples that are written and checked together, unless a group has more."""
 
 SOURCE_BITS = 48
-"""Above the numbers of samples."""
+"""Bits of a sample number below the number of its source."""
 
-MADE_ONCE = ("_orders", "recipe", "_plan", "unique_description", "unique_description_hash")
-"""What a dataset keeps that depends on its length."""
+LENGTH_ATTRIBUTES = ("_orders", "recipe", "_plan", "unique_description", "unique_description_hash")
+"""Computed attributes of a dataset that depend on its sequence length."""
 
 
 @dataclass(frozen=True)
 class LengthStage:
-    """One stretch of the run.
+    """One stage of a `LengthStagedDataset`.
 
     Args:
-        sequence_length: of its samples; divides the length of the windows.
-        num_samples: whole windows of them. For full batches at the seam, a multiple of the global batch size as well.
+        sequence_length: length of its samples; must divide the length of the windows.
+        num_samples: number of samples; must fill whole windows. For full batches at the change, it should be a multiple
+            of the global batch size, too.
+
+    Example:
+        >>> binidx.LengthStage(sequence_length=2048, num_samples=4_000_000)
+
+    Source: ours.
     """
 
     sequence_length: int
@@ -62,14 +67,14 @@ class LengthStage:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Samples of whole groups of windows.
+class WindowGroups:
+    """Samples of some groups of windows.
 
     Args:
-        rows: where they are among all.
-        windows: those that are to be served.
-        parts: samples of a window.
-        window, part: of each sample.
+        rows: their rows among all samples.
+        windows: the windows that must be served.
+        parts: samples per window.
+        window, part: window and part in it of each sample.
     """
 
     stage: LengthStage
@@ -81,15 +86,20 @@ class Stretch:
 
 
 class LengthStagedDataset(BlendedDataset):
-    """The samples of all stages, one after the other: a `BlendedDataset` whose datasets are sources at a length.
+    """Samples of several lengths, stage after stage: a `BlendedDataset` whose datasets are sources cut to a length.
 
     Args:
         windows: a `GPTDataset`, or a blend of them, built for the longest length.
-        stages: in their order; together no more windows than there are.
-        mixed_windows: windows whose parts are served in turn, so that neighbours come apart.
+        stages: stages in their order; together no more windows than there are.
+        mixed_windows: number of windows whose parts are interleaved, so that parts of a window are not neighbours.
 
     Raises:
-        ConfigError: a length that does not divide the windows', a stage that ends inside a window, too many samples.
+        ConfigError: a length does not divide that of the windows, a stage ends inside a window, or there are too few
+            windows.
+
+    Example:
+        >>> stages = [binidx.LengthStage(2048, 4_000_000), binidx.LengthStage(8192, 1_000_000)]
+        >>> dataset = binidx.LengthStagedDataset(train, stages)
 
     Source: ours.
     """
@@ -128,34 +138,29 @@ class LengthStagedDataset(BlendedDataset):
         return [self.mixed_windows, *((stage.sequence_length, stage.num_samples) for stage in self.stages)]
 
     def _fingerprint(self) -> dict[str, Any]:
-        """The windows, whose order is that of their data too."""
+        """Return the identity of the windows, which includes that of their data."""
         order = json.dumps(self.windows.order_identity, sort_keys=True, default=str)
         return {"windows": xxhash.xxh3_128_hexdigest(order.encode())}
 
-    def _build(self, writer: ArrayWriter) -> None:
-        size = sum(stage.num_samples for stage in self.stages)
-        with (
-            writer.array("dataset_index", (size,), np.int16) as ids,
-            writer.array("dataset_sample_index", (size,), np.int64) as samples,
-        ):
-            for each in self._stretches():
-                source, place = _windows_of(self.windows, each.window)
-                ids[each.rows] = self._first_of[each.stage.sequence_length] + source
-                samples[each.rows] = place * each.parts + each.part
+    def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
+        for each in self._groups():
+            source, number = _locate_windows(self.windows, each.window)
+            ids[each.rows] = self._first_of[each.stage.sequence_length] + source
+            samples[each.rows] = number * each.parts + each.part
 
     def check(self) -> None:
-        """Raise BlendError unless each stage serves every part of its windows once, and of no others."""
+        """Raise BlendError unless each stage serves every part of its windows once, and no other parts."""
         num_sources = len(self.datasets) // len(self._first_of)
-        for each in self._stretches():
-            source, place = _windows_of(self.windows, np.arange(each.windows.start, each.windows.stop))
-            wanted = np.sort((source << SOURCE_BITS) + place * each.parts)[:, None] + np.arange(each.parts)
+        for each in self._groups():
+            source, number = _locate_windows(self.windows, np.arange(each.windows.start, each.windows.stop))
+            expected = np.sort((source << SOURCE_BITS) + number * each.parts)[:, None] + np.arange(each.parts)
             served = self.dataset_index[each.rows].astype(np.int64) % num_sources << SOURCE_BITS
             found = np.sort(served + self.dataset_sample_index[each.rows])
-            if (found != wanted.ravel()).any():
-                raise BlendError("stages: a window is skipped, or served twice; this is a fault of ours")
+            if (found != expected.ravel()).any():
+                raise BlendError("stages: a window is skipped, or served twice; please report this bug")
 
-    def _stretches(self) -> Iterator[Stretch]:
-        """All samples, some whole groups of windows at a time."""
+    def _groups(self) -> Iterator[WindowGroups]:
+        """Yield all samples, some groups of windows at a time."""
         first = begun = 0
         for stage in self.stages:
             parts = self.config.sequence_length // stage.sequence_length
@@ -164,35 +169,35 @@ class LengthStagedDataset(BlendedDataset):
                 window, part = build_window_order(stage.num_samples, parts, self.mixed_windows, rows)
                 windows = range(begun + rows.start // parts, begun + rows.stop // parts)
                 here = slice(first + rows.start, first + rows.stop)
-                yield Stretch(stage, here, windows, parts, begun + window, part)
+                yield WindowGroups(stage, here, windows, parts, begun + window, part)
             first, begun = first + stage.num_samples, begun + stage.num_samples // parts
 
 
 def check_stages(stages: Sequence[LengthStage], window_length: int, num_windows: int) -> None:
-    """Raise ConfigError unless every stage cuts whole windows, of which there are enough."""
+    """Raise ConfigError unless every stage fills whole windows, and there are enough windows."""
     used = 0
     for number, stage in enumerate(stages):
         parts, rest = divmod(window_length, max(stage.sequence_length, 1))
         if stage.sequence_length < 1 or rest or not parts:
             raise ConfigError(
-                f"stage {number}: samples of {stage.sequence_length}, needs a length that divides {window_length}, for "
-                "which the dataset was built"
+                f"stage {number}: found sequence_length {stage.sequence_length}, need a divisor of {window_length}, "
+                "the length of the windows"
             )
         if stage.num_samples < 1 or stage.num_samples % parts:
             raise ConfigError(
-                f"stage {number}: {stage.num_samples} samples, {parts} of which are a window; needs whole windows, "
+                f"stage {number}: found {stage.num_samples} samples, need whole windows of {parts}, "
                 f"such as {max(1, round(stage.num_samples / parts)) * parts}"
             )
         used += stage.num_samples // parts
     if not stages or used > num_windows:
-        raise ConfigError(f"stages: {len(stages)} that need {used} windows of {window_length}, there are {num_windows}")
+        raise ConfigError(f"stages: found {num_windows} windows of {window_length}, {len(stages)} stages need {used}")
 
 
 def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
-    """The same stream of documents in samples of another length, numbered as they come: not shuffled."""
+    """Return the same stream of documents in samples of another length, in stream order (not shuffled)."""
     config = windows.config
     cut = copy.copy(windows)
-    for name in MADE_ONCE:
+    for name in LENGTH_ATTRIBUTES:
         vars(cut).pop(name, None)
     cut.config = replace(config, sequence_length=sequence_length)
     cut.unique_identifiers = OrderedDict([*windows.unique_identifiers.items(), ("cut_to", sequence_length)])
@@ -202,7 +207,7 @@ def cut_dataset(windows: GPTDataset, sequence_length: int) -> GPTDataset:
 
 
 def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
-    """Where its samples start, and the numbers 0, 1, 2, ... as their order."""
+    """Return the starts of its samples, and 0, 1, 2, ... as their order."""
     config = cut.config
 
     def build(writer: ArrayWriter) -> None:
@@ -222,19 +227,18 @@ def _load_or_build_cut(cut: GPTDataset, windows: GPTDataset) -> Arrays:
     if windows._is_small() and not config.cache_small_indices:
         build(writer := ArrayWriter())
         return writer.arrays
-    cache = replace(cut._cache, order=None, trusted=None)  # no index of another name is the same, nor Megatron's
+    cache = replace(cut._cache, order=None, trusted=None)  # neither an equal order nor Megatron has such arrays
     fingerprint = {**windows._fingerprint(), **windows._order().fields, "cut_to": config.sequence_length}
     return cache.load_or_build(cut.unique_description, fingerprint, ("sample_index", "shuffle_index"), build)
 
 
-def _windows_of(windows: Any, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The source of each window, and where it lies in the source's stream: its number before the shuffle."""
+def _locate_windows(windows: Any, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the source of each window, and its number in the source's stream, before the shuffle."""
     if not isinstance(windows, BlendedDataset):
         return np.zeros_like(numbers), windows.shuffle_index[numbers].astype(np.int64)
-    source = windows.dataset_index[numbers].astype(np.int64)
-    sample = windows.dataset_sample_index[numbers]
-    place = np.empty_like(sample)
+    source, sample = windows.dataset_index[numbers].astype(np.int64), windows.dataset_sample_index[numbers]
+    in_stream = np.empty_like(sample)
     for each, dataset in enumerate(windows.datasets):
         here = source == each
-        place[here] = cast(GPTDataset, dataset).shuffle_index[sample[here]]
-    return source, place
+        in_stream[here] = cast(GPTDataset, dataset).shuffle_index[sample[here]]
+    return source, in_stream

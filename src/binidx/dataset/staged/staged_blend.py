@@ -1,4 +1,4 @@
-"""Blends that change at given samples: other weights, sources that join or leave, and nothing lost at the seams.
+"""Blend whose weights and sources change at given samples.
 
     sample          0            1,000,000              1,500,000
     stage           0 ..........|1 ....................|2 ...
@@ -6,19 +6,19 @@
     code 0.3        0 .. 299,999| 0.3   300,000 ..     | 0.5
     math            -           | 0.2   0 ..           | 0.5
 
-Each source goes on where it was: stage 1 begins with sample 700,000 of `en`. A stage draws by the rule of Megatron's
-blend, as if it were a run of its own. So the samples of stage 0 are those of the run without stages: one that trains
-already can be given another stage.
+Each source continues where the stage before left it: stage 1 begins with sample 700,000 of `en`. A stage draws like a
+run of its own with Megatron's blend, so the samples of stage 0 are those of the run without stages, and a run that has
+started can get another stage.
 
-When a source has served all of its samples, it begins another round: all of it again in an order of its own, of
-random_seed + the number of the round. (To ask for more epochs of the first round would change the order of what was
-served.) So a source repeats no sample of an epoch before it has served every one of it.
+A source that has served all of its samples begins another round: all samples again, in the order of random_seed + the
+number of the round. (More epochs in the first round would change the order of samples already served.) So no sample of
+an epoch repeats before all of them were served.
 
-    counts    of each stage, how many of each source it planned and serves: which rounds there are
-    rows      (dataset, sample) of all stages, 10 bytes a sample: mapped from the cache, as those of a plain blend
+    counts    planned and served samples of each source in each stage; they determine the rounds
+    rows      (dataset, sample) of all samples, 10 bytes each, cached like those of a plain blend
 
-Who builds them draws each stage anew, in a file without a name, and both are made and checked in blocks. So with a
-`path_to_cache` a rank has no anonymous memory for them but some MiB; without one, 10 bytes a sample.
+The build draws each stage again, into an unnamed file, and writes and checks rows in blocks. With a `path_to_cache` a
+rank needs a few MiB of memory for them; without one, 10 bytes a sample.
 """
 
 from __future__ import annotations
@@ -40,29 +40,35 @@ from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 
 COUNTS_NAME = "Stage"
-"""In the names of cached counts."""
+"""Part of the names of cached counts."""
 
 AT_ONCE = 1 << 18
-"""Rows that are made and checked together: some 40 bytes each."""
+"""Rows that are written and checked together: 40 bytes each."""
 
 COUNTED_HERE = 1 << 22
-"""Samples of a stage that are drawn sooner than their counts are fetched: 20 ms."""
+"""Samples of a stage below which counts are not cached: they are drawn in 20 ms, sooner than fetched."""
 
 
 class StagedBlendedDataset(BlendedDataset):
-    """A blend in stages: a `BlendedDataset` whose datasets are the rounds of its sources.
+    """Blend in stages: a `BlendedDataset` whose datasets are the rounds of its sources.
 
     Args:
-        cls: the kind of dataset, such as `GPTDataset`.
-        stages: in their order.
-        config: `random_seed`, `split` and so on; its own blend is not read. With `blend_per_split` a source is whole.
-        split: which split of the sources.
+        cls: kind of dataset, such as `GPTDataset`.
+        stages: stages in their order.
+        config: options of the run; its own blend is ignored. With `blend_per_split` a source is served whole.
+        split: split of the sources.
 
     Attributes:
-        seams: where each stage begins; `proof` says it in words.
+        seams: begin of each stage; `proof` describes them.
 
     Raises:
         BlendError: a source has no sample in this split.
+        ConfigError: there are no stages.
+
+    Example:
+        >>> binidx.StagedBlendedDataset(binidx.GPTDataset, [
+        ...     binidx.Stage((["en", "code"], [0.7, 0.3]), 1_000_000),
+        ...     binidx.Stage((["en", "code", "math"], [0.5, 0.3, 0.2]), 500_000)], config)
 
     Source: ours; the first stage's samples are Megatron Core's for `planned_samples`.
     """
@@ -77,11 +83,11 @@ class StagedBlendedDataset(BlendedDataset):
         split: Split = Split.train,
     ) -> None:
         if not stages:
-            raise ConfigError("stages: found none, needs at least one")
+            raise ConfigError("stages: found none, need at least one")
         self.stages, self.config, self.split = tuple(stages), config, split
         self._sources = Sources(cls, config, split)
         counts = [self._counts(stage) for stage in self.stages]
-        self.seams = self._sources.seams_of(self.stages, counts, self.build_context)
+        self.seams = self._sources.add_stages(self.stages, counts, self.build_context)
         self.datasets = self._sources.datasets
         self.size = sum(stage.num_samples for stage in self.stages)
         self.weights = self.stages[0].shares
@@ -103,16 +109,16 @@ class StagedBlendedDataset(BlendedDataset):
         return [(stage.blend[0], stage.shares, stage.num_samples, stage.planned) for stage in self.stages]
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Where a source ends another round begins."""
+        """Return the lengths of the rounds: another round begins where one ends."""
         return {"lengths": [len(dataset) for dataset in self.datasets]}
 
     def _counts(self, stage: Stage) -> NDArray[np.int64]:
-        """`Stage.count`, cached where it is worth it."""
+        """Return `Stage.count`, cached for large stages."""
         threads = self.config.num_dataset_builder_threads
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
             return stage.count(ArrayWriter(), threads)
-        asked = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
-        description = describe(OrderedDict([("class", COUNTS_NAME), *asked.items()]))
+        fields = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
+        description = describe(OrderedDict([("class", COUNTS_NAME), *fields.items()]))
         name = f"{digest(description)}-{COUNTS_NAME}-{self.split.name}"
 
         def build(writer: ArrayWriter) -> None:
@@ -123,35 +129,30 @@ class StagedBlendedDataset(BlendedDataset):
         cache = IndexCache(self.config.path_to_cache, name, options, context=self.build_context)
         return cache.load_or_build(description, {}, ["counts"], build)["counts"]
 
-    def _build(self, writer: ArrayWriter) -> None:
-        size = sum(stage.num_samples for stage in self.stages)
-        with (
-            writer.array("dataset_index", (size,), np.int16) as ids,
-            writer.array("dataset_sample_index", (size,), np.int64) as samples,
-        ):
-            for stage, seam in zip(self.stages, self.seams, strict=True):
-                place = self._sources.place_of(stage, seam)
-                with stage.drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
-                    for rows in row_blocks(0, stage.num_samples, AT_ONCE):
-                        here = slice(seam.sample + rows.start, seam.sample + rows.stop)
-                        ids[here], samples[here] = place.rows(chosen[rows], numbers[rows])
+    def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
+        for stage, seam in zip(self.stages, self.seams, strict=True):
+            position = self._sources.position(stage, seam)
+            with stage.drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
+                for rows in row_blocks(0, stage.num_samples, AT_ONCE):
+                    target = slice(seam.sample + rows.start, seam.sample + rows.stop)
+                    ids[target], samples[target] = position.rows(chosen[rows], numbers[rows])
 
     def check(self) -> None:
-        """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in turn: none skipped, none twice."""
+        """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in order, each once."""
         seen = np.zeros(len(self.datasets), np.int64)
         for rows in row_blocks(0, len(self.dataset_index), AT_ONCE):
             ids = self.dataset_index[rows]
             counts = np.bincount(ids, minlength=len(seen))
-            due = np.repeat(seen + counts - np.cumsum(counts), counts) + np.arange(len(ids))
-            if (self.dataset_sample_index[rows][np.argsort(ids, kind="stable")] != due).any():
-                raise BlendError("stages: a source skips a sample or serves one twice; this is a fault of ours")
+            expected = np.repeat(seen + counts - np.cumsum(counts), counts) + np.arange(len(ids))
+            if (self.dataset_sample_index[rows][np.argsort(ids, kind="stable")] != expected).any():
+                raise BlendError("stages: a source skips a sample or serves one twice; please report this bug")
             seen += counts
         if any(count > len(dataset) for count, dataset in zip(seen.tolist(), self.datasets, strict=True)):
-            raise BlendError("stages: a source serves more samples than it has; this is a fault of ours")
+            raise BlendError("stages: a source serves more samples than it has; please report this bug")
 
     @cached_property
     def proof(self) -> str:
-        """What was checked, for people: each seam, and where each source goes on."""
+        """Description of the checked stages: begin of each stage, and the first sample of each source in it."""
         lines = []
         for number, (stage, seam) in enumerate(zip(self.stages, self.seams, strict=True)):
             lines.append(f"stage {number}: samples {seam.sample:,} to {seam.sample + stage.num_samples:,}")
@@ -161,6 +162,6 @@ class StagedBlendedDataset(BlendedDataset):
         rounds = len(self.datasets) - len({dataset.dataset_path for dataset in self.datasets})
         lines.append(
             f"checked: each of {self.size:,} samples is the next one of its source; none skipped, none twice"
-            + (f"; {rounds} more rounds of sources that were spent" if rounds else "")
+            + (f"; {rounds} more rounds of exhausted sources" if rounds else "")
         )
         return "\n".join(lines)

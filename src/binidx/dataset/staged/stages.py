@@ -1,7 +1,4 @@
-"""One stretch of a staged blend, and how it is drawn: see `staged`.
-
-The sources of a staged blend, in rounds, and where in them lies what a stage draws: see `staged`.
-"""
+"""Stages of a staged blend, and the datasets of their sources: see `staged_blend`."""
 
 from __future__ import annotations
 
@@ -25,16 +22,21 @@ from binidx.index.cache.build_context import BuildContext
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of a staged blend.
+    """One stage of a `StagedBlendedDataset`.
 
     Args:
-        blend: prefixes and weights; of a single prefix they may be None, as in the run that was begun so.
-        num_samples: samples that it serves before the next one begins.
-        planned_samples: of the run that this stage was begun as, if that was longer: its order is then that run's. By
-            default num_samples.
+        blend: prefixes and weights; weights may be None for a single prefix.
+        num_samples: number of samples before the next stage begins.
+        planned_samples: size of the run as which this stage was started, if that was larger: its order is then that
+            run's. By default num_samples.
 
     Raises:
-        ConfigError: no weights, or numbers that cannot be.
+        ConfigError: weights are missing, a prefix repeats, or a number is out of range.
+
+    Example:
+        >>> binidx.Stage((["s3://corpus/en", "s3://corpus/code"], [0.7, 0.3]), num_samples=1_000_000)
+
+    Source: ours.
     """
 
     blend: Blend
@@ -44,13 +46,11 @@ class Stage:
     def __post_init__(self) -> None:
         check_blend("stage", self.blend)
         if self.blend[1] is None and len(self.blend[0]) > 1:
-            raise ConfigError(f"stage of {list(self.blend[0])}: found no weights, needs one per prefix")
+            raise ConfigError(f"stage of {list(self.blend[0])}: found no weights, need one per prefix")
         if len(set(self.blend[0])) < len(self.blend[0]):
-            raise ConfigError(f"stage of {list(self.blend[0])}: a prefix stands there twice, needs each once")
+            raise ConfigError(f"stage of {list(self.blend[0])}: a prefix repeats; give each once")
         if self.num_samples < 1 or self.planned < self.num_samples:
-            raise ConfigError(
-                f"stage: found {self.num_samples} samples of {self.planned} planned, needs 1 to all of them"
-            )
+            raise ConfigError(f"stage: num_samples is {self.num_samples}, need 1 to {self.planned} (planned_samples)")
 
     @property
     def planned(self) -> int:
@@ -62,15 +62,15 @@ class Stage:
 
     @contextlib.contextmanager
     def drawn(self, writer: ArrayWriter, threads: int = 1) -> Iterator[BlendIndex]:
-        """For each sample that was planned the prefix, and how many of that prefix came before it in this stage."""
-        # Megatron's BlendedDataset normalises what its builder has normalised; both roundings decide ties.
+        """Draw all planned samples: yield the prefix of each, and the number of earlier samples of that prefix."""
+        # Megatron normalises in the builder and again in BlendedDataset; both roundings decide ties.
         size = sum(ceil(self.planned * share) for share in self.shares)
         with writer.scratch(size, np.int16) as chosen, writer.scratch(size, np.int64) as numbers:
             build_blend_index(normalize(self.shares), size, num_threads=threads, out=(chosen, numbers))
             yield chosen[: self.planned], numbers[: self.planned]
 
     def count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
-        """How many of each prefix are planned, and how many of these are served; shape (2, num_prefixes)."""
+        """Return the numbers of planned and of served samples of each prefix, shape (2, num_prefixes)."""
         with self.drawn(writer, threads) as (chosen, _):
             each = [count_samples(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
         return np.array(each, np.int64)
@@ -78,12 +78,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Seam:
-    """Where a stage begins, and what of each source was served before it.
+    """Begin of a stage.
 
     Attributes:
         sample: number of its first sample in the run.
-        served: samples of each source before it.
-        available: samples of the source's rounds, all stages together.
+        served: samples of each source served before it.
+        available: samples of the source's rounds, over all stages.
     """
 
     sample: int
@@ -93,11 +93,11 @@ class Seam:
 
 @dataclass(frozen=True)
 class SourcePosition:
-    """Where what a stage draws lies.
+    """Position in each source at which a stage begins.
 
     Args:
-        before: samples of each prefix that were served before the stage, shape (num_prefixes,).
-        rounds, ends: of each prefix its datasets, and the samples up to the end of each.
+        before: samples of each prefix served before the stage, shape (num_prefixes,).
+        rounds, ends: for each prefix the numbers of its datasets, and the cumulative number of samples to each end.
     """
 
     before: NDArray[np.int64]
@@ -107,7 +107,7 @@ class SourcePosition:
     def rows(
         self, chosen: NDArray[np.int16], numbers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """The dataset of each sample, and which of its samples it is."""
+        """Return the dataset of each drawn sample, and its number in that dataset."""
         ids = np.array([rounds[0] for rounds in self.rounds], np.int16)[chosen]
         samples = self.before[chosen] + numbers
         for prefix, (rounds, ends) in enumerate(zip(self.rounds, self.ends, strict=True)):
@@ -120,7 +120,7 @@ class SourcePosition:
 
 
 class Sources:
-    """The rounds of all sources, built as stages need them."""
+    """The datasets (rounds) of all sources, built as stages need them."""
 
     def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
         self._cls, self._config, self._split = cls, config, split
@@ -128,10 +128,10 @@ class Sources:
         self._served: dict[str, int] = {}
         self.datasets: list[MegatronDataset] = []
 
-    def seams_of(
+    def add_stages(
         self, stages: Sequence[Stage], counts: Sequence[NDArray[np.int64]], context: BuildContext
     ) -> list[Seam]:
-        """Where each stage begins; `counts` are those of `Stage.count`."""
+        """Build the rounds that the stages need; return the begin of each stage. `counts`: from `Stage.count`."""
         available: dict[str, int] = {}
         seams, first = [], 0
         for stage, each in zip(stages, counts, strict=True):
@@ -143,33 +143,33 @@ class Sources:
 
     def _serve(self, stage: Stage, counts: NDArray[np.int64], context: BuildContext) -> None:
         for prefix, num_samples, planned, served in zip(
-            stage.blend[0], self._asked(stage), *counts.tolist(), strict=True
+            stage.blend[0], self._requested_sizes(stage), *counts.tolist(), strict=True
         ):
             before = self._served.get(prefix, 0)
-            # As the stage was planned: a round that is asked for less may have another order.
-            self._provide(prefix, before + planned, num_samples, context)
+            # The planned number: a smaller round may have another order.
+            self._extend(prefix, before + planned, num_samples, context)
             self._served[prefix] = before + served
 
-    def place_of(self, stage: Stage, seam: Seam) -> SourcePosition:
+    def position(self, stage: Stage, seam: Seam) -> SourcePosition:
         prefixes = stage.blend[0]
         ends = [np.cumsum(self._lengths(prefix)) for prefix in prefixes]
         rounds = [np.array(self._rounds[prefix], np.int16) for prefix in prefixes]
         return SourcePosition(np.array([seam.served.get(prefix, 0) for prefix in prefixes], np.int64), rounds, ends)
 
-    def _asked(self, stage: Stage) -> list[int | None]:
-        """Samples that the builder asks of each prefix for a run of this blend; of a prefix that is alone no more."""
+    def _requested_sizes(self, stage: Stage) -> list[int | None]:
+        """Return the number of samples that the builder would request of each prefix in a run of this blend."""
         if len(stage.shares) == 1 and (stage.blend[1] is None or self._config.blend_per_split):
             return [stage.planned]
         surplus = self._config.mid_level_dataset_surplus
-        asked = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
-        return [num_samples for [num_samples] in asked]
+        requested = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
+        return [num_samples for [num_samples] in requested]
 
-    def _provide(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:
-        """Rounds of a source until it has so many samples; the first is as large as a run of this stage would ask."""
+    def _extend(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:
+        """Add rounds to a source until it has `needed` samples; the first has the size that a run of this stage has."""
         if prefix not in self._rounds:
             self._add_round(prefix, num_samples, context)
-        while (have := sum(self._lengths(prefix))) < needed:
-            self._add_round(prefix, needed - have, context)
+        while (available := sum(self._lengths(prefix))) < needed:
+            self._add_round(prefix, needed - available, context)
 
     def _add_round(self, prefix: str, num_samples: int | None, context: BuildContext) -> None:
         rounds = self._rounds.setdefault(prefix, [])
