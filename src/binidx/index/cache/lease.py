@@ -98,7 +98,7 @@ class Lease:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def read(self) -> LeaseRecord | None:
-        """Return the record, in one request; None if nobody holds the lease."""
+        """Return the record, in one request; None if there is none."""
         data = read_small(self.uri, self.storage_options)
         return None if data is None else parse_lease_record(data)
 
@@ -224,5 +224,5 @@ class LeaseWatcher:
 
     @property
     def seen_at_work(self) -> bool:
-        """Whether an earlier poll saw the holder at work; else its record may be of an earlier run."""
+        """True if an earlier poll saw the holder at work; else its record may be of an earlier run."""
         return self.record is not None and self.record.holder in self._holders_at_work
