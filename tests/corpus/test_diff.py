@@ -13,7 +13,7 @@ from helpers.random_datasets import Document, build_ours
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.corpus import diff
+from binidx.corpus import whole_dataset
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.diff import DocumentMatch, diff_datasets, find_order_breaks, hash_documents
 from binidx.corpus.whole_dataset import WholeDataset
@@ -33,9 +33,9 @@ def test_matching_is_that_of_a_multiset(left: list[int], right: list[int]) -> No
     a, b = (np.array([hashes[n] for n in each], np.uint64).reshape(-1, 2) for each in (left, right))
     found = DocumentMatch(a, b, few=100)
     common = Counter(left) & Counter(right)
-    assert found.num_common == common.total() == (found.places >= 0).sum()
+    assert found.num_common == common.total() == (found.numbers >= 0).sum()
     assert found.num_distinct == [len(set(left)), len(set(right))]
-    matched = [(n, int(place)) for n, place in enumerate(found.places) if place >= 0]
+    matched = [(n, int(place)) for n, place in enumerate(found.numbers) if place >= 0]
     assert all(left[n] == right[place] for n, place in matched)
     assert len({place for _, place in matched}) == len(matched)
     assert found.removed == sorted(set(range(len(left))) - {n for n, _ in matched})
@@ -52,7 +52,7 @@ def test_order_breaks_are_where_b_goes_back() -> None:
 
 @pytest.mark.parametrize("batch", [1, 3, 1 << 21])
 def test_the_hash_is_xxh3_128_of_the_tokens_as_int64(tmp_path: Path, batch: int, monkeypatch) -> None:
-    monkeypatch.setattr(diff, "BATCH", batch)
+    monkeypatch.setattr(whole_dataset, "HASH_BYTES", 8 * batch)
     monkeypatch.setattr(index_stream, "BLOCK_VALUES", max(batch, 2))
     documents = [[], [1, 2, 3, 4, 5, 6], [7], [], [], [8, 9], [1, 2]]
     expected = [xxhash.xxh3_128_digest(np.array(each, "<i8").tobytes()) for each in documents]

@@ -149,7 +149,7 @@ def test_verify_compares_the_counts_of_the_manifest(tmp_path: Path) -> None:
     Path(f"{source}.manifest.json").write_text(told % 1000)
     assert verify_dataset(source, quick=True).manifest
     Path(f"{source}.manifest.json").write_text(told % 999)
-    with pytest.raises(FormatError, match=r"manifest.json: tells of 999 tokens, .*en.idx has 1000"):
+    with pytest.raises(FormatError, match=r"manifest.json: 999 tokens, .*en.idx has 1000"):
         verify_dataset(source, quick=True)
 
 
@@ -170,7 +170,7 @@ def test_manifests_of_two_tokenizers_are_not_merged(tmp_path: Path) -> None:
 
 
 def test_a_long_document_is_hashed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("binidx.corpus.verify.HASH_ROUND_BYTES", 5)
+    monkeypatch.setattr("binidx.corpus.whole_dataset.HASH_BYTES", 5)
     source = build_with_lineage(tmp_path / "en", 200, 9, np.int32)
     assert verify_dataset(source, lineage=True).lineage == 200
 

@@ -39,93 +39,93 @@ def prefixes(folder: str) -> list[str]:
 
 
 @pytest.fixture
-def place(folder: str) -> IdxBundle:
+def bundle(folder: str) -> IdxBundle:
     return IdxBundle(f"{folder}/cache")
 
 
-def open_all(prefixes: Sequence[str], place: IdxBundle) -> list[IndexedDataset]:
-    with list_pairs_with_bundle(prefixes, None, place) as found:
+def open_all(prefixes: Sequence[str], bundle: IdxBundle) -> list[IndexedDataset]:
+    with list_pairs_with_bundle(prefixes, None, bundle) as found:
         return [IndexedDataset(ResolvedPrefix(prefix, found.get(prefix))) for prefix in prefixes]
 
 
-def check_all(prefixes: Sequence[str], place: IdxBundle, numbers: Sequence[int] = range(MIN_LISTED_PREFIXES)) -> None:
-    for dataset, n in zip(open_all(prefixes, place), numbers, strict=True):
+def check_all(prefixes: Sequence[str], bundle: IdxBundle, numbers: Sequence[int] = range(MIN_LISTED_PREFIXES)) -> None:
+    for dataset, n in zip(open_all(prefixes, bundle), numbers, strict=True):
         assert np.concatenate(dataset[:]).tolist() == [n] * (20 + n)
 
 
-def bundled(prefixes: Sequence[str], place: IdxBundle) -> list[str]:
+def bundled(prefixes: Sequence[str], bundle: IdxBundle) -> list[str]:
     """The prefixes whose `.idx` would come out of the bundle now."""
-    found = place.read(prefixes)
+    found = bundle.read(prefixes)
     marks = {prefix: object_identity(f"{prefix}.idx") for prefix in prefixes}
     return [prefix for prefix in prefixes if found and found.find(prefix, marks[prefix]) is not None]
 
 
-def replace_bundle(prefixes: Sequence[str], place: IdxBundle, data: bytes) -> None:
-    with create_object(place.uri(prefixes)) as out:
+def replace_bundle(prefixes: Sequence[str], bundle: IdxBundle, data: bytes) -> None:
+    with create_object(bundle.uri(prefixes)) as out:
         out.write(data)
 
 
 def test_the_second_start_reads_one_object_and_no_idx(s3: Bucket, tmp_path, monkeypatch) -> None:
     folder = s3.fresh()
     prefixes = [build_ours(f"{folder}/p{n}", number(n), np.uint16) for n in range(MIN_LISTED_PREFIXES)]
-    place = IdxBundle(f"{folder}/cache")
+    bundle = IdxBundle(f"{folder}/cache")
     with latency_proxy(s3.server.endpoint, delay_ms=1) as proxy, proxy.in_environment():
         for start, asked in enumerate([MIN_LISTED_PREFIXES, 0, 0]):
             monkeypatch.setenv("BINIDX_INDEX_DIR", str(tmp_path / str(start)))
             proxy.reset()
-            datasets = open_all(prefixes, place)
+            datasets = open_all(prefixes, bundle)
             assert sum(each.path.endswith(".idx") for each in proxy.log()) == asked
             assert [len(each) for each in datasets] == [20 + n for n in range(MIN_LISTED_PREFIXES)]
 
 
-def test_all_bytes_are_right_and_both_objects_identified_as_without(prefixes, place) -> None:
+def test_all_bytes_are_right_and_both_objects_identified_as_without(prefixes, bundle) -> None:
     plain = [IndexedDataset(prefix).opened["bin"] for prefix in prefixes]
-    check_all(prefixes, place)
-    assert bundled(prefixes, place) == prefixes
-    check_all(prefixes, place)
-    assert [each.opened["bin"]["size"] for each in open_all(prefixes, place)] == [each["size"] for each in plain]
+    check_all(prefixes, bundle)
+    assert bundled(prefixes, bundle) == prefixes
+    check_all(prefixes, bundle)
+    assert [each.opened["bin"]["size"] for each in open_all(prefixes, bundle)] == [each["size"] for each in plain]
 
 
-def test_an_idx_that_changed_is_read_anew_and_bundled_anew(prefixes, place) -> None:
-    open_all(prefixes, place)
+def test_an_idx_that_changed_is_read_anew_and_bundled_anew(prefixes, bundle) -> None:
+    open_all(prefixes, bundle)
     build_ours(prefixes[3], number(12), np.uint16)
-    assert bundled(prefixes, place) == [*prefixes[:3], *prefixes[4:]]
+    assert bundled(prefixes, bundle) == [*prefixes[:3], *prefixes[4:]]
     for _ in range(2):
-        check_all(prefixes, place, [0, 1, 2, 12, *range(4, MIN_LISTED_PREFIXES)])
-        assert bundled(prefixes, place) == prefixes
+        check_all(prefixes, bundle, [0, 1, 2, 12, *range(4, MIN_LISTED_PREFIXES)])
+        assert bundled(prefixes, bundle) == prefixes
 
 
 @pytest.mark.parametrize("bit", [3, 100, 8 * 60])  # the magic, the table's size, the table
-def test_a_damaged_bundle_is_not_used_and_is_written_anew(prefixes, place, bit, caplog) -> None:
-    open_all(prefixes, place)
-    whole = bytearray(read_small(place.uri(prefixes)) or b"")
+def test_a_damaged_bundle_is_not_used_and_is_written_anew(prefixes, bundle, bit, caplog) -> None:
+    open_all(prefixes, bundle)
+    whole = bytearray(read_small(bundle.uri(prefixes)) or b"")
     whole[bit // 8] ^= 1 << bit % 8
-    replace_bundle(prefixes, place, bytes(whole))
-    check_all(prefixes, place)
+    replace_bundle(prefixes, bundle, bytes(whole))
+    check_all(prefixes, bundle)
     assert "unusable" in caplog.text
-    assert bundled(prefixes, place) == prefixes
+    assert bundled(prefixes, bundle) == prefixes
 
 
-def test_of_a_bundle_with_a_damaged_file_the_others_are_used(prefixes, place) -> None:
-    open_all(prefixes, place)
-    whole = bytearray(read_small(place.uri(prefixes)) or b"")
+def test_of_a_bundle_with_a_damaged_file_the_others_are_used(prefixes, bundle) -> None:
+    open_all(prefixes, bundle)
+    whole = bytearray(read_small(bundle.uri(prefixes)) or b"")
     whole[-1] ^= 1
-    replace_bundle(prefixes, place, bytes(whole))
-    assert bundled(prefixes, place) == prefixes[:-1]
-    check_all(prefixes, place)
-    replace_bundle(prefixes, place, bytes(whole[:-100]))
-    check_all(prefixes, place)
+    replace_bundle(prefixes, bundle, bytes(whole))
+    assert bundled(prefixes, bundle) == prefixes[:-1]
+    check_all(prefixes, bundle)
+    replace_bundle(prefixes, bundle, bytes(whole[:-100]))
+    check_all(prefixes, bundle)
 
 
-def test_a_bundle_of_other_prefixes_is_another_object_and_of_no_use(prefixes, place) -> None:
-    open_all(prefixes, place)
+def test_a_bundle_of_other_prefixes_is_another_object_and_of_no_use(prefixes, bundle) -> None:
+    open_all(prefixes, bundle)
     more = [*prefixes, build_ours(f"{prefixes[0]}-more", number(9), np.uint16)]
-    assert place.uri(more) != place.uri(prefixes) == place.uri([*reversed(prefixes), prefixes[2]])
-    check_all(more, place, [*range(MIN_LISTED_PREFIXES), 9])
+    assert bundle.uri(more) != bundle.uri(prefixes) == bundle.uri([*reversed(prefixes), prefixes[2]])
+    check_all(more, bundle, [*range(MIN_LISTED_PREFIXES), 9])
     # Even where it lies under the name of theirs.
-    replace_bundle(more, place, read_small(place.uri(prefixes)) or b"")
+    replace_bundle(more, bundle, read_small(bundle.uri(prefixes)) or b"")
     swapped = build_ours(more[-1], number(15), np.uint16)
-    check_all([*prefixes, swapped], place, [*range(MIN_LISTED_PREFIXES), 15])
+    check_all([*prefixes, swapped], bundle, [*range(MIN_LISTED_PREFIXES), 15])
 
 
 def test_a_store_that_cannot_be_written_to_costs_a_line_in_the_log(s3: Bucket, tmp_path: Path, caplog) -> None:
@@ -137,16 +137,16 @@ def test_a_store_that_cannot_be_written_to_costs_a_line_in_the_log(s3: Bucket, t
     assert "not written" in caplog.text
 
 
-def test_only_who_may_writes_it(prefixes, place) -> None:
-    open_all(prefixes, IdxBundle(place.directory, writes=False))
-    assert place.read(prefixes) is None
+def test_only_who_may_writes_it(prefixes, bundle) -> None:
+    open_all(prefixes, IdxBundle(bundle.directory, writable=False))
+    assert bundle.read(prefixes) is None
 
 
-def test_writers_race_without_harm(prefixes, place) -> None:
+def test_writers_race_without_harm(prefixes, bundle) -> None:
     with ThreadPoolExecutor(4) as threads:
-        for datasets in threads.map(lambda _: open_all(prefixes, place), range(4)):
+        for datasets in threads.map(lambda _: open_all(prefixes, bundle), range(4)):
             assert [len(each) for each in datasets] == [20 + n for n in range(MIN_LISTED_PREFIXES)]
-    assert bundled(prefixes, place) == prefixes
+    assert bundled(prefixes, bundle) == prefixes
 
 
 # The format

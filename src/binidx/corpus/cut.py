@@ -1,15 +1,15 @@
-"""Documents of a dataset -> one or several others, without tokenising again.
+"""Cut a dataset into one or several others without tokenizing again.
 
-    head      the first documents: a range of the .bin, moved by the store where it can
-    sample    a part of the documents, by a hash of (seed, number of the document)
+    head      the first documents: one range of the .bin, copied inside the store where it can
+    sample    some of the documents, by a hash of (seed, document number)
     split     each document to one of several datasets, by the same hash
 
-The hash is SplitMix64, read as a number u in [0, 1): a sample takes u < fraction, a split the share in which u falls.
-So the same seed gives the same documents on every machine, a smaller sample lies within a larger one, and the sample of
-0.1 is the first share of a split that begins with 0.1. How many documents that is, is near the share, not exactly it.
+The hash is SplitMix64, read as a number u in [0, 1): a sample takes u < fraction, a split the share that u falls in.
+The same seed therefore gives the same documents on every machine, a smaller sample is part of a larger one, and the
+sample of 0.1 is the first share of a split that starts with 0.1. The number of documents is close to the share, not
+equal.
 
-Order is kept, and lineage carried along: `prepare.lineage`. Memory: some MB for the index, and 64 MiB of tokens on
-their way.
+Documents keep their order, and their lineage is carried over. Memory: some MB for the index, and 64 MiB of tokens.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.convert_journal import DatasetTarget
+from binidx.corpus.dataset_target import DatasetOutput, DatasetTarget, open_target, publish_dataset
 from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows
-from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset, open_target, publish_dataset
+from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
-from binidx.format.bin_file import BinWriter
-from binidx.format.index_stream import DocumentBlock
+from binidx.format.index_stream import DocumentBlock, batch_by_size
 from binidx.format.index_writer import IndexColumns
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import ROUND_BYTES
@@ -38,14 +37,12 @@ from binidx.storage.writing.concatenate import open_join
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 PART_BYTES = 8 << 20
-
-
-"""A document longer than this is read in parts."""
+"""A longer document is read in parts of this size."""
 
 
 @dataclass(frozen=True)
 class CutOutput:
-    """One dataset that was written."""
+    """Counts of one written dataset."""
 
     target: str
     num_documents: int
@@ -54,17 +51,13 @@ class CutOutput:
 
 
 @dataclass(frozen=True)
-class CutResult:
-    """What a cut did: of how many documents, which datasets."""
+class CutResult(JsonResult):
+    """Result of a cut: the number of documents of the source, and the written datasets."""
 
     source: str
     num_documents: int
     shares: list[CutOutput]
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
-        return asdict(self)
 
 
 def head_dataset(
@@ -78,41 +71,20 @@ def head_dataset(
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
 ) -> CutResult:
-    """Write the first documents as a dataset; all where there are fewer.
+    """Write the first documents as a dataset; all documents if there are fewer.
 
-    A plain `.bin` is moved by the store itself where it can; a compressed one is packed anew.
+    A plain `.bin` is copied inside the store where it can; a compressed one is compressed again.
 
     Raises:
-        ConfigError: a negative count, or the target is the source.
+        ConfigError: the number is negative, or the target is the source.
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
     """
     if num_documents < 0:
         raise ConfigError(f"head: {num_documents} documents, needed 0 or more")
-    began, watch, opened = time.monotonic(), watch or SilentWatcher(), WholeDataset(source, source_options)
-    choice = Assignment(limit=num_documents)
-    if opened.source.codec != "raw" or opened.source.mixed:
-        return _scatter(opened, [target], choice, lineage, overwrite, source_options, target_options, watch)
-    place = open_target(target, "raw", [opened], target_options, overwrite=overwrite)
-    check_whole_index(opened, opened.source.plain_bytes(), watch)
-    with contextlib.closing(IndexColumns(opened.index.dtype, opened.index.multimodal)) as columns:
-        num_tokens = 0
-        for block in opened.index.documents(num_documents):
-            append_documents(block, np.ones(len(block), bool), columns)
-            num_tokens += int(block.lengths.sum(dtype=np.int64))
-        num_bytes = num_tokens * opened.index.item_bytes
-        pieces = opened.source.pieces(num_bytes)
-        with write_lineage(opened, [place], choice, lineage, source_options, watch) as sidecar:
-            join = open_join(place.bin_uri, pieces, source_options=source_options, target_options=target_options)
-            try:
-                watch.begin("tokens", num_bytes, 0)
-                join.fill(watch.advance)
-                publish_dataset(
-                    place, columns, lambda: join.publish(lambda: sidecar.make_way(0)), opened.check_unchanged
-                )
-            finally:
-                join.abandon()
-        share = CutOutput(place.prefix, columns.num_documents, len(columns.lengths), num_tokens)
-    return CutResult(opened.prefix, opened.index.num_documents, [share], time.monotonic() - began)
+    cut = _Cut(source, Assignment(limit=num_documents), lineage, source_options, watch)
+    if cut.dataset.source.codec != "raw" or cut.dataset.source.mixed:
+        return cut.scatter([target], overwrite, target_options)
+    return cut.copy_head(target, num_documents, overwrite, target_options)
 
 
 def split_dataset(
@@ -127,16 +99,16 @@ def split_dataset(
     target_options: Options = None,
     watch: ProgressWatcher | None = None,
 ) -> CutResult:
-    """Write each document to the dataset whose share it falls in; to none, where the fractions leave something.
+    """Write each document to the dataset whose share it falls in, or to none if the shares add up to less than 1.
 
-    A sample is a split with one target. The source is read once, of a remote one only what is wanted, with small gaps.
+    A sample is a split with one target. The source is read once; of a remote one only the needed ranges are fetched.
 
     Args:
         fractions: share of each target, together at most 1.
-        seed: of the hash, any 64-bit number.
+        seed: seed of the hash, any 64-bit number.
 
     Raises:
-        ConfigError: fractions that are no shares, or targets that are equal or the source.
+        ConfigError: the fractions are not such shares, or targets are equal to each other or to the source.
         FormatError, ObjectExistsError, ObjectChangedError: as `merge_datasets`.
     """
     if len(targets) != len(fractions) or not targets:
@@ -145,33 +117,36 @@ def split_dataset(
         raise ConfigError(f"fractions {', '.join(map(str, fractions))}: needed shares of 0 to 1, together at most 1")
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("split: two targets are equal, needed one for each fraction")
-    choice = Assignment(seed=seed, ends=tuple(np.cumsum(fractions)))
-    opened = WholeDataset(source, source_options)
-    return _scatter(
-        opened, targets, choice, lineage, overwrite, source_options, target_options, watch or SilentWatcher()
-    )
+    assignment = Assignment(seed=seed, ends=tuple(np.cumsum(fractions)))
+    return _Cut(source, assignment, lineage, source_options, watch).scatter(targets, overwrite, target_options)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which target a document goes to: by its number up to a limit, or by the hash."""
+    """Target of each document: by its number up to a limit, or by the hash.
+
+    Attributes:
+        limit: documents before this number go to target 0, others to none.
+        seed: seed of the hash.
+        ends: end of the share of each target in [0, 1].
+    """
 
     limit: int | None = None
     seed: int = 0
     ends: tuple[float, ...] = ()
 
-    def of(self, first: int, count: int) -> NDArray[np.int64]:
-        """Number of the target of documents first, first + 1, ...; -1: none. Shape (count,)."""
+    def targets(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return the target number of documents first, first + 1, ...; -1 for none. Shape (count,)."""
         if self.limit is not None:
             return np.where(np.arange(first, first + count) < self.limit, 0, -1)
         found = np.searchsorted(self.ends, uniform_hash(self.seed, first, count), "right")
-        # Shares that add up to 1 but for rounding leave nobody out.
+        # Shares that add up to 1 except for rounding leave no document out.
         last = len(self.ends) - 1 if self.ends[-1] > 1 - 1e-9 else -1
         return np.where(found < len(self.ends), found, last)
 
 
 def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
+    """Return a number in [0, 1) for each of the documents first, first + 1, ...; shape (count,).
 
     Source: SplitMix64 (Steele, Lea, Flood 2014): output `number + 1` of the generator of this seed.
     """
@@ -184,109 +159,106 @@ def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
     return found
 
 
-@contextlib.contextmanager
-def write_lineage(
-    opened: WholeDataset,
-    places: Sequence[DatasetTarget],
-    choice: Assignment,
-    wanted: bool,
-    options: Options,
-    watch: ProgressWatcher,
-) -> Iterator[LineageOutputs]:
-    """The rows of the documents of each target, written but not shown."""
-    rows = LineageRows([opened] if wanted else [], options, choice.limit)
-    with contextlib.closing(LineageOutputs(rows, places)) as sidecars:
-        sidecars.fill(rows, choice.of, watch)
-        yield sidecars
+class _Cut:
+    """One cut: the opened source, and the target of each document."""
+
+    def __init__(
+        self, source: Prefix, assignment: Assignment, lineage: bool, options: Options, watch: ProgressWatcher | None
+    ) -> None:
+        self.began, self.watch, self.options = time.monotonic(), watch or SilentWatcher(), options
+        self.dataset = WholeDataset(source, options)
+        self.assignment, self.lineage = assignment, lineage
+
+    def scatter(self, targets: Sequence[Prefix], overwrite: bool, target_options: Options) -> CutResult:
+        """Pass all documents through this process, each to its target."""
+        dataset, index, watch = self.dataset, self.dataset.index, self.watch
+        codec = dataset.source.codec
+        opened = [open_target(each, codec, [dataset], target_options, overwrite=overwrite) for each in targets]
+        plain = dataset.source.open_plain()
+        dataset.check_index(plain.size, watch)
+        with contextlib.ExitStack() as stack:
+            outputs = [
+                stack.enter_context(contextlib.closing(DatasetOutput(each, index.dtype, index.multimodal)))
+                for each in opened
+            ]
+            tokens = [0] * len(outputs)
+            watch.begin("tokens", dataset.num_bytes, 0)
+            for block in index.documents():
+                chosen = self.assignment.targets(block.first, len(block))
+                for number, output in enumerate(outputs):
+                    tokens[number] += append_documents(block, chosen == number, output.columns)
+                _write_tokens(block, chosen, outputs, plain, index.item_bytes)
+                watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
+            lineage = stack.enter_context(self._write_lineage(opened))
+            for number, output in enumerate(outputs):
+                output.publish(partial(lineage.replace, number), dataset.check_unchanged)
+            shares = [_counts(each, output.columns, n) for each, output, n in zip(opened, outputs, tokens, strict=True)]
+        return self._report(shares)
+
+    def copy_head(self, target: Prefix, num_documents: int, overwrite: bool, target_options: Options) -> CutResult:
+        """Copy the first documents as one range of the `.bin`."""
+        dataset, index = self.dataset, self.dataset.index
+        output = open_target(target, "raw", [dataset], target_options, overwrite=overwrite)
+        dataset.check_index(dataset.source.plain_bytes(), self.watch)
+        with contextlib.closing(IndexColumns(index.dtype, index.multimodal)) as columns:
+            blocks = index.documents(num_documents)
+            num_tokens = sum(append_documents(block, np.ones(len(block), bool), columns) for block in blocks)
+            num_bytes = num_tokens * index.item_bytes
+            pieces = dataset.source.pieces(num_bytes)
+            with self._write_lineage([output]) as lineage:
+                join = open_join(output.bin_uri, pieces, source_options=self.options, target_options=target_options)
+                try:
+                    self.watch.begin("tokens", num_bytes, 0)
+                    join.fill(self.watch.advance)
+                    publish_bin = lambda: join.publish(lambda: lineage.replace(0))  # noqa: E731
+                    publish_dataset(output, columns, publish_bin, dataset.check_unchanged)
+                finally:
+                    join.abandon()
+            share = _counts(output, columns, num_tokens)
+        return self._report([share])
+
+    @contextlib.contextmanager
+    def _write_lineage(self, targets: Sequence[DatasetTarget]) -> Iterator[LineageOutputs]:
+        """Write the lineage of each target, invisible."""
+        rows = LineageRows([self.dataset] if self.lineage else [], self.options, self.assignment.limit)
+        with contextlib.closing(LineageOutputs(rows, targets)) as outputs:
+            outputs.fill(rows, self.assignment.targets, self.watch)
+            yield outputs
+
+    def _report(self, shares: list[CutOutput]) -> CutResult:
+        return CutResult(self.dataset.prefix, self.dataset.index.num_documents, shares, time.monotonic() - self.began)
 
 
-def check_whole_index(opened: WholeDataset, plain_bytes: int, watch: ProgressWatcher) -> None:
-    """Read and check a whole index, and the size of the `.bin`."""
-    watch.begin("check the index", opened.index.size, 0)
-    opened.index.check()
-    opened.check_size(plain_bytes)
-    watch.advance(opened.index.size)
+def _counts(target: DatasetTarget, columns: IndexColumns, num_tokens: int) -> CutOutput:
+    return CutOutput(target.prefix, columns.num_documents, len(columns.lengths), num_tokens)
 
 
-def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> None:
-    """Append the wanted documents of a block."""
+def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> int:
+    """Append the wanted documents of a block to the columns, and return the number of their tokens."""
     counts = np.diff(block.bounds)
     sequences = np.repeat(wanted, counts)
-    before = len(columns.lengths)
-    columns.lengths.extend(block.lengths[sequences])
+    before, lengths = len(columns.lengths), block.lengths[sequences]
+    columns.lengths.extend(lengths)
     if block.modes is not None:
         columns.modes.extend(block.modes[sequences])
     columns.add_bounds(np.cumsum(counts[wanted]), plus=before)
-
-
-class _Output:
-    """One dataset on its way."""
-
-    def __init__(self, place: DatasetTarget, dtype: Any, multimodal: bool, stack: contextlib.ExitStack) -> None:
-        self.place, self.num_tokens = place, 0
-        self.columns = stack.enter_context(contextlib.closing(IndexColumns(dtype, multimodal)))
-        self.bin = BinWriter(place.bin_uri, place.options)
-        stack.callback(self.bin.abandon)
-        self.bin.goes.append(place.idx_uri)
-
-    def way(self, sidecars: LineageOutputs, number: int) -> Callable[[], None]:
-        """What shows all but the `.idx`."""
-
-        def show() -> None:
-            sidecars.make_way(number)
-            self.bin.publish()
-
-        return show
-
-    def share(self) -> CutOutput:
-        return CutOutput(self.place.prefix, self.columns.num_documents, len(self.columns.lengths), self.num_tokens)
-
-
-def _scatter(
-    opened: WholeDataset,
-    targets: Sequence[Prefix],
-    choice: Assignment,
-    lineage: bool,
-    overwrite: bool,
-    source_options: Options,
-    target_options: Options,
-    watch: ProgressWatcher,
-) -> CutResult:
-    began = time.monotonic()
-    codec, index = opened.source.codec, opened.index
-    places = [open_target(each, codec, [opened], target_options, overwrite=overwrite) for each in targets]
-    plain = opened.source.open_plain()
-    check_whole_index(opened, plain.size, watch)
-    with contextlib.ExitStack() as stack:
-        outputs = [_Output(place, index.dtype, index.multimodal, stack) for place in places]
-        watch.begin("tokens", index.num_tokens * index.item_bytes, 0)
-        for block in index.documents():
-            chosen = choice.of(block.first, len(block))
-            for number, output in enumerate(outputs):
-                append_documents(block, chosen == number, output.columns)
-            _write_tokens(block, chosen, outputs, plain, index.item_bytes)
-            watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
-        sidecars = stack.enter_context(write_lineage(opened, places, choice, lineage, source_options, watch))
-        for number, output in enumerate(outputs):
-            publish_dataset(output.place, output.columns, output.way(sidecars, number), opened.check_unchanged)
-        return CutResult(
-            opened.prefix, index.num_documents, [each.share() for each in outputs], time.monotonic() - began
-        )
+    return int(lengths.sum(dtype=np.int64))
 
 
 def _write_tokens(
-    block: DocumentBlock, chosen: NDArray[np.int64], outputs: Sequence[_Output], plain: RangeReader, item_bytes: int
+    block: DocumentBlock, chosen: NDArray[np.int64], outputs: Sequence[DatasetOutput], plain: RangeReader, size: int
 ) -> None:
-    runs = list(_runs(block, chosen, item_bytes))
-    for first, stop in _rounds(runs):
+    """Copy the tokens of a block, `size` bytes each, to the chosen outputs; about `ROUND_BYTES` in one read."""
+    runs = list(_runs(block, chosen, size))
+    ends = np.cumsum([0, *(stop - start for _, (start, stop) in runs)])
+    for first, stop in batch_by_size(ends, ROUND_BYTES):
         views = plain.read([where for _, where in runs[first:stop]])
         for (target, _), view in zip(runs[first:stop], views, strict=True):
             outputs[target].bin.write(view)
-            outputs[target].num_tokens += len(view) // item_bytes
 
 
 def _runs(block: DocumentBlock, chosen: NDArray[np.int64], item_bytes: int) -> Iterator[tuple[int, Range]]:
-    """Neighbouring documents that go to one target, as its number and their bytes, at most `PART_BYTES` of them."""
+    """Yield the target and the bytes of neighbouring documents with one target, at most `PART_BYTES` of them."""
     bounds = block.token_bounds() * item_bytes
     breaks = np.flatnonzero(np.diff(chosen)) + 1
     firsts = np.concatenate([[0], breaks])
@@ -295,15 +267,3 @@ def _runs(block: DocumentBlock, chosen: NDArray[np.int64], item_bytes: int) -> I
     for target, start, stop in found:
         if target >= 0:
             yield from ((target, part) for part in cut((start, stop), PART_BYTES))
-
-
-def _rounds(runs: Sequence[tuple[int, Range]]) -> Iterator[Range]:
-    """Which runs to read together: `ROUND_BYTES` of them."""
-    first, size = 0, 0
-    for number, (_, (start, stop)) in enumerate(runs):
-        if size and size + stop - start > ROUND_BYTES:
-            yield first, number
-            first, size = number, 0
-        size += stop - start
-    if first < len(runs):
-        yield first, len(runs)

@@ -1,56 +1,43 @@
-"""Two datasets compared by their documents: what was added, removed, repeated, and whether the order is another.
+"""Compare two datasets by their documents: added, removed and repeated ones, and whether the order differs.
 
-    A, B ──► xxh3_128 of the tokens of each document, as int64 ──► 16 buckets ──► equal ones matched in order
+    A, B ──► xxh3_128 of the tokens of each document, as int64 ──► 16 buckets ──► equal hashes matched in order
 
-A document is its tokens: how they are cut into sequences, their dtype and their modes are not looked at. The k-th copy
-of a document in A is matched with the k-th in B; what finds no match was removed or added.
+Two documents are equal if their tokens are: sequences, dtype and modes are not compared. The k-th copy of a document in
+A is matched with the k-th copy in B; a document without a match was removed or added.
 
-Memory: 16 bytes a document of B, 24 of A, and some 8 of both while a bucket is sorted.
-Price: about 1 us a document and 1 ns a token.
+Memory: 16 bytes for each document of B, 24 of A, and about 8 of both while a bucket is sorted.
+Time: about 1 us for a document and 1 ns for a token.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
+from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import little_endian
-from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.ranges import cut
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 BUCKETS = 16
-
-
-"""The first four bits of a hash; one bucket is sorted at a time."""
-
-
-BATCH = 1 << 21
-
-
-"""Tokens that are read and hashed together: 16 MiB of them as int64."""
+"""Buckets by the first four bits of a hash; one bucket is sorted at a time."""
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What differs, in documents.
+class Difference(JsonResult):
+    """Differences between the documents of A and B; pairs of counts are those of A and of B.
 
     Attributes:
-        num_documents: of A and of B.
-        num_common: matched ones.
-        num_removed, num_added: without a match, in A and in B; the first few are named by their numbers.
-        num_duplicates: copies of an earlier document, in A and in B.
-        num_order_breaks: matched documents that stand in B before the one that they follow in A; 0: the same order.
-        order_breaks: the first few, by their numbers in A.
+        num_common: matched documents.
+        num_removed, num_added: documents without a match in A and in B; `removed`, `added`: the first few numbers.
+        num_duplicates: copies of an earlier document.
+        num_order_breaks: matched documents that B has before the one that they follow in A; 0 if the order is equal.
+        order_breaks: the first few of these, by their numbers in A.
     """
 
     prefixes: tuple[str, str]
@@ -68,12 +55,11 @@ class Difference:
 
     @property
     def same(self) -> bool:
-        """The same documents in the same order."""
+        """True if B has the same documents in the same order."""
         return not (self.num_removed or self.num_added or self.num_order_breaks)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
-        return {"same": self.same, **asdict(self)}
+        return {"same": self.same, **super().to_json()}
 
 
 def diff_datasets(
@@ -91,18 +77,19 @@ def diff_datasets(
         few: how many documents of each kind to name.
 
     Raises:
-        ConfigError: tokens that are no integers.
-        FormatError, ObjectChangedError: one is no sound dataset, or changed meanwhile.
+        ConfigError: the tokens are not integers.
+        FormatError: a dataset is not valid.
+        ObjectChangedError: a dataset was replaced meanwhile.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = WholeDataset(left, left_options), WholeDataset(right, right_options)
-    hashes = [hash_documents(each, watch) for each in opened]
+    datasets = WholeDataset(left, left_options), WholeDataset(right, right_options)
+    hashes = [hash_documents(each, watch) for each in datasets]
     match = DocumentMatch(hashes[0], hashes[1], few)
-    breaks = find_order_breaks(match.places)
+    breaks = find_order_breaks(match.numbers)
     return Difference(
-        (opened[0].prefix, opened[1].prefix),
+        (datasets[0].prefix, datasets[1].prefix),
         (len(hashes[0]), len(hashes[1])),
-        (opened[0].index.num_tokens, opened[1].index.num_tokens),
+        (datasets[0].index.num_tokens, datasets[1].index.num_tokens),
         match.num_common,
         len(hashes[0]) - match.num_common,
         len(hashes[1]) - match.num_common,
@@ -115,84 +102,58 @@ def diff_datasets(
     )
 
 
-def hash_documents(opened: WholeDataset, watch: ProgressWatcher) -> NDArray[np.uint64]:
-    """xxh3_128 of the tokens of each document as little-endian int64, shape (num_documents, 2)."""
-    index, plain = opened.index, opened.source.open_plain()
-    if np.dtype(index.dtype).kind == "f":
-        raise ConfigError(f"{opened.prefix}: tokens are {index.dtype.__name__}, documents are compared as integers")
-    index.check()
-    opened.check_size(plain.size)
-    found = np.empty((index.num_documents, 2), np.uint64)
-    watch.begin(f"hash {opened.prefix}", index.num_tokens * index.item_bytes, 0)
-    for block in index.documents():
-        bounds = block.token_bounds()
-        for first, stop in _batches(bounds):
-            digests = _hash(bounds[first : stop + 1], plain, little_endian(index.dtype))
-            found[block.first + first : block.first + stop] = np.frombuffer(digests, ">u8").reshape(-1, 2)
-            watch.advance(int(bounds[stop] - bounds[first]) * index.item_bytes)
-    opened.check_unchanged()
-    return found
+def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.uint64]:
+    """Return xxh3_128 of the tokens of each document as little-endian int64, shape (num_documents, 2)."""
+    dtype, plain = little_endian(dataset.index.dtype), dataset.source.open_plain()
+    if dtype.kind == "f":
+        raise ConfigError(f"{dataset.prefix}: tokens are {dtype.name}, documents are compared as integers")
+    dataset.check_index(plain.size, watch)
+    hashes, first = np.empty((dataset.index.num_documents, 2), np.uint64), 0
+    watch.begin(f"hash {dataset.prefix}", dataset.num_bytes, 0)
 
+    def widen(data: memoryview) -> memoryview:
+        return np.frombuffer(data, dtype).astype("<i8").view(np.uint8).data
 
-def _batches(bounds: NDArray[np.int64]) -> Iterator[Range]:
-    """Runs of documents that have at most `BATCH` tokens together, or are one document."""
-    first, last = 0, len(bounds) - 1
-    while first < last:
-        stop = int(np.searchsorted(bounds, bounds[first] + BATCH, "right")) - 1
-        stop = max(first + 1, min(stop, last))
-        yield first, stop
-        first = stop
-
-
-def _hash(bounds: NDArray[np.int64], plain: RangeReader, dtype: np.dtype[Any]) -> bytes:
-    """The digests of the documents between these tokens, 16 bytes each."""
-    first, stop = int(bounds[0]), int(bounds[-1])
-    if len(bounds) == 2:
-        digest = xxhash.xxh3_128()
-        for part in cut((first, stop), BATCH):
-            digest.update(_as_int64(plain, part, dtype))
-        return digest.digest()
-    view, places = _as_int64(plain, (first, stop), dtype), ((bounds - first) * 8).tolist()
-    return b"".join(xxhash.xxh3_128_digest(view[start:end]) for start, end in itertools.pairwise(places))
-
-
-def _as_int64(plain: RangeReader, tokens: Range, dtype: np.dtype[Any]) -> memoryview:
-    """The bytes of tokens [start, stop), each widened to 8."""
-    (data,) = plain.read([(tokens[0] * dtype.itemsize, tokens[1] * dtype.itemsize)])
-    return np.frombuffer(data, dtype).astype("<i8").view(np.uint8).data
+    for digests, num_bytes in dataset.hash_documents(plain, xxhash.xxh3_128, widen):
+        hashes[first : first + len(digests)] = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
+        first += len(digests)
+        watch.advance(num_bytes)
+    dataset.check_unchanged()
+    return hashes
 
 
 class DocumentMatch:
-    """Which document of B each one of A is.
+    """Matching of the documents of A with those of B.
 
     Args:
-        left, right: their hashes, shape (num_documents, 2) each.
-        few: how many without a match to keep.
+        left, right: hashes of A and B, shape (num_documents, 2) each.
+        few: how many documents without a match to name.
 
     Attributes:
-        places: number in B of each document of A, -1: it has none. Shape (num_documents of A,).
-        num_common: how many have one.
+        numbers: number in B of each document of A, -1 without a match; shape (num_documents of A,).
+        num_common: documents with a match.
         num_distinct: different documents in A and in B.
         removed, added: the first few without a match.
     """
 
     def __init__(self, left: NDArray[np.uint64], right: NDArray[np.uint64], few: int) -> None:
-        self.places = np.full(len(left), -1, np.int64)
+        self.numbers = np.full(len(left), -1, np.int64)
         self.removed: list[int] = []
         self.added: list[int] = []
         self.num_common, self.num_distinct = 0, [0, 0]
         for bucket in range(BUCKETS):
-            ours, theirs = (np.flatnonzero(each[:, 0] >> np.uint64(60) == bucket) for each in (left, right))
-            hashes = np.concatenate([left[ours], right[theirs]])
-            self._match(ours, theirs, hashes, few)
+            in_left, in_right = (np.flatnonzero(each[:, 0] >> np.uint64(60) == bucket) for each in (left, right))
+            hashes = np.concatenate([left[in_left], right[in_right]])
+            if len(hashes):
+                self._match(in_left, in_right, hashes, few)
 
-    def _match(self, ours: NDArray[np.int64], theirs: NDArray[np.int64], hashes: NDArray[np.uint64], few: int) -> None:
-        """Sort all, so that of each hash the copies of A stand before those of B, both in their order."""
-        if not len(hashes):
-            return
+    def _match(
+        self, in_left: NDArray[np.int64], in_right: NDArray[np.int64], hashes: NDArray[np.uint64], few: int
+    ) -> None:
+        """Sort the bucket so that the copies of A come before those of B for each hash, both in their order."""
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable
-        hashes, numbers = hashes[order], np.concatenate([ours, theirs])[order]
-        is_a, place = order < len(ours), np.arange(len(order))
+        hashes, numbers = hashes[order], np.concatenate([in_left, in_right])[order]
+        is_a, place = order < len(in_left), np.arange(len(order))
         new = np.concatenate([[True], (hashes[1:] != hashes[:-1]).any(1)])
         group, start = np.cumsum(new) - 1, np.flatnonzero(new)
         in_a, in_b = (np.bincount(group[side], minlength=len(start)) for side in (is_a, ~is_a))
@@ -200,21 +161,20 @@ class DocumentMatch:
         matched_a = is_a & (copy < in_b[group])
         unmatched_b = ~is_a & (copy - in_a[group] >= in_a[group])
         at = np.flatnonzero(matched_a)
-        self.places[numbers[at]] = numbers[at + in_a[group[at]]]
+        self.numbers[numbers[at]] = numbers[at + in_a[group[at]]]
         self.num_common += len(at)
         for side, count in enumerate((in_a, in_b)):
             self.num_distinct[side] += int(np.count_nonzero(count))
-        self.removed = _first(self.removed, numbers[is_a & ~matched_a], few)
-        self.added = _first(self.added, numbers[unmatched_b], few)
+        self.removed = _lowest(self.removed, numbers[is_a & ~matched_a], few)
+        self.added = _lowest(self.added, numbers[unmatched_b], few)
 
 
-def _first(known: list[int], more: NDArray[np.int64], few: int) -> list[int]:
-    """The lowest few of both."""
+def _lowest(known: list[int], more: NDArray[np.int64], few: int) -> list[int]:
     return sorted([*known, *np.sort(more)[:few].tolist()])[:few]
 
 
-def find_order_breaks(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The documents of A whose match stands before that of the matched document ahead of them."""
-    matched = np.flatnonzero(places >= 0)
-    found: NDArray[np.int64] = matched[1:][np.diff(places[matched]) < 0]
+def find_order_breaks(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the documents of A whose match is before that of the previous matched document."""
+    matched = np.flatnonzero(numbers >= 0)
+    found: NDArray[np.int64] = matched[1:][np.diff(numbers[matched]) < 0]
     return found

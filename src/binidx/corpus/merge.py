@@ -8,8 +8,8 @@
 For each document 20 bytes are read, 12 spooled and 20 written, in about 40 ns. Memory is 20 to 45 MB for any number of
 documents. A run that fails leaves nothing; after a kill there is no dataset, and the same call starts again.
 
-A virtual merge checks the parts and lists them; neither tokens nor indices are copied. Their lineage, if any, is written
-under the prefix of the list, as row i describes document i.
+A virtual merge checks the parts and lists them; neither tokens nor indices are copied. Their lineage, if any, is
+written under the prefix of the list, as row i describes document i.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Where single documents came from: their rows of the lineage, and of that only the row groups that hold them.
+"""Origins of documents: find the lineage rows of documents, and the documents of a row of a file or of an id.
 
-The documents of a dataset by where they came from: a row of a file, or an id. The way back from `origins`.
-
-Read are the columns that are compared, of all row groups; by a row, of those whose rows may be it.
+Only the needed row groups are read: for documents those that hold their rows, for a row those whose statistics include
+it, and only the columns that are compared.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from binidx.storage.writing.publish import object_exists
 
 
 def read_origins(prefix: str, documents: Sequence[int], options: Options = None) -> dict[int, dict[str, Any]]:
-    """document -> its source, row, byte, id and hash; nothing where the dataset has no lineage.
+    """Return source, row, byte, id and hash of documents, by document number; empty if there is no lineage.
 
-    Price: the footer, and a row group for each run of documents: 6 MB or so of a quarter of a million rows.
+    Reads the footer, and one row group for each run of documents: about 6 MB of a quarter of a million rows.
 
     Raises:
-        FormatError: there is no such row, or it is no lineage.
-        MissingDriverError: there is lineage, and no pyarrow.
+        FormatError: the lineage is not valid, or has no such row.
+        MissingDriverError: there is a lineage, and pyarrow is not installed.
     """
     uri = prefix + LINEAGE
     if not len(documents) or not object_exists(uri, options):
@@ -38,10 +37,10 @@ def read_origins(prefix: str, documents: Sequence[int], options: Options = None)
     wanted = np.unique(np.array(documents, np.int64))
     with lineage_errors(uri):
         found = open_lineage(open_object(uri, storage_options=options, cache=False))
-        about, rows = found.metadata, dict[int, dict[str, Any]]()
-        if wanted[-1] >= about.num_rows:
-            raise FormatError(f"{uri}: {about.num_rows} rows, needed one for document {wanted[-1]}")
-        firsts = np.cumsum([0, *(about.row_group(number).num_rows for number in range(about.num_row_groups))])
+        metadata, rows = found.metadata, dict[int, dict[str, Any]]()
+        if wanted[-1] >= metadata.num_rows:
+            raise FormatError(f"{uri}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
+        firsts = np.cumsum([0, *(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))])
         for group in np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist():
             here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
             table = found.read_row_group(group).take(here - firsts[group]).cast(SCHEMA)
@@ -50,7 +49,7 @@ def read_origins(prefix: str, documents: Sequence[int], options: Options = None)
 
 
 def origin_text(origin: dict[str, Any]) -> str:
-    """`s3://text/en.jsonl row 17, byte 2034, id "a"`."""
+    """Return a text such as `s3://text/en.jsonl row 17, byte 2,034, id "a"`."""
     byte = f", byte {origin['byte']:,}" if origin["byte"] is not None else ""
     name = f', id "{origin["id"]}"' if origin["id"] is not None else ""
     return f"{origin['source']} row {origin['row']:,}{byte}{name}"
@@ -60,21 +59,24 @@ Mask = NDArray[np.bool_]
 
 
 def documents_with_id(prefix: str, wanted: str, options: Options = None) -> list[int]:
-    """The numbers of the documents that had this id, rising.
+    """Return the numbers of the documents with an id, ascending.
 
     Raises:
         ObjectNotFoundError: the dataset has no lineage.
-        FormatError: it is none.
+        FormatError: the lineage is not valid.
     """
     return _search(prefix, ["id"], lambda table: _equal(table["id"], wanted), options)
 
 
 def documents_at(prefix: str, file: str, row: int, options: Options = None) -> list[int]:
-    """The numbers of the documents of a row of a file, rising; the file by its URI or the end of it from a slash on.
+    """Return the numbers of the documents of one row of a file, ascending.
+
+    Args:
+        file: URI of the file, or its end after a slash.
 
     Raises:
         ObjectNotFoundError: the dataset has no lineage.
-        FormatError: it is none.
+        FormatError: the lineage is not valid.
     """
 
     def matches(table: Any) -> Mask:
@@ -96,13 +98,13 @@ def _search(
         try:
             file = open_lineage(open_object(uri, storage_options=options, cache=False))
         except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{uri}: not there; binidx preprocess writes it beside a dataset") from error
-        about, number = file.metadata, SCHEMA.get_field_index("row")
-        for group in range(about.num_row_groups):
-            told = about.row_group(group).column(number).statistics
-            if row is None or not (told and told.has_min_max) or told.min <= row <= told.max:
+            raise ObjectNotFoundError(f"{uri}: not found; binidx preprocess writes it beside a dataset") from error
+        metadata, number = file.metadata, SCHEMA.get_field_index("row")
+        for group in range(metadata.num_row_groups):
+            bounds = metadata.row_group(group).column(number).statistics
+            if row is None or not (bounds and bounds.has_min_max) or bounds.min <= row <= bounds.max:
                 found += (first + np.flatnonzero(matches(file.read_row_group(group, [*columns])))).tolist()
-            first += about.row_group(group).num_rows
+            first += metadata.row_group(group).num_rows
     return found
 
 

@@ -1,36 +1,34 @@
-"""The permutation: record i gets the key Philox(seed, i), 64 random bits, and the records are sorted by their keys.
+"""Shuffle more records than memory holds: a random key for each record, and two passes over a scratch file.
 
-    record   0     1     2     3            equal keys: the lower record first
+Order: record i gets the key Philox(seed, i), 64 random bits, and the records are sorted by key; equal keys keep their
+order.
+
+    record   0     1     2     3
     key      7..   2..   9..   4..
     order    1     3     0     2
 
-So it is a permutation because it is a sort, and a function of the seed and the number of records alone: not of memory,
-buckets, machines or how the records are read. The first m of n records stand in the order that m records alone have.
+The order is a permutation because it is a sort, and it depends on the seed and the number of records alone: not on
+memory, buckets, machines or the way the records are read. The first m of n records are in the order that m records
+alone would have. Philox 4x64-10 passes BigCrush (Salmon, Moraes, Dror, Shaw, SC 2011), so each order is as likely as
+any other as far as is known, except for equal keys: 304 million records have one pair of them with a chance of 0.25 %.
 
-Quality: keys of Philox 4x64-10, which passes BigCrush (Salmon, Moraes, Dror, Shaw, SC 2011), are independent and
-uniform for all that is known, so each order is as likely as any other, but for equal keys: 304 million records have
-one pair of them with a chance of 0.25 %. There are 2^64 seeds, so that many of the n! orders can come out.
+Passes, both with long sequential reads and writes:
 
-Source: ours; NumPy's Philox is what is computed, whose stream NumPy promises to keep (NEP 19).
+    pass 1   records in their order ──► buckets by ranges of keys ──► scratch file, one stream for each bucket
+    pass 2   one bucket at a time: its records in memory ──► sorted by key ──► output
 
-Streams of bytes in one temporary file: each grows at its end, in extents, and is read back at any place.
+A record has a key and some bytes in each of several columns (tokens, lengths, modes).
 
-    file      | a a a a | b b b b | a a . . | c c c . |      an extent after the other, as they are begun
+Scratch file: streams of extents. It has no name, so its space is free once the process ends, however it ends.
+
+    file      | a a a a | b b b b | a a . . | c c c . |      extents in the order of their allocation
     streams     a: 1, 3   b: 2   c: 4
 
-The file has no name: when its process ends, however it ends, its room is free again.
+Cost: each byte is copied to its bucket, written, read and copied to the output; about 100 ns for a record.
+Memory: twice a round in pass 1, a bucket in pass 2. A bucket that is too large, as a few records have most of its
+bytes, stays on disk, and its records are read one by one.
 
-Records sorted by random keys, more of them than memory holds: the two passes of every shuffle here.
-
-    pass 1   records as they come ──► buckets by the range of their keys ──► scratch, each bucket a stream at its end
-    pass 2   a bucket at a time: its records in memory ──► by their keys ──► given in order
-
-A record has a key and some bytes in each of several columns (tokens, lengths, modes). Both passes read and write in
-long runs. The order is that of the keys, so how many buckets there are changes nothing of what comes out.
-
-Price: each byte is copied into its bucket, written, read and copied out of it; some 100 ns a record.
-Memory: pass 1 twice a round, pass 2 a bucket. One that turns out too large, for a few records that have most of the
-bytes, is left on the disk, and its records are read one by one.
+Source: ours; the keys are NumPy's Philox, whose stream NumPy promises to keep (NEP 19).
 """
 
 from __future__ import annotations
@@ -45,65 +43,73 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, StorageError
+from binidx.format.index_stream import batch_by_size
 from binidx.native.token_files import copy_pieces
-from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
 
 PURPOSE = 0x62696E6964780001
-
-
 """Second word of Philox's key, so that another use of the same seed draws other numbers."""
 
+PHILOX_BLOCK = 4
+"""Numbers that Philox draws for one value of its counter."""
 
-BLOCK = 4
+EXTENT_BYTES = 4 << 20
+"""Bytes of an extent. The unfilled rest of a stream's last extent is a hole, which takes no space on most
+filesystems."""
 
+MIB = 1 << 20
+MIN_MEMORY_BYTES = 512 * MIB
 
-"""Numbers that Philox gives for one value of its counter."""
+RESERVED_BYTES = 320 * MIB
+"""Memory for everything but buckets: Python, drivers and pyarrow (about 200 MiB), index blocks, upload buffers."""
+
+CHUNK_BYTES = 2 * MIB
+"""Bytes of one output run: copied records stay in the cache of a core until they are written."""
+
+RECORD_BYTES, COLUMN_BYTES = 40, 24
+"""Memory for a record of a bucket besides its bytes, and for each of its columns."""
+
+Column = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""Bytes of neighbouring records in a column, and where each begins, then the end: shape (n + 1,)."""
 
 
 def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Keys of the records first, first + 1, ...; shape (count,).
+    """Return the keys of the records first, first + 1, ...; shape (count,).
 
     Args:
-        seed: any number; its low 64 bits count.
+        seed: any integer; only its low 64 bits are used.
     """
-    key, before = np.array([seed % 2**64, PURPOSE], np.uint64), first % BLOCK
-    numbers = np.random.Philox(key=key, counter=first // BLOCK).random_raw(before + count)
+    key, before = np.array([seed % 2**64, PURPOSE], np.uint64), first % PHILOX_BLOCK
+    numbers = np.random.Philox(key=key, counter=first // PHILOX_BLOCK).random_raw(before + count)
     found: NDArray[np.uint64] = numbers[before:]
     return found
 
 
 def assign_buckets(keys: NDArray[np.uint64], num_buckets: int) -> NDArray[np.intp]:
-    """Which of `num_buckets` equal ranges of keys each lies in; shape as keys. At most 2^31 buckets."""
+    """Return the bucket of each key among `num_buckets` equal ranges of keys, at most 2^31; shape as keys."""
     high = keys >> np.uint64(32)
     found: NDArray[np.intp] = ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.intp)
     return found
 
 
 def shuffle_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Which record stands where, shape (count,): by their keys, equal ones in their order."""
+    """Return the records in the order of their keys, equal keys in their own order; shape (count,)."""
     order: NDArray[np.int64] = np.argsort(keys, kind="stable")
     return order
 
 
-EXTENT_BYTES = 4 << 20
-
-
-"""What is not filled of the last one of a stream is a hole: it takes no room where files may have holes."""
-
-
 class ScratchFile:
-    """The streams 0, 1, ... of a shuffle.
+    """Temporary file of byte streams that grow at their ends.
 
     Args:
-        directory: where the file is to be; None: the directory for temporary files.
+        directory: directory of the file; None for the system's temporary directory.
 
     Attributes:
         sizes: bytes of each stream.
 
     Raises:
-        ConfigError: there is no such directory, or nobody may write to it.
-        StorageError: there is no room.
+        ConfigError: the directory does not exist or is not writable.
+        StorageError: the disk is full.
     """
 
     def __init__(self, directory: str | None, num_streams: int) -> None:
@@ -119,7 +125,7 @@ class ScratchFile:
         self._end = 0
 
     def append(self, stream: int, data: NDArray[np.uint8]) -> None:
-        """Bytes to the end of a stream."""
+        """Append bytes to a stream."""
         size, done = int(self.sizes[stream]), 0
         while done < len(data):
             if size % EXTENT_BYTES == 0:
@@ -132,7 +138,7 @@ class ScratchFile:
         self.sizes[stream] = size
 
     def read(self, stream: int, start: int, out: NDArray[np.uint8]) -> None:
-        """Bytes [start, start + len(out)) of a stream."""
+        """Read bytes [start, start + len(out)) of a stream."""
         done = 0
         while done < len(out):
             extent, offset = divmod(start + done, EXTENT_BYTES)
@@ -142,7 +148,7 @@ class ScratchFile:
             done += count
 
     def close(self) -> None:
-        """Give the room back."""
+        """Free the disk space."""
         self._file.close()
 
     def _write(self, data: NDArray[np.uint8], offset: int) -> None:
@@ -155,54 +161,20 @@ class ScratchFile:
             raise self._error(error) from error
 
     def _error(self, error: OSError) -> StorageError:
-        held = int(self.sizes.sum())
         return StorageError(
-            f"{self._directory}: {error.strerror}, with {held:,} bytes of a shuffle there; needed room for all that is "
-            "shuffled; --scratch names another directory"
+            f"{self._directory}: {error.strerror}, with {int(self.sizes.sum()):,} bytes of a shuffle there; needed "
+            "room for all that is shuffled; --scratch names another directory"
         )
-
-
-MIB = 1 << 20
-
-
-LEAST_MEMORY = 512 * MIB
-
-
-RESERVED_BYTES = 320 * MIB
-
-
-"""Of the memory that is allowed: Python, s3fs and pyarrow, some 200 MiB; blocks of indices; what an upload gathers."""
-
-
-CHUNK_BYTES = 2 * MIB
-
-
-"""Given at once: what is copied stays in the cache of a core until it is written."""
-
-
-RECORD_BYTES = 40
-
-
-"""In memory for a record of a bucket, besides its bytes, and `COLUMN_BYTES` for each of its columns."""
-
-
-COLUMN_BYTES = 24
-
-
-Column = tuple[NDArray[np.uint8], NDArray[np.int64]]
-
-
-"""Bytes of neighbouring records, and where each begins, then the end: shape (n + 1,)."""
 
 
 @dataclass(frozen=True)
 class ShufflePlan:
-    """How a shuffle is done within a memory.
+    """Sizes of a shuffle within a limit of memory.
 
     Attributes:
-        num_buckets: into which the keys are cut.
-        round_bytes: of records that are thrown together in pass 1.
-        bucket_bytes: what a bucket may have in memory in pass 2.
+        num_buckets: number of equal ranges of keys.
+        round_bytes: bytes of records that pass 1 distributes together.
+        bucket_bytes: bytes of a bucket that pass 2 may hold in memory.
     """
 
     num_buckets: int
@@ -211,17 +183,17 @@ class ShufflePlan:
 
 
 def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_columns: int) -> ShufflePlan:
-    """Buckets of which each, with room for chance, fits into the memory.
+    """Return a plan in which each bucket, with a margin for chance, fits into memory.
 
     Args:
-        memory_bytes: that the whole process may use.
-        num_bytes, num_records: of all that is shuffled, where they are not known about so many.
+        memory_bytes: memory of the whole process.
+        num_bytes, num_records: of all records; an estimate if they are not known.
 
     Raises:
-        ConfigError: less memory than any shuffle needs.
+        ConfigError: the memory is less than any shuffle needs.
     """
-    if memory_bytes < LEAST_MEMORY:
-        raise ConfigError(f"memory: {memory_bytes:,} bytes, needed {LEAST_MEMORY:,} or more")
+    if memory_bytes < MIN_MEMORY_BYTES:
+        raise ConfigError(f"memory: {memory_bytes:,} bytes, needed {MIN_MEMORY_BYTES:,} or more")
     bucket_bytes = (memory_bytes - RESERVED_BYTES) * 3 // 4
     needed = num_bytes + num_records * (RECORD_BYTES + COLUMN_BYTES * num_columns)
     num_buckets = max(1, -(-needed * 5 // (bucket_bytes * 4)))
@@ -230,10 +202,10 @@ def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_column
 
 
 class RecordRun:
-    """Records that follow each other in the new order.
+    """Neighbouring records of the new order.
 
     Attributes:
-        lengths: bytes of each in each column, shape (n, num_columns).
+        lengths: bytes of each record in each column, shape (n, num_columns).
     """
 
     def __init__(self, lengths: NDArray[np.int64], order: NDArray[np.int64], columns: Sequence[_Column]) -> None:
@@ -243,16 +215,16 @@ class RecordRun:
         return len(self._order)
 
     def pieces(self, column: int) -> Iterator[memoryview]:
-        """Their bytes in one column, in order; each piece holds until the next is asked for."""
+        """Yield the bytes of a column in order; each piece is valid until the next one."""
         return self._columns[column].pieces(self._order)
 
     def joined(self, column: int) -> bytes:
-        """The same as one."""
+        """Return the bytes of a column."""
         return b"".join(map(bytes, self.pieces(column)))
 
 
 class Buckets:
-    """Takes records with their keys, and gives them back in the order of the keys."""
+    """Collect records with their keys and return them sorted by key."""
 
     def __init__(self, plan: ShufflePlan, num_columns: int, directory: str | None = None) -> None:
         self.plan, self.num_columns = plan, num_columns
@@ -260,7 +232,7 @@ class Buckets:
         self._grouped = _Buffer()
 
     def add(self, keys: NDArray[np.uint64], columns: Sequence[Column]) -> None:
-        """Some `round_bytes` of records."""
+        """Add up to about `round_bytes` of records."""
         buckets = assign_buckets(keys, self.plan.num_buckets)
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
@@ -271,12 +243,12 @@ class Buckets:
         for number, (data, places) in enumerate(columns, 1):
             ends = np.zeros(len(keys) + 1, np.int64)
             np.cumsum(heads[:, number], out=ends[1:])
-            grouped = self._grouped.of(int(ends[-1]))
+            grouped = self._grouped.resize(int(ends[-1]))
             copy_pieces(data, places, order, grouped)
             self._append(number, grouped, ends[bounds])
 
     def add_one(self, key: NDArray[np.uint64], columns: Sequence[Iterable[memoryview]]) -> None:
-        """A record that is too long for a round; `key` has shape (1,)."""
+        """Add one record that is too long for a round; `key` has shape (1,)."""
         bucket, lengths = int(assign_buckets(key, self.plan.num_buckets)[0]), []
         for number, pieces in enumerate(columns, 1):
             before = int(self._scratch.sizes[self._stream(number, bucket)])
@@ -287,7 +259,7 @@ class Buckets:
         self._scratch.append(self._stream(0, bucket), heads.view(np.uint8).reshape(-1))
 
     def sorted(self) -> Iterator[RecordRun]:
-        """All records by their keys, in runs of `CHUNK_BYTES` and less, or of one record."""
+        """Yield all records by their keys, in runs of at most `CHUNK_BYTES` or of one record."""
         self._grouped = _Buffer()
         buffers = [_Buffer() for _ in range(self.num_columns)]
         for bucket in range(self.plan.num_buckets):
@@ -303,7 +275,7 @@ class Buckets:
                 yield RecordRun(table[part, 1:], part, columns)
 
     def close(self) -> None:
-        """Give the room back."""
+        """Free the disk space."""
         self._scratch.close()
 
     @property
@@ -311,7 +283,7 @@ class Buckets:
         return range(1, self.num_columns + 1)
 
     def _column(self, number: int, bucket: int, lengths: NDArray[np.int64], buffer: _Buffer) -> _Column:
-        """In memory if its share of the bucket's room is enough, else left where it is."""
+        """Load a column of a bucket into memory, or leave it on disk if both are too large."""
         stream = self._stream(number, bucket)
         bounds = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=bounds[1:])
@@ -319,12 +291,12 @@ class Buckets:
         sizes = [int(self._scratch.sizes[self._stream(each, bucket)]) for each in self._numbers]
         if sum(sizes) > self.plan.bucket_bytes and size > self.plan.bucket_bytes // (2 * self.num_columns):
             return _OnDisk(self._scratch, stream, bounds)
-        data = buffer.of(size)
+        data = buffer.resize(size)
         self._scratch.read(stream, 0, data)
         return _InMemory(data, bounds)
 
     def _append(self, column: int, data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> None:
-        """To each bucket its bytes."""
+        """Append to each bucket its bytes of a column."""
         places = bounds.tolist()
         for bucket in np.flatnonzero(np.diff(bounds)).tolist():
             self._scratch.append(self._stream(column, bucket), data[places[bucket] : places[bucket + 1]])
@@ -334,7 +306,7 @@ class Buckets:
 
 
 class _InMemory:
-    """The bytes of a bucket's records in one column."""
+    """Column of a bucket in memory."""
 
     def __init__(self, data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> None:
         self._data, self._bounds, self._out = data, bounds, _Buffer()
@@ -344,12 +316,12 @@ class _InMemory:
             start, stop = self._bounds[order[0] : order[0] + 2].tolist()
             yield self._data.data[start:stop]
         else:
-            out = self._out.of(CHUNK_BYTES)
+            out = self._out.resize(CHUNK_BYTES)
             yield out.data[: copy_pieces(self._data, self._bounds, order, out)]
 
 
 class _OnDisk:
-    """The same, read when they are asked for."""
+    """Column of a bucket on disk, read record by record."""
 
     def __init__(self, scratch: ScratchFile, stream: int, bounds: NDArray[np.int64]) -> None:
         self._scratch, self._stream, self._bounds = scratch, stream, bounds
@@ -358,7 +330,7 @@ class _OnDisk:
     def pieces(self, order: NDArray[np.int64]) -> Iterator[memoryview]:
         for record in order.tolist():
             for start, stop in cut(tuple(self._bounds[record : record + 2].tolist()), CHUNK_BYTES):
-                out = self._out.of(stop - start)
+                out = self._out.resize(stop - start)
                 self._scratch.read(self._stream, start, out)
                 yield out.data
 
@@ -367,33 +339,19 @@ _Column = _InMemory | _OnDisk
 
 
 class _Buffer:
-    """Memory that is kept: fresh pages cost as much as what is written to them."""
+    """Reused memory: the kernel zeroes fresh pages, which costs as much as writing to them."""
 
     def __init__(self) -> None:
         self._data = np.empty(0, np.uint8)
 
-    def of(self, size: int) -> NDArray[np.uint8]:
-        """So many bytes; those given before are gone."""
+    def resize(self, size: int) -> NDArray[np.uint8]:
+        """Return `size` bytes; the bytes returned before become invalid."""
         if len(self._data) < size:
-            self._data = np.empty(0, np.uint8)  # the old one goes before the new one comes
+            self._data = np.empty(0, np.uint8)  # frees the old buffer before the new one is allocated
             self._data = np.empty(size, np.uint8)
         return self._data[:size]
 
 
 def _heads(keys: NDArray[np.uint64], lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Key and lengths of each record, shape (n, 1 + num_columns)."""
-    heads = np.empty((len(keys), 1 + len(lengths)), np.int64)
-    heads[:, 0] = keys.view(np.int64)
-    for number, each in enumerate(lengths, 1):
-        heads[:, number] = each
-    return heads
-
-
-def batch_by_size(bounds: NDArray[np.int64], most: int) -> Iterator[Range]:
-    """Runs of records that have at most `most` bytes together, or are one record."""
-    first, last = 0, len(bounds) - 1
-    while first < last:
-        stop = int(np.searchsorted(bounds, bounds[first] + most, "right")) - 1
-        stop = max(first + 1, min(stop, last))
-        yield first, stop
-        first = stop
+    """Return key and lengths of each record, shape (n, 1 + num_columns)."""
+    return np.column_stack([keys.view(np.int64), *lengths])

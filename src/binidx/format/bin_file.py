@@ -1,25 +1,25 @@
-"""The tokens of a prefix, however they are stored: `.bin`, or `.bin.zst` where there is none; and the sums beside.
+"""The `.bin` of a prefix: find and open its tokens in whichever form they are stored, and write them.
 
-    PREFIX.bin        plain; read where both lie there
-    PREFIX.bin.zst    zstd segments, `storage.segments`
-    PREFIX.bin.xxh3   checksums of a plain one, `storage.checksums`
+    PREFIX.bin        plain tokens; used if a compressed object exists, too
+    PREFIX.bin.zst    zstd segments: `storage.codecs.segments`
+    PREFIX.bin.xxh3   checksums of the plain tokens: `storage.codecs.checksums`
 
-All three are looked for at once, so that the two which are mostly not there cost no round trip. Local files are checked
-only on demand (BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us, and checking its blocks would take 10.
+Remote objects are looked up at the same time, so that the two that mostly do not exist cost no round trip. Local files
+are checked only on demand (BINIDX_VERIFY=1): a warm sample of 8 KiB takes 2 us, checking its blocks would take 10.
 
-A `.bin` on its way: compressed if its name says so, with checksums beside it if asked; unseen until `publish`.
+Writing, invisible until `publish`:
 
-    plain bytes ─┬─► segments, if .bin.zst ─► the object
-                 └─► a sum for each 16 KiB ─► .bin.xxh3
+    plain bytes ─┬─► segments, if the name ends in .bin.zst ─► the object
+                 └─► a checksum for each 16 KiB ─► .bin.xxh3
 
-At publishing, once all is written: what `goes` goes, then all that could be taken for the new tokens, or for their
-sums; then the object appears, then its sums. The caller sees to it that no `.idx` stands in between.
+`publish` first removes obsolete objects and whatever could be taken for the new tokens or their checksums; then the
+object appears, then its checksums. The caller makes sure that no `.idx` exists in between.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
@@ -44,65 +44,71 @@ COMPRESSED = [(name, codec.suffix) for name, codec in CODECS.items() if codec.su
 def open_bin(
     path_prefix: str, *, mmap: bool = True, cache: bool | None = None, storage_options: Options = None
 ) -> RangeReader:
-    """The plain bytes of the `.bin` of a prefix.
+    """Open the tokens of a prefix as plain bytes.
 
     Args:
         mmap, cache: as in `open_object`.
 
     Raises:
-        ObjectNotFoundError: there is neither a `.bin` nor a compressed one; or no checksums, which
-            `storage_options={"binidx": {"verify": True}}` or BINIDX_VERIFY=1 demand.
-        FormatError: what is there is not stored as its name says, or the checksums are of another size.
+        ObjectNotFoundError: there is no `.bin`, plain or compressed; or no checksums, which
+            `storage_options={"binidx": {"verify": True}}` or BINIDX_VERIFY=1 require.
+        FormatError: the object is not stored as its name says, or the checksums are of another size.
     """
-    stored = _find(path_prefix, mmap, storage_options)
+    uri, verify = get_bin_path(path_prefix), ReadSettings.of(storage_options).verify
+    if filesystem.local_path(uri) is None:
+        stored = _find_remote(uri, verify is not False, storage_options)
+    else:
+        stored = _find_local(uri, mmap, bool(verify), storage_options)
+    if verify and stored.codec == "raw" and stored.sums is None:
+        raise _missing_sums(uri)
     return layered(stored.reader, storage_options, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
-
-
-def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
-    """The URI of the object that holds the tokens of a prefix; None: there is none."""
-    uri = get_bin_path(path_prefix)
-    names = [uri + codec.suffix for codec in CODECS.values()]
-    return next((name for name in names if object_exists(name, storage_options)), None)
-
-
-def superseded_objects(uri: str) -> list[str]:
-    """The other objects that may hold what `uri` does, or tell of it: they go when it is written.
-
-    Args:
-        uri: of a `.bin`, compressed or not, or of an object that follows no rule.
-    """
-    plain = get_bin_path(strip_bin_suffix(uri))
-    if strip_bin_suffix(uri) == uri:
-        return [uri + SUFFIX]
-    return [name for name in (*(plain + codec.suffix for codec in CODECS.values()), plain + SUFFIX) if name != uri]
-
-
-def strip_bin_suffix(uri: str) -> str:
-    """The prefix of a `.bin`, compressed or not; an object that follows no rule is its own."""
-    return uri.removesuffix(CODECS[codec_of(uri)].suffix).removesuffix(".bin")
 
 
 def open_listed_bin(
     path_prefix: str, found: Found, sums: Found | None, *, cache: bool | None = None, storage_options: Options = None
 ) -> RangeReader:
-    """The remote plain `.bin` of a prefix, of which the store has told, and of its checksums if there are any.
+    """Open a plain remote `.bin` and its checksums, if any, as a list of their folder shows them.
 
     Raises:
         ObjectNotFoundError, FormatError: as `open_bin`.
     """
     uri, verify = get_bin_path(path_prefix), ReadSettings.of(storage_options).verify
     if verify and sums is None:
-        raise _no_sums(uri)
-    reader = open_stored(uri, storage_options=storage_options, found=found)
-    beside = None
+        raise _missing_sums(uri)
+    reader, sums_reader = open_stored(uri, storage_options=storage_options, found=found), None
     if sums is not None and verify is not False:
-        beside = open_stored(uri + SUFFIX, storage_options=storage_options, found=sums)
-    return layered(reader, storage_options, sums=beside, cache=cache)
+        sums_reader = open_stored(uri + SUFFIX, storage_options=storage_options, found=sums)
+    return layered(reader, storage_options, sums=sums_reader, cache=cache)
+
+
+def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
+    """Return the URI of the object that holds the tokens of a prefix, or None."""
+    uri = get_bin_path(path_prefix)
+    names = [uri + codec.suffix for codec in CODECS.values()]
+    return next((name for name in names if object_exists(name, storage_options)), None)
+
+
+def superseded_objects(uri: str) -> list[str]:
+    """Return the objects that become invalid when `uri` is written: other forms of its tokens, and checksums.
+
+    Args:
+        uri: of a `.bin`, compressed or not, or of an object of any other name.
+    """
+    prefix = strip_bin_suffix(uri)
+    if prefix == uri:
+        return [uri + SUFFIX]
+    plain = get_bin_path(prefix)
+    return [name for name in (*(plain + codec.suffix for codec in CODECS.values()), plain + SUFFIX) if name != uri]
+
+
+def strip_bin_suffix(uri: str) -> str:
+    """Return the prefix of a `.bin`, compressed or not; an object of any other name is its own prefix."""
+    return uri.removesuffix(CODECS[codec_of(uri)].suffix).removesuffix(".bin")
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """An object as it is stored: what reads it, its codec, its checksums if they are wanted, its end if it is known."""
+class _StoredBin:
+    """Opened object with its codec, its checksums if they are to be checked, and its last bytes if they are known."""
 
     reader: RangeReader
     codec: str = "raw"
@@ -110,88 +116,71 @@ class _Stored:
     end: bytes = b""
 
 
-def _find(prefix: str, mmap: bool, options: Options) -> _Stored:
-    uri = get_bin_path(prefix)
-    verify = ReadSettings.of(options).verify
-    if filesystem.local_path(uri) is None:
-        stored = _find_remote(uri, verify is not False, options)
-    else:
-        stored = _find_local(uri, mmap, bool(verify), options)
-    if verify and stored.codec == "raw" and stored.sums is None:
-        raise _no_sums(uri)
-    return stored
-
-
-def _no_sums(uri: str) -> ObjectNotFoundError:
+def _missing_sums(uri: str) -> ObjectNotFoundError:
     needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
     return ObjectNotFoundError(f"{uri}{SUFFIX}: no such object; {needed}")
 
 
-def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> _Stored:
-    def open_it(at: str) -> RangeReader:
-        return open_stored(at, storage_options=options, mmap=mmap)
+def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> _StoredBin:
+    forms = [("raw", uri), *((codec, uri + suffix) for codec, suffix in COMPRESSED)]
+    codec, name = next((form for form in forms if object_exists(form[1])), forms[0])
+    reader = open_stored(name, storage_options=options, mmap=mmap)
+    sums = None
+    if verify and codec == "raw" and object_exists(uri + SUFFIX):
+        sums = open_stored(uri + SUFFIX, storage_options=options, mmap=mmap)
+    return _StoredBin(reader, codec, sums)
 
+
+def _find_remote(uri: str, verify: bool, options: Options) -> _StoredBin:
+    """Look up all objects at the same time; only the plain `.bin` decides whether a compressed one is used."""
+
+    def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
+        found = look_up(uri + suffix, options, end_bytes=end_bytes)
+        if found is None:
+            return None
+        return _StoredBin(open_stored(uri + suffix, storage_options=options, found=found), codec, end=found.end)
+
+    def find_compressed() -> _StoredBin | None:
+        return next(filter(None, (find(suffix, codec, TAIL_BYTES) for codec, suffix in COMPRESSED)), None)
+
+    compressed, sums = REQUESTS.submit(find_compressed), REQUESTS.submit(lambda: find(SUFFIX) if verify else None)
     try:
-        stored = open_it(uri)
-    except ObjectNotFoundError:
-        for name, suffix in COMPRESSED:
-            if object_exists(uri + suffix):
-                return _Stored(open_it(uri + suffix), name)
-        raise
-    return _Stored(stored, sums=open_it(uri + SUFFIX) if verify and object_exists(uri + SUFFIX) else None)
-
-
-def _find_remote(uri: str, verify: bool, options: Options) -> _Stored:
-    """All at the same time; what was looked for in vain, or found beside a plain one, is of no consequence."""
-
-    def look_for_compressed() -> _Stored | None:
-        for name, suffix in COMPRESSED:
-            if found := look_up(uri + suffix, options, end_bytes=TAIL_BYTES):
-                return _Stored(open_stored(uri + suffix, storage_options=options, found=found), name, end=found.end)
-        return None
-
-    def look_for_sums() -> RangeReader | None:
-        found = look_up(uri + SUFFIX, options) if verify else None
-        return open_stored(uri + SUFFIX, storage_options=options, found=found) if found else None
-
-    compressed, sums = REQUESTS.submit(look_for_compressed), REQUESTS.submit(look_for_sums)
-    try:
-        stored = open_stored(uri, storage_options=options)
+        plain = open_stored(uri, storage_options=options)
     except StorageError as error:
-        instead = compressed.result() if says_no(error) else None
-        if instead is None:
+        stored = compressed.result() if says_no(error) else None
+        if stored is None:
             raise
-        return instead
+        return stored
     finally:
-        wait([compressed])
-        wait([sums])
-    return _Stored(stored, sums=sums.result())
+        wait([compressed, sums])
+    found_sums = sums.result()
+    return _StoredBin(plain, sums=found_sums.reader if found_sums else None)
 
 
 class BinWriter:
-    """Writes one `.bin`, `.bin.zst`, or an object that follows no rule.
+    """Writer of one `.bin`, `.bin.zst`, or object of any other name.
 
     Args:
-        level: of compression; None: the codec's own.
-        checksums: whether to write those, too.
+        level: compression level; None for the codec's default.
+        checksums: whether to write checksums, too.
 
     Attributes:
-        goes: URIs that go first when it is published; the caller may add to it.
+        obsolete_uris: objects that `publish` removes first; the caller may append to it.
 
     Raises:
-        ConfigError: a level for what is not compressed, or checksums for what is.
+        ConfigError: a level for an object that is not compressed, or checksums for one that is.
     """
 
     def __init__(
         self, uri: str, storage_options: Options = None, *, level: int | None = None, checksums: bool = False
     ) -> None:
         self.uri, self.options = uri, storage_options
-        self.goes: list[str] = []
-        check_bin_options(uri, level, checksums)
+        self.obsolete_uris: list[str] = []
+        _check_options(uri, level, checksums)
         self._column = SpooledColumn("u8") if checksums else None
         self._sums = BlockSums(self._column.extend) if self._column is not None else None
         self._open = contextlib.ExitStack()
-        stored = self._open.enter_context(create_object(uri, storage_options, before_publish=self._make_way))
+        stored = self._open.enter_context(create_object(uri, storage_options, before_publish=self._remove_obsolete))
         self._writer = self._open.enter_context(CODECS[codec_of(uri)].create(stored, level))
 
     def write(self, data: Bytes, /) -> int:
@@ -200,7 +189,7 @@ class BinWriter:
         return self._writer.write(data)
 
     def publish(self) -> None:
-        """Make it visible, and its checksums."""
+        """Make the object visible, then its checksums."""
         if self._sums is None or self._column is None:
             self._open.close()
             return
@@ -211,18 +200,17 @@ class BinWriter:
                 writer.write(block.tobytes())
 
     def abandon(self) -> None:
-        """Leave nothing of what is not published, and give the memory back."""
+        """Remove the unpublished object and free memory; no effect after `publish`."""
         if self._column is not None:
             self._column.close()
         with contextlib.suppress(_Abandoned), self._open:
             raise _Abandoned
 
-    def _make_way(self) -> None:
-        delete_objects([*self.goes, *superseded_objects(self.uri)], self.options)
+    def _remove_obsolete(self) -> None:
+        delete_objects([*self.obsolete_uris, *superseded_objects(self.uri)], self.options)
 
 
-def check_bin_options(uri: str, level: int | None, checksums: bool) -> None:
-    """ConfigError where they do not go with this name."""
+def _check_options(uri: str, level: int | None, checksums: bool) -> None:
     compressed = codec_of(uri) != "raw"
     if level is not None and not compressed:
         raise ConfigError(f"{uri}: compression_level {level}, needed a name that ends in .bin.zst")
@@ -232,11 +220,11 @@ def check_bin_options(uri: str, level: int | None, checksums: bool) -> None:
         raise ConfigError(f"{uri}: checksums=True, needed a plain .bin; each compressed segment has its own")
 
 
-def delete_objects(uris: Sequence[str], options: Options) -> None:
-    """Afterwards there is none of them; in this order."""
+def delete_objects(uris: Iterable[str], options: Options) -> None:
+    """Delete objects in order; those that do not exist are skipped."""
     for uri in uris:
         delete_object(uri, options)
 
 
 class _Abandoned(Exception):
-    """Thrown into an unfinished write so that it leaves nothing."""
+    """Raised inside an unfinished write to remove it."""

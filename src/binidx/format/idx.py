@@ -1,4 +1,4 @@
-"""The `.idx` file: its bytes <-> arrays. No I/O happens here.
+"""The `.idx` file format: parse and format its bytes, without I/O.
 
     offset       bytes  field
     0            9      magic `MMIDIDX` and two NUL bytes
@@ -9,17 +9,17 @@
     34           4 S    i32 sequence_lengths, in tokens
     34+4S        8 S    i64 sequence_pointers, first byte of each sequence in the `.bin`
     34+12S       8 D    i64 document_indices, first sequence of each document, then S
-    34+12S+8D    1 S    i8 sequence_modes, only where it was written multimodal
+    34+12S+8D    1 S    i8 sequence_modes, only in multimodal datasets
 
-All little-endian, packed, so no array is aligned. A repeated document bound is an empty document. Nothing in the header
-says whether the modes are there: the caller does (`multimodal=`), and a text reader passes over them. The pointers are
-the running sum of the lengths, times the bytes of a token: redundant, and checked. The `.bin` beside it holds the
+All fields are little-endian and packed, so no array is aligned. A repeated document bound is an empty document. The
+header does not record whether modes follow: the caller passes `multimodal=`, and a reader of text ignores them.
+Pointers are the running sum of the lengths times the bytes of a token: redundant, and checked. The `.bin` holds the
 tokens one after the other and nothing else.
 
-Prohibited: a magic, version or dtype code other than these; any other file size; negative lengths; pointers that leave
-gaps or overlap; bounds that do not start at 0, that fall, or that do not end at S.
+Prohibited: another magic, version or dtype code; any other file size; negative lengths; pointers that leave gaps or
+overlap; bounds that do not start at 0, that decrease, or that do not end at S.
 
-Source: Megatron Core, indexed_dataset.py. It checks magic, version and the last bound, and trusts the rest.
+Source: Megatron Core, indexed_dataset.py, which checks magic, version and the last bound only.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ from binidx.errors import FormatError
 from binidx.native import token_files
 
 MAGIC = b"MMIDIDX\x00\x00"
-
-
 VERSION = 1
-
-
 HEADER = struct.Struct("<9sQBQQ")
 
 
 class DType(Enum):
-    """The types a token may have, and their codes in the header. Source: Megatron Core; there is no uint32."""
+    """Token types and their codes in the header of an `.idx`.
+
+    Example:
+        DType.optimal_dtype(50_257)  # numpy.uint16
+
+    Source: Megatron Core, `DType`, with the same members and methods; there is no uint32.
+    """
 
     uint8 = 1
     int8 = 2
@@ -58,7 +60,17 @@ class DType(Enum):
 
     @classmethod
     def code_from_dtype(cls, value: DTypeLike) -> int:
-        """The code of a NumPy type; a `FormatError` where Megatron raises KeyError."""
+        """Return the code of a NumPy type.
+
+        Args:
+            value: anything that `numpy.dtype` accepts.
+
+        Returns:
+            A code from 1 to 8.
+
+        Raises:
+            FormatError: the type has no code, where Megatron raises KeyError.
+        """
         name = np.dtype(value).name
         if name not in cls.__members__:
             raise FormatError(f"dtype: {name}, needed one of {', '.join(cls.__members__)}")
@@ -66,12 +78,32 @@ class DType(Enum):
 
     @classmethod
     def dtype_from_code(cls, value: int) -> type[np.number[Any]]:
-        """The NumPy type of a code; ValueError where there is none."""
+        """Return the NumPy type of a code.
+
+        Args:
+            value: a code from 1 to 8.
+
+        Returns:
+            A NumPy scalar type, such as `numpy.uint16`.
+
+        Raises:
+            ValueError: no type has the code.
+        """
         return np.dtype(cls(value).name).type
 
     @staticmethod
     def size(key: int | type[np.number[Any]]) -> int:
-        """Bytes of one token, from a code or a NumPy number type; ValueError for anything else."""
+        """Return the bytes of one token.
+
+        Args:
+            key: a code, or a NumPy number type.
+
+        Returns:
+            1, 2, 4 or 8.
+
+        Raises:
+            ValueError: the key is neither.
+        """
         if isinstance(key, int):
             return np.dtype(DType.dtype_from_code(key)).itemsize
         if isinstance(key, type) and issubclass(key, np.number):
@@ -80,18 +112,25 @@ class DType(Enum):
 
     @staticmethod
     def optimal_dtype(cardinality: int | None) -> type[np.number[Any]]:
-        """The type for a vocabulary of this size: uint16 below 65500 (not 65536: Megatron's rule), else int32."""
+        """Return the token type for the size of a vocabulary.
+
+        Args:
+            cardinality: number of token ids; None if it is not known.
+
+        Returns:
+            `numpy.uint16` below 65,500 ids (Megatron's bound; 65,536 would fit), else `numpy.int32`.
+        """
         return np.uint16 if cardinality is not None and cardinality < 65500 else np.int32
 
 
 def little_endian(dtype: DTypeLike) -> np.dtype[Any]:
-    """The same type as it lies in a file: little-endian on every machine."""
+    """Return the little-endian form of a type, in which files store it."""
     return np.dtype(dtype).newbyteorder("<")
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceIndex:
-    """What an `.idx` says, as read-only views of its bytes.
+    """Contents of an `.idx` as read-only views of its bytes.
 
     Attributes:
         dtype: NumPy type of a token.
@@ -100,9 +139,9 @@ class SequenceIndex:
         document_indices: first sequence of each document, then S, shape (D,) int64, D = documents + 1.
         sequence_modes: mode of each sequence, shape (S,) int8; None when opened as text.
         num_tokens: sum of the lengths.
-        documents_are_sequences: it is known, without a look at the bounds, that each document is one sequence.
+        documents_are_sequences: whether each document is known to be one sequence, without reading the bounds.
 
-    Source: the names are those of Megatron Core's `_IndexReader`.
+    Source: Megatron Core, `_IndexReader`, with the same names.
     """
 
     dtype: type[np.number[Any]]
@@ -123,47 +162,47 @@ class SequenceIndex:
 
     @property
     def sequence_count(self) -> int:
-        """S, the number of sequences."""
+        """Number of sequences, S."""
         return len(self)
 
     @property
     def document_count(self) -> int:
-        """D, the number of document *bounds*: Megatron's name for one more than there are documents."""
+        """Number of document bounds, D: one more than documents. Megatron's name."""
         return len(self.document_indices)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the `.bin` this index covers."""
+        """Bytes of all tokens in the `.bin`."""
         return self.num_tokens * self.dtype_size
 
     def tokens_before(self, sequence: int) -> int:
-        """Tokens of all sequences before one, which may be the end: what is stored lies without gaps."""
+        """Return the number of tokens before a sequence, or before the end; sequences are stored without gaps."""
         if sequence == len(self):
             return self.num_tokens
         return int(self.sequence_pointers[sequence]) // self.dtype_size
 
 
 def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
-    """The 34 bytes before the arrays."""
+    """Return the 34 bytes before the arrays."""
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
 
 def index_bytes(num_sequences: int, num_document_bounds: int) -> int:
-    """Bytes of an `.idx` without modes; with them it has `num_sequences` more."""
+    """Return the bytes of an `.idx` without modes; with modes it has `num_sequences` more."""
     return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
 
-def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, sound: bool = False) -> SequenceIndex:
-    """The arrays of a whole `.idx`, as views of `buffer` and checked in full.
+def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: bool = False) -> SequenceIndex:
+    """Return the arrays of a whole `.idx` as views of `buffer`, fully checked.
 
     Args:
-        buffer: the bytes of the file, anything with the buffer protocol.
-        uri: where they came from, for the messages.
-        multimodal: whether the caller wants the modes, which then must be there.
-        sound: these very bytes were checked before: only the header and the size are now.
+        buffer: bytes of the file, anything with the buffer protocol.
+        uri: name of the file, for errors.
+        multimodal: whether to return the modes, which must then be there.
+        trusted: these bytes were checked before, so only the header and the size are checked.
 
     Raises:
-        FormatError: a rule of the format is broken; the message names the rule and where.
+        FormatError: a rule of the format is broken; the message names the rule and the place.
     """
     view = memoryview(buffer).cast("B")
     dtype, num_sequences, num_bounds = _parse_header(view, uri)
@@ -174,19 +213,24 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, sound: bool 
     after = index_bytes(num_sequences, num_bounds)
     modes = np.frombuffer(view, np.int8, num_sequences, after) if multimodal else None
     item_bytes = np.dtype(dtype).itemsize
-    if sound:
+    if trusted:
         num_tokens = pointers.item(-1) // item_bytes + lengths.item(-1) if num_sequences else 0
     else:
-        num_tokens = _check_sequences(lengths, pointers, item_bytes, uri)
-        _check_documents(bounds, num_sequences, uri)
+        num_tokens = check_sequences(lengths, pointers, item_bytes, uri)
+        check_bounds(bounds, num_sequences, uri)
+        check_last_bound(bounds.item(-1), num_sequences, uri)
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 
 def parse_idx_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.number[Any]], int, int, bool]:
-    """What the first 34 bytes of an `.idx` of `size` bytes say: dtype, sequences, bounds, whether modes follow.
+    """Return dtype, number of sequences, number of bounds, and whether modes follow.
+
+    Args:
+        header: the first 34 bytes of an `.idx`.
+        size: bytes of the whole file.
 
     Raises:
-        FormatError: the header breaks a rule, or the size is not what it needs.
+        FormatError: the header breaks a rule, or the size does not fit it.
     """
     dtype, num_sequences, num_bounds = _parse_header(header, uri)
     _check_size(size, num_sequences, num_bounds, False, uri)
@@ -220,33 +264,65 @@ def _check_size(found: int, num_sequences: int, num_bounds: int, multimodal: boo
         raise FormatError(f"{uri}: {found} bytes, {counts} needs {text}, or {text + num_sequences} with modes")
 
 
-def _check_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int, uri: str) -> int:
-    right, num_tokens = token_files.count_valid_sequences(lengths, pointers, item_bytes)
-    if right == len(lengths):
+def check_sequences(
+    lengths: NDArray[np.int32],
+    pointers: NDArray[np.int64],
+    item_bytes: int,
+    uri: str,
+    *,
+    first: int = 0,
+    start: int = 0,
+) -> int:
+    """Check neighbouring sequences and return the number of their tokens.
+
+    Args:
+        first: number of the first sequence.
+        start: byte at which it must start.
+
+    Raises:
+        FormatError: a length is negative, or a pointer leaves a gap.
+    """
+    valid, num_tokens = token_files.count_valid_sequences(lengths, pointers - start if start else pointers, item_bytes)
+    if valid == len(lengths):
         return num_tokens
-    if lengths[right] < 0:
-        raise FormatError(f"{uri}: sequence {right} has length {lengths[right]}, needed 0 or more")
-    raise FormatError(f"{uri}: sequence {right} starts at byte {pointers[right]}, needed {num_tokens * item_bytes}")
+    if lengths[valid] < 0:
+        raise FormatError(f"{uri}: sequence {first + valid} has length {lengths[valid]}, needed 0 or more")
+    needed = start + num_tokens * item_bytes
+    raise FormatError(f"{uri}: sequence {first + valid} starts at byte {pointers[valid]}, needed {needed}")
 
 
-def _check_documents(bounds: NDArray[np.int64], num_sequences: int, uri: str) -> None:
-    if bounds[0] != 0:
+def check_bounds(bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int = 0, lowest: int = 0) -> None:
+    """Check neighbouring document bounds.
+
+    Args:
+        first: number of the first bound.
+        lowest: the bound before it.
+
+    Raises:
+        FormatError: the first bound of all is not 0, or a bound decreases or exceeds the number of sequences.
+    """
+    if first == 0 and bounds[0] != 0:
         raise FormatError(f"{uri}: first document bound is {bounds[0]}, needed 0")
-    right = token_files.count_valid_documents(bounds, num_sequences)
-    if right < len(bounds):
-        lowest = bounds[right - 1]
-        raise FormatError(f"{uri}: document bound {right} is {bounds[right]}, needed {lowest} to {num_sequences}")
-    if bounds[-1] != num_sequences:
+    valid = token_files.count_valid_documents(bounds, num_sequences) if bounds[0] >= lowest else 0
+    if valid < len(bounds):
+        needed = bounds[valid - 1] if valid else lowest
         raise FormatError(
-            f"{uri}: last document bound is {bounds[-1]}, needed {num_sequences} (the writer forgot end_document?)"
+            f"{uri}: document bound {first + valid} is {bounds[valid]}, needed {needed} to {num_sequences}"
         )
 
 
+def check_last_bound(last: int, num_sequences: int, uri: str) -> None:
+    """FormatError unless the documents end with the last sequence."""
+    if last != num_sequences:
+        hint = "(the writer forgot end_document?)"
+        raise FormatError(f"{uri}: last document bound is {last}, needed {num_sequences} {hint}")
+
+
 def get_idx_path(path_prefix: str) -> str:
-    """The URI of a prefix's index. Plain concatenation, as in Megatron Core: a prefix may end in anything."""
+    """Return the URI of a prefix's index: plain concatenation, as in Megatron Core."""
     return path_prefix + ".idx"
 
 
 def get_bin_path(path_prefix: str) -> str:
-    """The URI of a prefix's tokens."""
+    """Return the URI of a prefix's tokens."""
     return path_prefix + ".bin"

@@ -1,23 +1,20 @@
-"""The small `.idx` files of a run in one object: its bytes <-> the files. No I/O happens here; see `bundled`.
+"""Bundle of the small `.idx` files of a run: one request instead of one for each file.
+
+    {directory}/{digest of the prefixes}-binidx-idx.bundle
 
     offset   bytes  field
     0        8      magic `BINIDXB1`
     8        8      u64 T, bytes of the table
     16       8      u64 XXH3-64 of the table
     24       T      the table, JSON: [[prefix, first byte, bytes, XXH3-64 in hex, identity], ...]
-    24+T     ...    the files as they are, one after the other; first bytes count from here
+    24+T     ...    the files, one after the other; first bytes count from here
 
-Little-endian. `identity` is what the store said of the `.idx` that the bytes were read from: its size and an ETag or a
-generation. A file counts only where a list shows that very object now, and its checksum holds: a bundle may be old, be
-of other data or be half rotten, and costs requests then, never a wrong index.
+Little-endian. `identity` is the identity of the `.idx` that the bytes were read from: its size and an ETag or
+generation. A file is used only if a list shows that very object now and its checksum is right. An old, foreign or
+damaged bundle therefore costs requests, never a wrong index.
 
-The bundle of a set of prefixes in a directory of the store: one request instead of one for each small `.idx`.
-
-    {directory}/{digest of the prefixes}-binidx-idx.bundle
-
-Read at the same time as the lists that say which of it still holds, and through the `index_dir`, once for a node.
-Written by who had to open one of its files alone, from what it read. Writers race without harm: the last bundle
-stands whole, and what it has of replaced files is not used.
+The bundle is read at the same time as the lists, through the `index_dir`, so once for each node. A process that had to
+open a file alone writes a new one. Writers race without harm: the last one wins, and files replaced since are not used.
 """
 
 from __future__ import annotations
@@ -39,57 +36,46 @@ from binidx.storage.stores.head import says_no
 from binidx.storage.writing.publish import create_object, join_uri
 
 MAGIC = b"BINIDXB1"
-
-
 HEADER = struct.Struct("<8sQQ")
-
 
 TABLE = JsonFile[list[tuple[str, Count, Count, str, dict[str, Any]]]](
     list[tuple[str, Count, Count, str, dict[str, Any]]]
 )
 
-
 LARGEST_BYTES = 1 << 20
-
-
-"""Of an `.idx`: what is larger costs more by its bytes than by its request."""
-
+"""Largest `.idx` in a bundle; the bytes of a larger one cost more than its request."""
 
 BUNDLE_BYTES = 64 << 20
-
-
-"""Of the files of one bundle: it is fetched whole, whatever is needed of it."""
-
+"""Largest total of the files of a bundle, as it is always fetched whole."""
 
 Identity = Mapping[str, Any]
-
-
 File = tuple[Identity, memoryview | None]
 
 
 @dataclass(frozen=True)
 class BundledFiles:
-    """A bundle in memory.
+    """Bundle in memory.
 
-    table: by prefix, (first byte, bytes, checksum, identity) of its `.idx` in `files`.
+    Attributes:
+        table: by prefix, (first byte, bytes, checksum, identity) of its `.idx` in `files`.
     """
 
     table: Mapping[str, tuple[int, int, str, Identity]]
     files: memoryview
 
     def find(self, prefix: str, identity: Identity) -> memoryview | None:
-        """The bytes of the `.idx` of a prefix, if the object with this identity is what was bundled."""
+        """Return the bytes of the `.idx` of a prefix if the bundled object has this identity, else None."""
         if prefix not in self.table:
             return None
-        first, size, checksum, was = self.table[prefix]
-        if not same_object(was, identity):
+        first, size, checksum, bundled = self.table[prefix]
+        if not same_object(bundled, identity):
             return None
         found = self.files[first : first + size]
         return found if len(found) == identity["size"] and xxhash.xxh3_64_hexdigest(found) == checksum else None
 
 
 def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
-    """Of the prefixes with these `.idx` those that belong in a bundle: the smallest, as many as it may hold."""
+    """Return the prefixes whose `.idx` files belong in a bundle: the smallest ones, up to its limits."""
     fit = [(int(each["size"]), prefix) for prefix, each in identities.items() if proves_content(each)]
     chosen, total = [], 0
     for size, prefix in sorted(fit):
@@ -101,7 +87,7 @@ def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
 
 
 def format_bundle(files: Mapping[str, File], chosen: Sequence[str]) -> list[bytes | memoryview]:
-    """The bytes of a bundle of the chosen prefixes, in pieces."""
+    """Return the bytes of a bundle of the chosen prefixes, in pieces."""
     table: list[Any] = []
     pieces: list[memoryview] = []
     first = 0
@@ -116,17 +102,17 @@ def format_bundle(files: Mapping[str, File], chosen: Sequence[str]) -> list[byte
 
 
 def parse_bundle(buffer: memoryview, uri: str) -> BundledFiles:
-    """What `format_bundle` gave; the files are compared when they are taken.
+    """Parse the bytes of a bundle; files are compared with their checksums when they are used.
 
     Raises:
-        FormatError: another thing, or a table with a changed bit.
+        FormatError: the bytes are not a bundle, or the table is damaged.
     """
     if len(buffer) < HEADER.size:
         raise FormatError(f"{uri}: {len(buffer)} bytes, the header of a bundle needs {HEADER.size}")
     magic, table_bytes, checksum = HEADER.unpack_from(buffer)
     text = buffer[HEADER.size : HEADER.size + min(table_bytes, len(buffer))]
     if magic != MAGIC or len(text) != table_bytes or xxhash.xxh3_64_intdigest(text) != checksum:
-        raise FormatError(f"{uri}: no bundle of ours, or its table is damaged")
+        raise FormatError(f"{uri}: no bundle, or its table is damaged")
     table = {row[0]: row[1:] for row in TABLE.decode(text, uri)}
     return BundledFiles(table, buffer[HEADER.size + table_bytes :])
 
@@ -136,19 +122,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class IdxBundle:
-    """Where the bundle of a run lies.
+    """Stored bundle of a run.
 
     Args:
-        directory: URI; made where the store knows directories.
-        writes: whether this process may write it.
+        directory: URI of its directory, created if the store has directories.
+        writable: whether this process may write it.
     """
 
     directory: str
-    writes: bool = True
+    writable: bool = True
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def read(self, prefixes: Sequence[str]) -> BundledFiles | None:
-        """None, and why in the log, where there is none to be had."""
+        """Return the bundle of the prefixes; None if there is no valid one, with the reason in the log."""
         uri = self.uri(prefixes)
         try:
             return parse_bundle(read_whole(open_object(uri, storage_options=self.storage_options, cache="disk")), uri)
@@ -158,14 +144,14 @@ class IdxBundle:
             logger.log(logging.DEBUG if says_no(error) else logging.WARNING, "%s: opening each .idx: %s", uri, error)
         return None
 
-    def complete(self, prefixes: Sequence[str], files: Mapping[str, File], lacking: Collection[str]) -> None:
-        """Write the bundle of these files if some `lacking` one belongs in it; what cannot be written is logged.
+    def update(self, prefixes: Sequence[str], files: Mapping[str, File], missing: Collection[str]) -> None:
+        """Write a new bundle if one of the `missing` prefixes belongs in it; a failed write is logged.
 
         Args:
-            files: by prefix, identity and bytes of its `.idx`; None: not read as that object.
+            files: by prefix, identity and bytes of its `.idx`; the bytes are None if it was not read.
         """
         chosen = select_bundled({prefix: identity for prefix, (identity, data) in files.items() if data is not None})
-        if not {*lacking} & {*chosen}:
+        if not {*missing} & {*chosen}:
             return
         uri = self.uri(prefixes)
         try:
@@ -173,7 +159,7 @@ class IdxBundle:
                 for piece in format_bundle(files, chosen):
                     out.write(piece)
         except (OSError, NotImplementedError) as error:
-            logger.warning("%s: not written, every start asks for each .idx: %s", uri, error)
+            logger.warning("%s: not written, so every start opens each .idx alone: %s", uri, error)
 
     def uri(self, prefixes: Sequence[str]) -> str:
         names = "\n".join(sorted({*prefixes}))

@@ -1,9 +1,7 @@
-"""A column of integers that grows without growing in memory: a buffer over a temporary file.
-
-What an `.idx` will say, gathered in a memory that does not grow with it.
+"""Columns of an `.idx` while it is written, in a constant amount of memory.
 
 lengths, modes ──┐
-document bounds ─┴───► spools ─► .idx      in blocks; the pointers are a running sum
+document bounds ─┴───► spooled columns ─► .idx      in blocks; the pointers are a running sum
 """
 
 from __future__ import annotations
@@ -20,27 +18,22 @@ from binidx.format.idx import format_idx_header, little_endian
 from binidx.storage.ranges import cut
 
 MEMORY_BYTES = 1 << 18
-
-
-"""What one column keeps in memory before it moves to a file in the temporary directory."""
-
+"""Bytes of a column in memory; more of them go to a file in the temporary directory."""
 
 BLOCK_VALUES = 1 << 17
-
-
-"""Values of one block: what is in memory while a column is read back."""
+"""Values of a block: a column is read back in blocks."""
 
 
 class SpooledColumn:
-    """Integers appended at the end and read back in blocks. Price: 256 KiB, then `itemsize` bytes of disk a value.
+    """Append-only column of integers. Memory: 256 KiB; then `itemsize` bytes of disk for each value.
 
     Args:
-        dtype: the type they are kept in; what is appended must fit it (the builder checks).
+        dtype: stored type; appended values must fit it.
     """
 
     def __init__(self, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        # Our own buffer over a raw file: a forked child that ends writes out those of file objects a second time.
+        # A buffer of our own over a raw file: a forked child that exits flushes the buffers of file objects again.
         self._buffer = bytearray()
         self._file: Any = None
         self._count = 0
@@ -49,10 +42,10 @@ class SpooledColumn:
         return self._count
 
     def extend(self, values: Sequence[int] | NDArray[Any], plus: int = 0) -> None:
-        """Append each value `plus` a number, in blocks: an array mapped from another `.idx` is not copied whole.
+        """Append values, each with `plus` added, in blocks: a mapped array is not copied as a whole.
 
         Raises:
-            OSError: the disk is full. How much was appended is unknown then.
+            OSError: the disk is full; the number of appended values is then undefined.
         """
         for start in range(0, len(values), BLOCK_VALUES):
             block = np.asarray(values[start : start + BLOCK_VALUES], self.dtype)
@@ -62,14 +55,14 @@ class SpooledColumn:
         self._count += len(values)
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """All values from the first, as arrays of up to `BLOCK_VALUES`; then appending goes on."""
+        """Yield all values in arrays of at most `BLOCK_VALUES`; the column can be extended afterwards."""
         if self._file is not None:
             self._spill()
         for start, stop in cut((0, self._count * self.dtype.itemsize), BLOCK_VALUES * self.dtype.itemsize):
             yield np.frombuffer(self._read(start, stop), self.dtype)
 
     def close(self) -> None:
-        """Give the memory and the file back."""
+        """Free the memory and the file."""
         self._buffer = bytearray()
         if self._file is not None:
             self._file.close()
@@ -89,11 +82,11 @@ class SpooledColumn:
 
 
 class IndexColumns:
-    """The columns of one `.idx` on its way. Nothing is checked here.
+    """Columns of an `.idx`; values are not checked.
 
     Args:
-        dtype: the type of a token.
-        multimodal: whether a mode is kept for each sequence.
+        dtype: type of a token.
+        multimodal: whether each sequence has a mode.
     """
 
     def __init__(self, dtype: DTypeLike, multimodal: bool = False) -> None:
@@ -104,7 +97,7 @@ class IndexColumns:
 
     @property
     def num_open(self) -> int:
-        """Sequences after the last document bound."""
+        """Number of sequences after the last document bound."""
         return len(self.lengths) - self._last_bound
 
     @property
@@ -112,17 +105,17 @@ class IndexColumns:
         return len(self._bounds) - 1
 
     def end_document(self) -> None:
-        """A bound after the last sequence."""
+        """Add a bound after the last sequence."""
         self.add_bounds([len(self.lengths)], plus=0)
 
     def add_bounds(self, bounds: Sequence[int] | NDArray[np.int64], *, plus: int) -> None:
-        """Document bounds, each with `plus` added; the first sequence after the last of them opens a document."""
+        """Add document bounds, each with `plus` added; sequences added later belong to a new document."""
         if len(bounds):
             self._bounds.extend(bounds, plus=plus)
             self._last_bound = int(bounds[-1]) + plus
 
     def format(self) -> Iterator[bytes]:
-        """The bytes of the `.idx`."""
+        """Yield the bytes of the `.idx`."""
         yield format_idx_header(self.dtype, len(self.lengths), len(self._bounds))
         yield from (block.tobytes() for block in self.lengths.blocks())
         yield from (block.tobytes() for block in _pointers(self.lengths.blocks(), np.dtype(self.dtype).itemsize))
@@ -130,13 +123,13 @@ class IndexColumns:
         yield from (block.tobytes() for block in self.modes.blocks())
 
     def close(self) -> None:
-        """Give the memory and the files back."""
+        """Free the memory and the files."""
         for column in (self.lengths, self.modes, self._bounds):
             column.close()
 
 
 def _pointers(lengths: Iterator[NDArray[np.int32]], item_bytes: int) -> Iterator[NDArray[Any]]:
-    """The first byte of each sequence, block by block."""
+    """Yield the first byte of each sequence, in blocks."""
     start = 0
     for block in lengths:
         ends = np.cumsum(block, dtype=np.int64)

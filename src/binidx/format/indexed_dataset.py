@@ -279,7 +279,7 @@ class IndexedDataset:
 
     @functools.cached_property
     def documents_are_sequences(self) -> bool:
-        """Whether each document is one sequence, so that both have the same numbers; one pass over the bounds.
+        """True if each document is one sequence, so that both have the same numbers; one pass over the bounds.
 
         For a dataset opened with `checked`, False means unknown.
         """

@@ -1,14 +1,12 @@
-"""Whatever holds tokens -> one flat array of the stored type, or an error: no value is changed on the way.
+"""Builder of a `.bin`/`.idx` pair from sequences and documents, in a constant amount of memory.
 
-Sequences and documents -> one `.bin`/`.idx` pair, in a memory that does not grow with them.
+    tokens ──────────────► .bin      (invisible until finalize; compressed if its name ends in .bin.zst)
+    lengths, modes, bounds ─► .idx      `index_writer`
 
-    tokens ──────────────► .bin      (unseen until finalize; compressed if it is called .bin.zst)
-    lengths, modes, bounds ─► .idx      `index_columns`
-
-Both files are written whole, unseen, before anything that stands is touched. Then, at once: the old `.idx` goes, and a
-`.bin.zst` or `.bin.xxh3` of old; the `.bin` appears, its checksums if asked, the new `.idx`. So nobody reads new tokens
-with an old index, and a builder that fails, or is never finalized, leaves what was there. Only a failure between these
-leaves no dataset: never a mixed one.
+Both files are written completely and invisibly before anything that exists is touched. Then the old `.idx` is removed,
+and an old `.bin.zst` or `.bin.xxh3`; the `.bin` appears, its checksums if requested, and the new `.idx`. New tokens are
+never read with an old index, and a builder that fails, or is not finalized, leaves the old dataset in place. Only a
+failure between these steps leaves no dataset; a mixed one is impossible.
 """
 
 from __future__ import annotations
@@ -33,25 +31,24 @@ from binidx.storage.writing.publish import create_object
 
 
 def as_tokens(tokens: Any, dtype: DTypeLike, subject: str) -> NDArray[Any]:
-    """Tokens as they will lie in the file: flat, contiguous, little-endian.
+    """Return tokens as the file stores them: flat, contiguous, little-endian. No value is changed.
 
-    An array of the right type passes without a copy or a look at its values; any other is checked, at the price of a
-    pass or two over it.
+    An array of the right type is passed through without a copy; others are checked in one or two passes.
 
     Args:
-        tokens: an array of any shape, a torch tensor on the CPU, a list, anything NumPy takes.
-        dtype: the type of the dataset.
-        subject: who asks, for the message.
+        tokens: an array of any shape, a torch tensor on the CPU, a list, or anything else that NumPy accepts.
+        dtype: type of the dataset.
+        subject: name of the dataset, for errors.
 
     Raises:
-        FormatError: a value the type does not hold: 70000, -1 or 0.5 for uint16. Floats may be rounded to float32.
+        FormatError: the type cannot hold a value: 70000, -1 or 0.5 in uint16. Floats may be rounded to float32.
 
-    Source: us. Megatron casts: 70000 becomes 4464 in uint16, and 0.5 becomes 0.
+    Source: ours. Megatron casts: 70000 becomes 4464 in uint16, and 0.5 becomes 0.
     """
     needed = little_endian(dtype)
-    # A torch tensor says .numpy(), which shares its memory; asking so needs no import of torch.
+    # A torch tensor's .numpy() shares its memory; looking for the method needs no import of torch.
     found = np.asarray(tokens.numpy() if hasattr(tokens, "numpy") else tokens)
-    rounds = needed.kind == "f" and found.dtype.kind in "iu"  # which NumPy calls safe
+    rounds = needed.kind == "f" and found.dtype.kind in "iu"  # a safe cast for NumPy
     if found.size and (rounds or not np.can_cast(found.dtype, needed)):
         _check_values(found.reshape(-1), needed, subject)
     return np.ascontiguousarray(found, needed).reshape(-1)
@@ -71,12 +68,12 @@ def _check_values(found: NDArray[Any], needed: np.dtype[Any], subject: str) -> N
 
 
 def _limits(found: np.dtype[Any], needed: np.dtype[Any]) -> tuple[Any, Any]:
-    """The least and the greatest value of `found` that `needed` holds."""
+    """Return the smallest and the largest value of type `found` that type `needed` holds exactly."""
     if needed.kind != "f":
         return np.iinfo(needed).min, np.iinfo(needed).max
     if found.kind == "f":
         return -np.finfo(needed).max, np.finfo(needed).max
-    exact = 2 ** (np.finfo(needed).nmant + 1)  # from here on a float skips integers
+    exact = 2 ** (np.finfo(needed).nmant + 1)  # a float skips integers above this
     return -exact, exact
 
 
@@ -84,27 +81,33 @@ MAX_LENGTH = 2**31 - 1
 
 
 class IndexedDatasetBuilder:
-    """Writes a dataset to any URI; the files are Megatron's, byte for byte.
+    """Builder of a dataset at any URI; its files equal Megatron's, byte for byte.
 
+    Args:
+        bin_path: URI of the `.bin`; a name that ends in `.bin.zst` is compressed. An existing object stays until
+            `finalize`.
+        dtype: type of a token, one of `DType`.
+        multimodal: whether each sequence has a mode.
+        compression_level: level of a `.bin.zst`, 1 to 22; 3 by default. 9 is 4 to 8 % smaller and four times slower.
+        checksums: also write `.bin.xxh3`, 0.05 % of the `.bin`, against which remote readers check tokens. Off by
+            default, as other tools ignore the file and do not remove it when they replace the `.bin`.
+        storage_options: fsspec options for all objects that the builder reads and writes.
+
+    Invalid arguments change nothing. After any other failure the amount of written data is unknown, so the builder
+    closes, and every further call raises ValueError. A forked child cannot use the builder of its parent, and does not
+    harm it by exiting.
+
+    Raises:
+        FormatError: `dtype` is not a token type.
+        ConfigError: a level for a plain `.bin`, or checksums for a compressed one.
+
+    Example:
         with IndexedDatasetBuilder("s3://bucket/en.bin", dtype=np.uint16) as builder:
             builder.add_document([5, 6, 7, 8], [3, 1])
             builder.finalize("s3://bucket/en.idx")
 
-    Args:
-        bin_path: URI of the `.bin`. An object already there stays until `finalize`.
-        dtype: the type of a token.
-        multimodal: whether a mode is kept for each sequence.
-        compression_level: of a `.bin.zst`, 1 to 22; 3 by default, 9 is 4 to 8 % smaller and four times slower.
-        checksums: also write `.bin.xxh3`, 0.05 % of the `.bin`; remote readers then check what they read. Not by
-            default: a third file that other tools do not know, and leave behind when they write the `.bin` anew.
-        storage_options: fsspec's own options, for everything this builder reads and writes.
-
-    Bad arguments change nothing. After any other failure, of the disk or the store, what arrived is unknown, so the
-    builder is closed for good and each further call raises ValueError. A forked child cannot use its parent's builder,
-    and does it no harm by ending.
-
-    Source: Megatron Core, IndexedDatasetBuilder, which keeps four Python lists, believes the lengths, and wraps tokens
-    that its type does not hold. `add_documents` (awkward arrays) is not here.
+    Source: Megatron Core, IndexedDatasetBuilder, which keeps four Python lists, does not check the lengths, and wraps
+    tokens that the type cannot hold. `add_documents` (awkward arrays) is missing here.
     """
 
     def __init__(
@@ -125,14 +128,19 @@ class IndexedDatasetBuilder:
         self._pid = os.getpid()
         self._failure: str | None = None
         self._bin = BinWriter(self.bin_path, storage_options, level=compression_level, checksums=checksums)
-        # Also when the builder is forgotten: the half-written object and the spools must not stay.
+        # Also removes the unfinished object and the spooled columns of a builder that is never closed.
         self._release = weakref.finalize(self, _abandon, self._bin, self._columns)
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
-        """Append one sequence to the open document; `end_document` closes it.
+        """Append one sequence to the open document, which `end_document` closes.
+
+        Args:
+            tensor: tokens of the sequence: an array, tensor or list of any shape.
+            mode: mode of the sequence, -128 to 127; only with `multimodal=True`.
 
         Raises:
-            FormatError: a token or the mode does not fit its type. Then nothing was written.
+            FormatError: a token or the mode does not fit its type; nothing was written.
+            ConfigError: a mode without `multimodal=True`; nothing was written.
         """
         tokens = as_tokens(tensor, self.dtype, self.bin_path)
         self._append(tokens, [len(tokens)], [mode] if mode or self.multimodal else None)
@@ -141,32 +149,35 @@ class IndexedDatasetBuilder:
         """Append a document of `len(lengths)` sequences and close it.
 
         Args:
-            tensor: the tokens of all its sequences, one after the other.
-            lengths: tokens of each sequence.
+            tensor: tokens of all its sequences, one after the other.
+            lengths: number of tokens of each sequence.
             modes: mode of each sequence; zeros by default (Megatron's default raises TypeError).
 
         Raises:
-            FormatError: the lengths do not add up to the tokens, or something does not fit its type. Then nothing was
-                written.
+            FormatError: the lengths do not add up to the tokens, or a value does not fit its type; nothing was written.
+            ConfigError: modes without `multimodal=True`; nothing was written.
         """
         tokens = as_tokens(tensor, self.dtype, self.bin_path)
         self._append(tokens, lengths, modes)
         self.end_document()
 
     def end_document(self) -> None:
-        """Close the document: what was added since the last bound. Nothing added is an empty document."""
+        """Close the open document; without sequences since the last bound, add an empty document."""
         self._check_open()
         with self._closed_on_failure():
             self._columns.end_document()
 
     def add_index(self, path_prefix: str | os.PathLike[str]) -> None:
-        """Append a whole dataset, in blocks. Bytes of its `.bin` past its last sequence stay behind.
+        """Append a whole dataset, in blocks. Bytes after its last sequence are not copied.
+
+        Args:
+            path_prefix: URI of the dataset without `.idx` and `.bin`.
 
         Raises:
-            FormatError: it has another dtype, no modes where they are kept, or is damaged. Then nothing was written.
-            ObjectChangedError: it was replaced again and again while it was opened. Then nothing was written.
+            FormatError: it has another dtype, lacks modes that this dataset has, or is damaged; nothing was written.
+            ObjectChangedError: it was replaced repeatedly while it was opened; nothing was written.
 
-        Source: Megatron Core, which appends such bytes too, and so shifts all that is added later.
+        Source: Megatron Core, which copies these bytes, too, and so shifts all that is added later.
         """
         self._check_open()
         prefix = os.fspath(path_prefix)
@@ -179,12 +190,15 @@ class IndexedDatasetBuilder:
             self._extend(pair.index)
 
     def finalize(self, idx_path: str | os.PathLike[str]) -> None:
-        """Make the `.bin` visible, then the `.idx`. The old `.idx` under this name, and the one beside the `.bin`, go.
+        """Publish the `.bin`, then the `.idx`; the old `.idx` of this name, and the one beside the `.bin`, are removed.
+
+        Args:
+            idx_path: URI of the `.idx`.
 
         Raises:
-            FormatError: sequences stand after the last document bound. Nothing is lost: end it and come again.
-            StorageError: the store refuses. The builder is closed, and what stood under the names still does, unless
-                one of the last three steps failed (see above); then there is no dataset.
+            FormatError: sequences follow the last document bound. Nothing is lost: call `end_document` and retry.
+            StorageError: the store failed. The builder is closed, and the old dataset still exists, unless one of the
+                last three steps failed (see the module); then there is no dataset.
         """
         self._check_open()
         path = os.fspath(idx_path)
@@ -201,7 +215,7 @@ class IndexedDatasetBuilder:
         self.close()
 
     def close(self) -> None:
-        """Give everything back. What was not finalized is gone."""
+        """Free all resources; a dataset that was not finalized is discarded."""
         self._release()
 
     def __enter__(self) -> IndexedDatasetBuilder:
@@ -232,7 +246,7 @@ class IndexedDatasetBuilder:
 
     @contextlib.contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
-        """Around what is all or nothing: how much of it arrived is unknown, so this object can only be begun again."""
+        """Close the builder after a failure, as the amount of written data is unknown."""
         try:
             yield
         except BaseException as error:
@@ -242,12 +256,14 @@ class IndexedDatasetBuilder:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise ValueError(f"{self.bin_path}: the builder is closed since it failed ({self._failure}); begin again")
+            raise ValueError(
+                f"{self.bin_path}: the builder is closed since it failed ({self._failure}); build the dataset again"
+            )
         if not self._release.alive:
             raise ValueError(f"{self.bin_path}: the builder is closed")
         if os.getpid() != self._pid:
             raise ValueError(
-                f"{self.bin_path}: the builder is of process {self._pid}, a fork cannot add to it; "
+                f"{self.bin_path}: the builder belongs to process {self._pid}, a fork cannot add to it; "
                 f"build one dataset in each and merge them with add_index()"
             )
 

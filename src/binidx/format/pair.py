@@ -1,15 +1,15 @@
-"""Both files of a dataset, opened so that they belong together.
+"""Open both files of a dataset so that they belong together.
 
-    look at .idx ──► read .idx  ─┐
-                     open .bin  ─┴──► look at .idx again: the same? a pair; else once more
+    identity of .idx ──► read .idx  ─┐
+                         open .bin  ─┴──► identity of .idx again: unchanged? a pair; else once more
 
-Whoever replaces a dataset removes the .idx first and publishes the new one last (`builder`, `convert`). So if the .idx
-is the same before and after the .bin was opened, that .bin is its own: no writer was at work in between. Tools that
-replace the files in another order, or in place, prove nothing and get no more than what their times and sizes show.
+A writer removes the .idx first and publishes the new one last (`indexed_dataset_builder`, `corpus.convert`). If the
+.idx is the same before and after the .bin was opened, the .bin belongs to it, as no writer was at work in between. For
+tools that replace files in another order, or in place, there is no such proof, only their times and sizes.
 
-Of many in one folder two lists tell the same, at no price for each: `listed`. Else, the
-price: one HEAD more, at the time of none (the .bin is opened while the .idx arrives), and two for what may lie there in
-its place or beside it (`bin_object`); for local files two stat calls.
+For many datasets of one folder, two lists prove the same without a request for each: `prefix_listing`. Otherwise the
+cost is one HEAD more, at the same time as another (the .bin is opened while the .idx arrives), and two for objects
+that may exist instead of the .bin or beside it (`bin_file`); for local files two stat calls.
 """
 
 from __future__ import annotations
@@ -38,22 +38,20 @@ CheckedIdentities = Callable[[], Sequence[Identity]]
 WaitCheck = Callable[[], None]
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.05
-"""After the first attempt, then twice as long each time: 0.75 s in all, more than a writer takes between its files."""
+"""Pause after the first attempt, doubled each time: 0.75 s in all, more than a writer takes between its files."""
 
 
 class ResolvedPrefix(str):
-    """A prefix with facts about its files that its opener need not find out again.
+    """Prefix of a dataset with facts about its files, which its opener need not fetch again.
 
-    `dataset/` opens low-level datasets by functions with Megatron's arguments, which users replace by their own: a
-    prefix is the argument that all of them pass on.
-
-    Pickles as the plain prefix.
+    `dataset/` opens low-level datasets by functions with Megatron's arguments, which users may replace by their own;
+    the prefix is the argument that all of them pass on. Pickles as the plain prefix.
 
     Args:
-        listed: the pair, where a list of its folder has shown it.
-        checked: returns, once they are fetched, identities of `.idx` objects that were checked in full before: one of
-            them needs no pass over its arrays.
-        checks: called by all that wait for an index of this dataset; an exception ends the wait. See `index.turn`.
+        listed: the pair as a list of its folder shows it.
+        checked: returns identities of `.idx` objects that were fully checked before, so that their arrays need no
+        check. checks: called by processes that wait for an index of this dataset; an exception ends the wait:
+            `index.cache.build_lock`.
     """
 
     listed: ListedPair | None
@@ -76,13 +74,13 @@ class ResolvedPrefix(str):
 
     @classmethod
     def of(cls, prefix: str) -> ResolvedPrefix:
-        """The prefix as it is if it has such facts, else with none."""
+        """Return the prefix unchanged if it has such facts, else without any."""
         return prefix if isinstance(prefix, cls) else cls(prefix)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An index, its tokens, and what identified both objects, by "idx" and "bin", when they were opened."""
+    """Index and tokens of a dataset, and the identities of both objects, "idx" and "bin", when they were opened."""
 
     index: SequenceIndex
     bin_reader: RangeReader
@@ -97,14 +95,16 @@ def open_pair(
     cache: bool | None = None,
     storage_options: Options = None,
 ) -> Pair:
-    """Open the dataset under a prefix, which may be a `ResolvedPrefix`; `cache` is for its `.bin`, as in `open_object`.
+    """Open the dataset under a prefix; the parts of a virtual merge are opened as one dataset.
 
-    Where there is none, but a list of parts, these are opened as one: `virtual`.
+    Args:
+        path_prefix: may be a `ResolvedPrefix`.
+        cache: for the `.bin`, as in `open_object`.
 
     Raises:
-        ObjectNotFoundError: one of the two is missing.
-        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it says.
-        ObjectChangedError: it was replaced again and again while it was opened.
+        ObjectNotFoundError: one of the two files is missing.
+        FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
+        ObjectChangedError: the dataset was replaced repeatedly while it was opened.
     """
     try:
         return _open_alone(ResolvedPrefix.of(path_prefix), multimodal, mmap, cache, storage_options)
@@ -118,7 +118,7 @@ def open_pair(
 def _open_alone(
     path_prefix: ResolvedPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
 ) -> Pair:
-    """The pair of files under a prefix."""
+    """Open the pair of files under a prefix."""
     if path_prefix.listed and (pair := _open_listed(path_prefix, path_prefix.listed, multimodal, cache, options)):
         return pair
     uri = get_idx_path(path_prefix)
@@ -128,17 +128,19 @@ def _open_alone(
         try:
             pair = _open_once(path_prefix, multimodal, mmap, cache, options)
         except ObjectNotFoundError:
-            # Missing from the start is missing; later it is a writer between its two files.
+            # At the first attempt the file is missing; later a writer is between its two files.
             if not attempt:
                 raise
             continue
         if pair is not None:
             return pair
-    raise ObjectChangedError(f"{uri}: replaced while it was opened, {ATTEMPTS} times; open it when its writer is done")
+    raise ObjectChangedError(
+        f"{uri}: replaced while it was opened, {ATTEMPTS} times; open it when its writer has finished"
+    )
 
 
 def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:
-    """The parts that are listed under a prefix, as one pair; None: there is no such list."""
+    """Open the parts listed under a prefix as one pair; None if there is no list."""
     parts = read_parts(path_prefix, options)
     if parts is None:
         return None
@@ -159,17 +161,17 @@ def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | 
 def _open_listed(
     path_prefix: ResolvedPrefix, found: ListedPair, multimodal: bool, cache: bool | None, options: Options
 ) -> Pair | None:
-    """The pair that lists have shown; None if it was replaced since, or breaks a rule: then it is opened anew."""
+    """Open a listed pair; None if it was replaced since or is not valid, so that it must be opened alone."""
     uri = get_idx_path(path_prefix)
     try:
         data = found.index
         if data is None:
             idx_reader = open_object(uri, storage_options=options, cache="disk", found=found.idx)
-            data, sound = _read_index(idx_reader, path_prefix.checked)
+            data, trusted = _read_index(idx_reader, path_prefix.checked)
         else:
-            sound = False
+            trusted = False
         bin_reader = open_listed_bin(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
-        index = parse_index(data, uri=uri, multimodal=multimodal, sound=sound)
+        index = parse_index(data, uri=uri, multimodal=multimodal, trusted=trusted)
         _check_bin_size(bin_reader.uri, bin_reader.size, index)
     except (FormatError, StorageError):
         found.index = None
@@ -181,21 +183,19 @@ def _open_listed(
 def _open_once(
     path_prefix: ResolvedPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
 ) -> Pair | None:
-    """None: the .idx changed in the meantime, so what was opened, or what failed, means nothing."""
+    """Open both files; None if the .idx was replaced meanwhile, so that neither result nor error is valid."""
     uri = get_idx_path(path_prefix)
-    local = filesystem.local_path(uri)
-    # The path's own stat, not the reader's: the inode tells files apart whose times are equal.
-    before: Any = None if local is None else _stat(local)
+    # Of a local path its own stat, not the reader's: the inode tells files apart whose times are equal.
+    before = None if filesystem.local_path(uri) is None else _current_identity(uri, options)
     idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache="disk")
-    if local is None:
-        before = dict(idx_reader.identity)
+    before = before or dict(idx_reader.identity)
     try:
         pair = _read_both(path_prefix, idx_reader, multimodal, mmap, cache, options)
     except (FormatError, StorageError):
-        if _look(uri, options) == before:
+        if _current_identity(uri, options) == before:
             raise
         return None
-    return pair if _look(uri, options) == before else None
+    return pair if _current_identity(uri, options) == before else None
 
 
 def _read_both(
@@ -207,8 +207,8 @@ def _read_both(
     options: Options,
 ) -> Pair:
     def read_index() -> SequenceIndex:
-        data, sound = _read_index(idx_reader, path_prefix.checked)
-        return parse_index(data, uri=idx_reader.uri, multimodal=multimodal, sound=sound)
+        data, trusted = _read_index(idx_reader, path_prefix.checked)
+        return parse_index(data, uri=idx_reader.uri, multimodal=multimodal, trusted=trusted)
 
     def open_tokens() -> RangeReader:
         return open_bin(path_prefix, storage_options=options, mmap=mmap, cache=cache)
@@ -222,25 +222,20 @@ def _read_both(
 
 
 def _read_index(idx_reader: RangeReader, checked: CheckedIdentities) -> tuple[memoryview, bool]:
-    """The bytes of an `.idx`, and whether this very object was checked in full before."""
+    """Return the bytes of an `.idx`, and whether this very object was fully checked before."""
     data, identity = read_whole(idx_reader), dict(idx_reader.identity)
     return data, any(filesystem.same_object(each, identity) for each in checked())
 
 
-def _look(uri: str, options: Options) -> Any:
-    """What stands under the name now, in the terms of the look before; None: nothing."""
-    local = filesystem.local_path(uri)
+def _current_identity(uri: str, options: Options) -> Any:
+    """Return the identity of the object that has this name now: the stat of a local file; None without an object."""
+    path = filesystem.local_path(uri)
     try:
-        return object_identity(uri, options) if local is None else _stat(local)
-    except ObjectNotFoundError:
-        return None
-
-
-def _stat(path: str) -> tuple[int, ...]:
-    try:
+        if path is None:
+            return object_identity(uri, options)
         found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ObjectNotFoundError(f"{path}: no such file") from error
+    except (ObjectNotFoundError, FileNotFoundError, NotADirectoryError):
+        return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 

@@ -1,19 +1,20 @@
-"""Pairs of many prefixes, found by two lists of their folders instead of five requests for each.
+"""Open many prefixes with two lists of their folders instead of five requests for each.
 
-    list     p0.bin B0   p0.idx E0   p1.bin B1   p1.idx E1 …
-    again    p0.bin B0   p0.idx E0   p1.bin B2   p1.idx E3 …
-             steady: a pair          not steady: opened alone, as `pair` does
+    first list     p0.bin B0   p0.idx E0   p1.bin B1   p1.idx E1 …
+    second list    p0.bin B0   p0.idx E0   p1.bin B2   p1.idx E3 …
+                   unchanged: a pair       changed: opened alone, by `pair`
 
-Whoever replaces a dataset removes the .idx first and publishes the new one last. So where an .idx and a .bin are the
-same in both lists, both were there in the moment between them, and they are of one dataset, whatever happened while
-the lists were made. What is read then is pinned to these marks: an .idx that was replaced since is not read.
+A writer removes the `.idx` first and publishes the new one last. If `.idx` and `.bin` are the same in both lists, both
+existed at the moment between the lists, and so belong to one dataset. Later reads are pinned to these versions: an
+`.idx` that was replaced since is not read.
 
-Lists cost two requests for each thousand objects. They are made where MANY prefixes lie in one folder, or in folders of
-a bucket with little else between them; what is stored otherwise (compressed) or may not be listed is opened alone. The
-bytes of the listed `.idx` files come from the bundle of the run, where there is one: `bundled`.
+A list costs two requests for each thousand objects. Lists are made if at least `MIN_LISTED_PREFIXES` prefixes are in
+one folder, or in folders of one bucket with few other objects between them; compressed datasets, and folders that may
+not be listed, are opened alone. The bytes of listed `.idx` files come from the bundle of the run, if there is one:
+`idx_bundle`.
 
 1,000 prefixes 30 ms away, cold start to the first batch (two cores, proxy and server on them): 1.0 s with lists and
-bundle, 7.3 s with lists alone, 15 s with neither. The bundle depends on the lists, which prove that it is current.
+bundle, 7.3 s with lists alone, 15 s with neither. The bundle needs the lists, which prove that it is current.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from binidx.storage.threads import OPENS
 
 logger = logging.getLogger(__name__)
 MIN_LISTED_PREFIXES = 8
-"""Prefixes in a folder: two lists of it are cheaper, but S3 takes twelve times the money for one."""
+"""Fewest prefixes of a folder for which it is listed: lists save time, but S3 charges twelve times as much for one."""
 
 OTHER_OBJECTS_PER_PREFIX = 8
-"""Objects in the folder, or between the folders, for each prefix that are listed in vain, at most."""
+"""Other objects for each prefix, in the folder or between folders, after which listing is given up."""
 
 
 @dataclass
 class ListedPair:
-    """A pair that both lists agree on: the `.idx`, the plain `.bin`, and its checksums if there are any.
+    """Pair that is the same in both lists: the `.idx`, the plain `.bin`, and its checksums if there are any.
 
     Attributes:
-        sidecars: suffixes of `SIDECARS` that stand beside it.
-        index: the bytes of the `.idx`, from a bundle or once they were read.
+        sidecars: suffixes of its sidecars, of `SIDECARS`.
+        index: bytes of the `.idx`, from a bundle or after they were read.
     """
 
     idx: Found
@@ -61,47 +62,46 @@ class ListedPair:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Of the `.idx`."""
+        """Identity of the `.idx`."""
         return filesystem.identity_from_info(self.idx.info)
 
 
 @contextlib.contextmanager
 def list_pairs_with_bundle(
-    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None, place: IdxBundle | None
+    prefixes: Sequence[str], storage_options: Mapping[str, Any] | None, bundle: IdxBundle | None
 ) -> Iterator[dict[str, ListedPair]]:
-    """`list_pairs`, with the bytes of each `.idx` that the bundle has.
+    """Return `list_pairs`, with the bytes of each `.idx` in the bundle.
 
     Args:
-        place: of the bundle, which is written at the end of the block from the `.idx` files opened in it, if it lacked
-            some; None: there is no bundle.
+        bundle: rewritten at the end of the block with the `.idx` files opened in it, if it lacked some; None for none.
     """
-    bundle = OPENS.submit(partial(place.read, prefixes)) if place and len(prefixes) >= MIN_LISTED_PREFIXES else None
+    pending = OPENS.submit(partial(bundle.read, prefixes)) if bundle and len(prefixes) >= MIN_LISTED_PREFIXES else None
     found = list_pairs(prefixes, storage_options)
-    if bundled := bundle and bundle.result():
+    if bundled := pending and pending.result():
         for prefix, each in found.items():
             each.index = bundled.find(prefix, each.identity)
-    lacking = [prefix for prefix, each in found.items() if each.index is None]
+    missing = [prefix for prefix, each in found.items() if each.index is None]
     yield found
-    if place and place.writes:
-        place.complete(prefixes, {prefix: (each.identity, each.index) for prefix, each in found.items()}, lacking)
+    if bundle and bundle.writable:
+        bundle.update(prefixes, {prefix: (each.identity, each.index) for prefix, each in found.items()}, missing)
 
 
 def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, ListedPair]:
-    """Return, by prefix, the pairs that are the same in two lists: those in folders of many, or in many of a bucket."""
+    """Return, by prefix, the pairs that are the same in two lists."""
 
-    def look(folder: list[str]) -> dict[str, ListedPair]:
+    def list_twice(folder: list[str]) -> dict[str, ListedPair]:
         names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
         pages = 2 * len(names) // PAGE_KEYS + 2 + OTHER_OBJECTS_PER_PREFIX * len(folder) // PAGE_KEYS
         try:
             before = list_together(names, storage_options, most_pages=pages)
             after = None if before is None else list_together(names, storage_options, most_pages=pages)
         except StorageError as error:
-            # Who may not list may still read; what cannot be reached is named by who opens it.
-            logger.debug("%s: each is asked for alone: %s", names[0], error)
+            # Objects may be readable without permission to list; opening each raises the error of an unreachable store.
+            logger.debug("%s: opening each dataset alone: %s", names[0], error)
             return {}
-        return {} if before is None or after is None else _steady(folder, before, after)
+        return {} if before is None or after is None else _unchanged_pairs(folder, before, after)
 
-    found = [OPENS.submit(partial(look, folder)) for folder in group_prefixes(prefixes)]
+    found = [OPENS.submit(partial(list_twice, folder)) for folder in group_prefixes(prefixes)]
     return {prefix: each for folder in found for prefix, each in folder.result().items()}
 
 
@@ -118,12 +118,18 @@ def group_prefixes(prefixes: Sequence[str]) -> list[list[str]]:
     return [those for those in (*folders.values(), *buckets.values()) if len(those) >= MIN_LISTED_PREFIXES]
 
 
-def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[str, Info]) -> dict[str, ListedPair]:
+def _unchanged_pairs(
+    prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[str, Info]
+) -> dict[str, ListedPair]:
     found = {}
     for prefix in prefixes:
         idx, tokens = get_idx_path(prefix), get_bin_path(prefix)
         names = (idx, tokens, tokens + SUFFIX)
-        there = idx in after and tokens in after and all(_mark(before, name) == _mark(after, name) for name in names)
+        there = (
+            idx in after
+            and tokens in after
+            and all(_identity(before, name) == _identity(after, name) for name in names)
+        )
         if there:
             sums = after.get(tokens + SUFFIX)
             beside = frozenset(end for end in SIDECARS if prefix + end in after)
@@ -131,6 +137,5 @@ def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[
     return found
 
 
-def _mark(infos: Mapping[str, Info], name: str) -> Any:
+def _identity(infos: Mapping[str, Info], name: str) -> Any:
     return name in infos and filesystem.identity_from_info(infos[name])
-

@@ -1,10 +1,10 @@
-"""Arrays in stored objects, read by ranges of rows; each call reads its ranges once, all at the same time.
+"""Arrays of stored objects that are read row by row, and an index made of them.
 
-    array[[7, 8, 4711]]    ranges of rows 7-8 and 4711         array[5:9]    one range
+    array[[7, 8, 4711]]    reads rows 7-8 and row 4711         array[5:9]    reads one range
 
-They have as much of the interface of a NumPy array as the readers of indices use: `len`, `dtype`, `shape`, `item`,
-`searchsorted` and indexing by rows. A row of a large remote array costs a request, so callers ask for many rows at a
-time.
+A `RangedArray` has the part of NumPy's interface that the readers of indices use: `len`, `dtype`, `shape`, `item`,
+`searchsorted` and indexing by rows. Each call reads its ranges once, all at the same time. A row of a large remote
+array costs a request, so callers read many rows at a time.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from binidx.storage.stores.head import Found
 
 Numbers = NDArray[np.int64]
 BLOCK_BYTES = 4096
-"""Bytes that a search reads in one place: a request brings as many at the price of one element."""
+"""Bytes that a search reads at one position; a request for fewer takes as long."""
 
 
 def open_cached_in_blocks(
     uri: str, storage_options: Mapping[str, Any] | None = None, *, found: Found | None = None
 ) -> RangeReader:
-    """Open an index file to read a small part of it. Blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
+    """Open an index file to read small parts of it; blocks of BLOCK_BYTES of a remote one are cached in index_dir."""
     options = dict(storage_options or {})
     options[OURS] = {"cache_chunk_bytes": BLOCK_BYTES, **(options.get(OURS) or {})}
     return open_object(uri, storage_options=options, cache="disk", found=found)
 
 
 class RangedArray:
-    """Array of a stored object, read by rows. The rows that are read are copies.
+    """Array in a stored object that is read by rows; the returned rows are copies.
 
     Args:
-        reader: of the object.
+        reader: reader of the object.
         offset: bytes before the array.
-        dtype, shape: of the array, which is stored row by row.
+        dtype, shape: type and shape of the array, stored in C order.
 
     Raises:
-        FormatError: the object is too small for it.
+        FormatError: the object is too small for the array.
     """
 
     column: int | None = None
@@ -66,12 +66,12 @@ class RangedArray:
         return self.shape[0]
 
     def __getitem__(self, wanted: Any) -> Any:
-        """Rows by a number, numbers in any order or a slice of neighbours; `[rows, 1]` is one column of these rows.
+        """Return rows by number, by numbers in any order, or by a slice with step 1.
 
-        `[:, 1]` is a column that is not read yet.
+        `[rows, 1]` returns one column of these rows, `[:, 1]` a RangedArray of one column.
 
         Raises:
-            IndexError: there is no such row; numbers below 0 do not count from the end.
+            IndexError: there is no such row; negative numbers do not count from the end.
         """
         if isinstance(wanted, tuple):
             rows, column = wanted
@@ -79,7 +79,7 @@ class RangedArray:
         if isinstance(wanted, slice):
             start, stop, step = wanted.indices(len(self))
             if step != 1:
-                raise IndexError(f"{self.reader.uri}: slice with step {step}, needs neighbours")
+                raise IndexError(f"{self.reader.uri}: slice with step {step}, needed 1")
             return self.runs(np.array([start]), np.array([max(start, stop)]))
         numbers = np.asarray(wanted, np.int64)
         rows, place = np.unique(numbers, return_inverse=True)
@@ -88,7 +88,7 @@ class RangedArray:
         return self.runs(rows[starts], rows[ends] + 1)[place.reshape(numbers.shape)]
 
     def item(self, row: int) -> Any:
-        """One element, as a Python number."""
+        """Return one element as a Python number."""
         return self[row].item()
 
     def _column(self, column: int) -> RangedArray:
@@ -117,18 +117,18 @@ class RangedArray:
         return rows.reshape(-1, *self.shape[1:])
 
     def searchsorted(self, values: Numbers, side: str) -> Numbers:
-        """`numpy.searchsorted` for side "right": the number of elements of a rising array that are at most each value.
+        """Return `numpy.searchsorted` of ascending elements for side "right": how many are at most each value.
 
-        All values are searched at the same time. Each turn reads one block of BLOCK_BYTES for each value, where a line
-        between the known neighbours crosses the value, every third turn in the middle between them. Two or three turns
-        where the array rises evenly; at most 3 log2(n / 512) for any array.
+        All values are searched together. Each round reads one block of BLOCK_BYTES for each value, at the position that
+        linear interpolation gives, or in the middle in every third round. That takes two or three rounds if the array
+        grows evenly, and at most 3 log2(n / 512) for any array.
         """
         assert side == "right", "the only side that callers need"
         if not len(self):
             return np.zeros(len(values), np.int64)
         count, size = len(values), BLOCK_BYTES // self.row_bytes
         # Elements before `low` are at most the value, those from `high` on are above it; `below` and `above` are the
-        # known elements next to these two places.
+        # known elements next to these two positions.
         low, high = np.zeros(count, np.int64), np.full(count, len(self), np.int64)
         least, most = self[[0, len(self) - 1]].tolist()
         below, above = np.full(count, least, np.int64), np.full(count, most, np.int64)
@@ -142,7 +142,7 @@ class RangedArray:
             stops = np.minimum(starts + size, len(self))
             places = np.concatenate([np.arange(*each) for each in zip(starts, stops, strict=True)])
             found = self.runs(starts, stops).astype(np.int64)
-            # The elements of all blocks rise, so one search finds the two of them that each value lies between.
+            # The elements of all blocks ascend, so one search finds the two neighbours of each value.
             after = found.searchsorted(values[left], side="right")
             places, found = np.concatenate([[-1], places, [len(self)]]), np.concatenate([[least], found, [most]])
             low[left] = np.maximum(low[left], places[after] + 1)
@@ -154,11 +154,12 @@ class RangedArray:
 
 @dataclass(frozen=True)
 class CheckedIndex:
-    """An `.idx` that was read whole before, and breaks no rule of the format.
+    """Facts about an `.idx` that was fully checked before.
 
-    num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
-    documents_are_sequences: each document is known to be one sequence.
-    found: the object in its store; None: the file that has its name now.
+    Attributes:
+        num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
+        documents_are_sequences: whether each document is known to be one sequence.
+        found: the object in its store; None for the file that has its name now.
     """
 
     num_sequences: int

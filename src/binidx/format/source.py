@@ -1,7 +1,6 @@
-"""A pair of files as objects that are read from end to end: what convert, merge and all that look at every token open.
+"""Pair of files opened to be read from end to end, by commands that process every token.
 
-`virtual_source.open_source` tells whether a pair or a virtual merge lies under a prefix; the two are the same from then
-on.
+`virtual_source.VirtualSource` has the same interface for a virtual merge; `open_source` returns the one that exists.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ Options = Mapping[str, Any] | None
 
 
 class PairSource:
-    """The pair of files under a prefix.
+    """Pair of files under a prefix.
 
     Args:
-        distrust_sums: its checksums are about to be replaced, so nothing is checked against them.
-        listed: the pair, where a list of its folder has shown it.
+        distrust_sums: its checksums are about to be replaced, so the tokens are not checked against them.
+        listed: the pair as a list of its folder shows it, if such a list was made.
 
     Attributes:
-        bin_uri: of the object that holds its tokens.
-        codec: how it is stored.
-        sums_uri: of its checksums; None: there are none, or they are not trusted.
-        opened: what identified it then.
-        places: that it must not be written to while it is read: `absolute_uri`.
+        bin_uri: the object that holds its tokens.
+        codec: the codec of that object.
+        sums_uri: its checksums; None if there are none, or they are not trusted.
+        opened: identities of both files when they were opened.
+        uris: absolute URIs of the prefixes that are read, which must not be written meanwhile.
 
     Raises:
         ObjectNotFoundError: one of the two is missing.
@@ -54,36 +53,30 @@ class PairSource:
     def __init__(
         self, prefix: str, options: Options, *, distrust_sums: bool = False, listed: ListedPair | None = None
     ) -> None:
-        self.prefix, self.options, self.places = prefix, options, {absolute_uri(prefix)}
-        self._told = told = listed
-        found = get_bin_path(prefix) if told else find_bin(prefix, options)
+        self.prefix, self.options, self.uris = prefix, options, {absolute_uri(prefix)}
+        self._listed = listed
+        found = get_bin_path(prefix) if listed else find_bin(prefix, options)
         if found is None:
             raise ObjectNotFoundError(f"{get_bin_path(prefix)}: no such object")
         self.bin_uri, self.codec = found, codec_of(found)
         sums_uri = found + SUFFIX
-        has_sums = bool(told.sums) if told else self.codec == "raw" and object_exists(sums_uri, options)
+        has_sums = bool(listed.sums) if listed else self.codec == "raw" and object_exists(sums_uri, options)
         self.sums_uri = sums_uri if has_sums and not distrust_sums else None
         self.opened = self.identity(listed)
 
     def identity(self, listed: ListedPair | None = None) -> dict[str, Any]:
-        """Identities of both files, in JSON values: those of `listed` if given, else asked from the store now."""
+        """Return the identities of both files in JSON values: those of `listed` if given, else from the store now."""
         if listed:
-            return {
-                "uri": absolute_uri(self.prefix),
-                "bin": filesystem.identity_from_info(listed.bin.info),
-                "idx": filesystem.identity_from_info(listed.idx.info),
-            }
-        return {
-            "uri": absolute_uri(self.prefix),
-            "bin": object_identity(self.bin_uri, self.options),
-            "idx": object_identity(get_idx_path(self.prefix), self.options),
-        }
+            tokens, index = (filesystem.identity_from_info(each.info) for each in (listed.bin, listed.idx))
+        else:
+            tokens, index = (object_identity(uri, self.options) for uri in (self.bin_uri, get_idx_path(self.prefix)))
+        return {"uri": absolute_uri(self.prefix), "bin": tokens, "idx": index}
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
-        """ObjectChangedError unless both files are still those that were opened.
+        """ObjectChangedError if a file was replaced since it was opened.
 
-        Whoever replaces a dataset removes its `.idx` first. So if that is the same before and after, the tokens read in
-        between were its own.
+        A writer removes the `.idx` first. If the `.idx` is the same before and after, the tokens read in between belong
+        to it.
 
         Args:
             listed: the pair in a list of its folder made now; by default the store is asked.
@@ -94,66 +87,67 @@ class PairSource:
 
     @property
     def checked_by(self) -> str | None:
-        """What its bytes are compared with when they are read: "checksums", "frames" (zstd's own), or None."""
+        """Check of the tokens when they are read: "checksums", "frames" (zstd's own), or None."""
         return "frames" if self.codec != "raw" else "checksums" if self.sums_uri else None
 
     @property
     def has_sums(self) -> bool:
-        """Whether checksums lie beside it."""
+        """True if trusted checksums exist."""
         return self.sums_uri is not None
 
     def plain_bytes(self) -> int:
-        """Bytes of its tokens, and of what follows them."""
+        """Return the bytes of its tokens, bytes after the last sequence included."""
         return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.tables[0].plain_bytes
 
     @property
     def pairs(self) -> list[PairSource]:
-        """The pairs of files that it is made of."""
+        """Pairs of files that the dataset consists of."""
         return [self]
 
-    def part_at(self, place: int) -> str:
-        """The prefix of what holds a plain byte."""
+    def part_at(self, position: int) -> str:
+        """Return the prefix of the pair that holds a plain byte."""
         return self.prefix
 
     def check_movable(self) -> None:
-        """Any store may move it as it is."""
+        """ConfigError if the tokens cannot be moved as they are stored; those of a pair can."""
 
     def open_index(self) -> IndexStream:
-        """Its `.idx`, from front to back."""
+        """Open the `.idx` as a stream."""
         return IndexStream(self.open_idx(mmap=False), get_idx_path(self.prefix))
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
-        """Its `.idx`; mapped, its pages count as memory of this process until others need them."""
-        found = self._told.idx if self._told else found_of(self.opened["idx"])
+        """Open the `.idx`. Mapped pages count as memory of this process until other processes need them."""
+        found = self._listed.idx if self._listed else found_of(self.opened["idx"])
         return open_object(get_idx_path(self.prefix), storage_options=self.options, mmap=mmap, cache=False, found=found)
 
     def open_stored(self) -> RangeReader:
-        """Its tokens as they are stored; a plain `.bin` is checked where it has checksums."""
-        told, sums = self._told, None
+        """Open the tokens as they are stored; plain ones are checked against checksums, if there are any."""
+        listed, sums = self._listed, None
         if self.sums_uri is not None:
-            sums = open_stored(self.sums_uri, storage_options=self.options, found=told.sums if told else None)
-        found = told.bin if told else found_of(self.opened["bin"])
+            found_sums = listed.sums if listed else None
+            sums = open_stored(self.sums_uri, storage_options=self.options, found=found_sums)
+        found = listed.bin if listed else found_of(self.opened["bin"])
         tokens = open_stored(self.bin_uri, storage_options=self.options, found=found)
         return layered(tokens, self.options, sums=sums, cache=False)
 
-    def has(self, end: str) -> bool:
-        """Whether this sidecar stands beside it: one of `SIDECARS`."""
-        return end in self._told.sidecars if self._told else object_exists(self.prefix + end, self.options)
+    def has(self, suffix: str) -> bool:
+        """Return whether a sidecar of this suffix, one of `SIDECARS`, exists."""
+        return suffix in self._listed.sidecars if self._listed else object_exists(self.prefix + suffix, self.options)
 
     def open_plain(self) -> RangeReader:
-        """Its tokens."""
+        """Open the tokens as plain bytes."""
         return CODECS[self.codec].open(self.open_stored(), b"")
 
     @functools.cached_property
     def tables(self) -> list[SeekTable]:
-        """Of a compressed one, where its frames lie."""
+        """Seek tables of a compressed dataset."""
         return [read_table(self.open_stored())]
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
-        """The first so many bytes of its tokens, as they are stored; of a compressed one all, without its table.
+        """Return the first `plain_bytes` of its tokens as stored; of a compressed dataset all its frames.
 
         Raises:
-            FormatError: it is compressed, and holds others.
+            FormatError: it is compressed and has another number of plain bytes.
         """
         reader = self.open_stored()
         if self.codec == "raw":
@@ -164,19 +158,13 @@ class PairSource:
                 f"{self.bin_uri}: holds bytes past its last token, needed none to be moved compressed; "
                 "binidx convert --plain first"
             )
-        return [SourcePiece(reader, start, stop) for start, stop in _runs(table.stored_starts, table.stored_stops)]
+        starts, stops = table.stored_starts, table.stored_stops
+        breaks = np.flatnonzero(starts[1:] != stops[:-1])  # frames that follow each other are one piece
+        firsts, lasts = np.append(starts[:1], starts[breaks + 1]), np.append(stops[breaks], stops[-1:])
+        return [SourcePiece(reader, *piece) for piece in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
 def absolute_uri(prefix: str) -> str:
-    """The URI, or the whole path of a local one: equal for equal places."""
+    """Return a URI as it is, or the absolute path of a local one."""
     path = filesystem.local_path(prefix)
     return prefix if path is None else os.path.abspath(path)
-
-
-def _runs(starts: Any, stops: Any) -> list[tuple[int, int]]:
-    """Frames that follow each other, as ranges of bytes."""
-    if not len(starts):
-        return []
-    breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
-    firsts, lasts = starts[np.concatenate([[0], breaks])], stops[np.concatenate([breaks - 1, [len(stops) - 1]])]
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

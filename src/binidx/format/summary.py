@@ -1,10 +1,10 @@
-"""What a dataset holds, told by some dozens of its bytes: no array of its `.idx` is read.
+"""Summary of a dataset from a few dozen bytes of it, without reading an array of its `.idx`.
 
-    header             dtype, sequences, documents                     34 bytes
-    pointer of i       bytes of all sequences before i, so its tokens    8 bytes, for each i that is asked for
-    the last pointer and length                                         12 bytes: all tokens
+    header                      dtype, number of sequences and documents         34 bytes
+    pointer of sequence i       bytes, and so tokens, before sequence i           8 bytes for each i
+    last pointer and length     number of tokens                                 12 bytes
 
-Since pointers are a running sum, the tokens of any run of sequences, as a split is one, cost two of them.
+Pointers are a running sum, so the tokens of any run of sequences, such as a split, follow from two of them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from binidx.storage.open import open_stored
 
 Options = Mapping[str, Any] | None
 SEGMENT_BYTES = 64 << 10
-"""Of parts that are compressed, which are not opened."""
+"""Assumed segment size of compressed parts, which are not opened."""
 
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What one prefix holds.
+    """Sizes and counts of the dataset under one prefix.
 
     Attributes:
-        idx_bytes: of the `.idx`, of all parts where it is virtual.
-        plain_bytes: of the tokens.
-        stored_bytes: of the object that holds them; fewer where it is compressed.
-        block_bytes: what is read whole of it where one byte is asked: of checksums or zstd frames; 1: nothing.
-        compressed, checked: how its tokens are stored.
-        identities: of both objects, "idx" and "bin"; empty of a virtual one.
-        num_parts: of a virtual one; 0: it is none.
-        idx: the reader of the `.idx`, opened.
+        idx_bytes: bytes of the `.idx`; of all parts of a virtual merge.
+        plain_bytes: bytes of the tokens.
+        stored_bytes: bytes of the object that holds them; fewer if it is compressed.
+        block_bytes: bytes that are read to get one byte: a block of checksums or a zstd frame; 1 without them.
+        compressed, checked: how the tokens are stored.
+        identities: of both objects, "idx" and "bin"; empty for a virtual merge.
+        num_parts: parts of a virtual merge, else 0.
+        idx: opened reader of the `.idx`.
     """
 
     prefix: str
@@ -61,10 +61,10 @@ class DatasetSummary:
     idx: RangeReader | None = field(default=None, repr=False, compare=False)
 
     def tokens_before(self, sequences: Sequence[int], storage_options: Options = None) -> list[int]:
-        """Tokens of all sequences before each of these; `num_sequences` is the end.
+        """Return the number of tokens before each of these sequences; `num_sequences` stands for the end.
 
         Raises:
-            FormatError: the pointers are not those of such lengths.
+            FormatError: the pointers are not those of any lengths.
             StorageError: they cannot be read.
         """
         inside = sorted({each for each in sequences if 0 < each < self.num_sequences})
@@ -85,13 +85,13 @@ class DatasetSummary:
 
 
 def read_summary(prefix: str, storage_options: Options = None, listed: ListedPair | None = None) -> DatasetSummary:
-    """What lies under a prefix; of a list of parts, where there is no pair.
+    """Read the summary of a pair of files, or of a virtual merge.
 
     Args:
-        listed: the pair, where a list of its folder has shown it.
+        listed: the pair as a list of its folder shows it, if such a list was made.
 
     Raises:
-        ObjectNotFoundError: neither is there.
+        ObjectNotFoundError: there is neither.
         FormatError: a header breaks a rule.
     """
     try:

@@ -1,22 +1,22 @@
-"""A virtual merge: one dataset out of many, of which nothing was copied.
+"""Virtual merge: a list of datasets that opens as one dataset, without copying anything.
 
-`PREFIX.parts.json`, where there is no `PREFIX.idx`:
+`PREFIX.parts.json`, if there is no `PREFIX.idx`:
 
     {"format": "binidx-parts", "version": 1, "dtype": "uint16",
      "parts": [{"prefix": "en/0", "sequences": 4711, "tokens": 1203344,
                 "idx": {"size": 94254, "etag": "..."}, "bin": {"size": 2406688, "etag": "..."}}, ...]}
 
-prefix      of a dataset, in any store; one that is neither a URI nor absolute begins at the folder of this file
-idx, bin    what identified its files when this was written: size, and ETag, generation or time
+prefix      prefix of a part, in any store; a relative one starts at the folder of this file
+idx, bin    identities of the part's files when the list was written: size, and ETag, generation or time
 
-    lengths    of all parts, one after the other           pointers, bounds    the same, shifted by what comes before
-    .bin       `storage.joined` over the .bin of each, up to its last sequence
+The virtual dataset equals what `binidx merge` of the parts writes, byte for byte: lengths are concatenated, pointers
+and bounds shifted, and the `.bin` of each part ends after its last sequence. A part that was replaced since is an
+error that names it, when the dataset is opened and while it is read.
 
-So it is, number by number and digest by digest, what `binidx merge` of the parts makes. A part that changed since is an
-error that names it, at opening and, as with every dataset, while it is read.
+Prohibited: no parts; parts of different dtypes; a part that is itself virtual. All parts use the same
+`storage_options`.
 
-Prohibited: no part; parts of different dtypes; a part that is itself virtual.
-`storage_options` are those of all parts. Source: us.
+Source: ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -41,13 +41,11 @@ from binidx.storage.writing.publish import join_uri
 SUFFIX = ".parts.json"
 FORMAT, VERSION = "binidx-parts", 1
 Identity = Mapping[str, Any]
-Argument = TypeVar("Argument")
-MappedResult = TypeVar("MappedResult")
 
 
 @dataclass(frozen=True)
 class VirtualPart:
-    """One dataset of a virtual one; `prefix` as it stands in the file."""
+    """Part of a virtual merge; `prefix` as written in the file."""
 
     prefix: str
     sequences: Count
@@ -57,12 +55,12 @@ class VirtualPart:
 
     def __post_init__(self) -> None:
         if "size" not in self.idx or "size" not in self.bin:
-            raise FormatError(f"part {self.prefix}: idx and bin have no size, which identifies them")
+            raise FormatError(f"part {self.prefix}: idx or bin has no size, needed it to identify the file")
 
 
 @dataclass(frozen=True)
 class PartsFile:
-    """The fields of the file besides its format and version."""
+    """Fields of the file besides its format and version."""
 
     dtype: str
     parts: list[VirtualPart]
@@ -82,7 +80,7 @@ PARTS_FILE = JsonFile(
 
 @dataclass(frozen=True)
 class VirtualParts:
-    """What the file under `uri` says, and the digest of its bytes."""
+    """Contents of the file `uri`, and the digest of its bytes."""
 
     uri: str
     dtype: str
@@ -91,11 +89,11 @@ class VirtualParts:
 
     @property
     def prefixes(self) -> list[str]:
-        """Where the parts lie."""
+        """Prefixes of the parts, as URIs or absolute paths."""
         return [resolve_part(self.uri, part.prefix) for part in self.parts]
 
     def check(self, identities: Sequence[Mapping[str, Identity]]) -> None:
-        """ObjectChangedError unless the files of all parts are those that the list was made of."""
+        """ObjectChangedError if a file of a part was replaced since the list was written."""
         for part, prefix, found in zip(self.parts, self.prefixes, identities, strict=True):
             for end, was in (("idx", part.idx), ("bin", part.bin)):
                 if not filesystem.same_identity(was, found[end]):
@@ -106,79 +104,67 @@ class VirtualParts:
 
 
 def get_parts_path(path_prefix: str) -> str:
-    """The URI of what lists the parts of a virtual dataset."""
+    """Return the URI of the list of a virtual dataset."""
     return path_prefix + SUFFIX
 
 
 def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
-    """The file."""
+    """Return the bytes of the file."""
     whole = {**PARTS_FILE.tags, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
 def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> VirtualParts | None:
-    """What is listed under a prefix; None: there is no list.
+    """Read the list under a prefix; None if there is none.
 
     Raises:
-        FormatError: what stands there is none.
+        FormatError: the file is not valid, or of another version.
         StorageError: the store cannot be reached.
     """
     uri = get_parts_path(path_prefix)
     try:
-        found = read_document(PARTS_FILE, uri, storage_options)
+        data = read_document(PARTS_FILE, uri, storage_options)
     except StorageError as error:
         if says_no(error):
             return None
         raise
-    return parse_parts(found, uri)
-
-
-def parse_parts(data: bytes, uri: str) -> VirtualParts:
-    """What the file says.
-
-    Raises:
-        FormatError: it is no such file, or one of another version.
-    """
     found = PARTS_FILE.decode(data, uri)
     return VirtualParts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
 
 
 def resolve_part(uri: str, prefix: str) -> str:
-    """Where a part of the list under `uri` lies."""
+    """Return the URI or path of a part of the list `uri`."""
     folder = uri.rpartition("/")[0]
     return prefix if "://" in prefix or os.path.isabs(prefix) or not folder else join_uri(folder, prefix)
 
 
 def relative_part(uri: str, prefix: str) -> str:
-    """How the list under `uri` names a part: relative where it lies in or below its folder."""
+    """Return the prefix of a part as the list `uri` stores it: relative if it is in or below the folder of the list."""
     folder = uri.rpartition("/")[0] + "/"
     return prefix.removeprefix(folder) if "/" in uri and prefix != folder else prefix
 
 
 def concatenate_indices(indices: Sequence[SequenceIndex], parts: VirtualParts) -> SequenceIndex:
-    """One index over all: 12 bytes of memory a sequence and 8 a document, besides those of the parts.
+    """Return one index over all parts. Memory: 12 bytes for each sequence and 8 for each document.
 
     Raises:
-        FormatError: a part has another dtype than the list says, or other counts.
+        FormatError: a part has another dtype, or other counts, than listed.
     """
     for index, part, prefix in zip(indices, parts.parts, parts.prefixes, strict=True):
         found = index.dtype.__name__, len(index), index.num_tokens
         if found != (needed := (parts.dtype, part.sequences, part.tokens)):
             raise FormatError(f"{prefix}.idx: (dtype, sequences, tokens) are {found}, {parts.uri} needs {needed}")
-    starts = np.cumsum([0, *map(len, indices)], dtype=np.int64).tolist()
-    places = np.cumsum([0, *(index.num_bytes for index in indices)], dtype=np.int64).tolist()
     lengths = np.concatenate([index.sequence_lengths for index in indices], dtype="<i4")
     pointers = np.empty(len(lengths), "<i8")
     bounds = np.zeros(1 + sum(index.document_count - 1 for index in indices), "<i8")
-    document = 1
-    for index, start, place in zip(indices, starts, places, strict=False):
-        np.add(index.sequence_pointers, place, out=pointers[start : start + len(index)])
-        end = document + index.document_count - 1
+    start, place, document = 0, 0, 1
+    for index in indices:
+        stop, end = start + len(index), document + index.document_count - 1
+        np.add(index.sequence_pointers, place, out=pointers[start:stop])
         np.add(index.document_indices[1:], start, out=bounds[document:end])
-        document = end
+        start, place, document = stop, place + index.num_bytes, end
     modes = [index.sequence_modes for index in indices]
     found_modes = None if modes[0] is None else np.concatenate([each for each in modes if each is not None])
     for array in (lengths, pointers, bounds):
         array.flags.writeable = False
     return SequenceIndex(indices[0].dtype, lengths, pointers, bounds, found_modes, sum(i.num_tokens for i in indices))
-

@@ -1,23 +1,19 @@
-"""The `.idx` that a merge of datasets would write, as an object that is made while it is read.
-
-    header        of all                                       in memory
-    lengths       those of the parts, as they lie there
-    pointers      the same, each plus the bytes before its part
-    bounds        0, then those of the parts without their first, each plus the sequences before its part
-    modes         those of the parts
-
-Nothing of it is kept, and nothing is checked but what decides where a column begins: `index_stream` reads it.
-
-A virtual merge as objects that are read from end to end, as `source` has them of a pair of files.
+"""Virtual merge read from end to end, with the interface that `source.PairSource` has for a pair of files.
 
                  pair                    virtual merge: `virtual`
-    index        PREFIX.idx              of the parts, with their numbers shifted: `joined_idx`
-    tokens       .bin, .bin.zst, plain   of the parts, each up to its last token: `storage.joined`
-    as stored    the same object         of the parts; compressed ones under one table, as a merge writes them
-    pieces       what a store moves      those of the parts
+    index        PREFIX.idx              those of the parts, with their numbers shifted
+    tokens       .bin, .bin.zst, plain   those of the parts, each up to its last token
+    as stored    the same object         those of the parts; compressed ones under one table, as a merge writes them
+    pieces       input of a merge        those of the parts
 
-`open_source` tells which of the two lies under a prefix, so whoever asks it takes both. The two are the same from then
-on: what is made of a virtual merge is, byte for byte, what is made of the dataset that `binidx merge` writes.
+A command on a virtual merge therefore writes, byte for byte, what it writes for the dataset that `binidx merge` makes.
+The joined `.idx` is computed while it is read:
+
+    header        of all parts                             in memory
+    lengths       those of the parts, unchanged
+    pointers      those of the parts, each plus the bytes before its part
+    bounds        0, then those of the parts without their first, each plus the sequences before its part
+    modes         those of the parts
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ NUMBER_BYTES = 8
 
 
 class ShiftedReader:
-    """`count` int64 of `reader` from byte `start` on, each with `plus` added."""
+    """Reader of `count` int64 values of another reader from byte `start` on, each with `plus` added."""
 
     def __init__(self, reader: RangeReader, start: int, count: int, plus: int) -> None:
         self.uri, self.size = reader.uri, count * NUMBER_BYTES
@@ -68,25 +64,24 @@ class ShiftedReader:
 
 
 def concatenate_idx(uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]) -> JoinedReader:
-    """An object of the bytes of that `.idx`.
+    """Return a reader of the `.idx` that a merge of the parts would write.
 
     Args:
-        uri: what errors call it.
-        num_bytes: plain bytes of the tokens of each part.
+        uri: name of the result, for errors.
+        num_bytes: plain bytes of each part's tokens.
 
     Raises:
-        FormatError: some parts have modes, and others have none; one without sequences has whatever the others have.
+        FormatError: some parts have modes and others have none; parts without sequences fit either way.
     """
-    columns = [*_columns(uri, parts, num_bytes)]
-    readers, starts, sizes = zip(*columns, strict=True)
+    readers, starts, sizes = zip(*_columns(uri, parts, num_bytes), strict=True)
     return JoinedReader(uri, readers, sizes, starts=starts)
 
 
 def is_multimodal(parts: Sequence[IndexStream]) -> bool:
-    """Whether the sequences of all of them have modes.
+    """Return whether the sequences of all parts have modes.
 
     Raises:
-        FormatError: those of some have, and those of others have none.
+        FormatError: those of some parts have modes and those of others have none.
     """
     some = [each for each in parts if each.num_sequences]
     for each in some:
@@ -99,7 +94,7 @@ def is_multimodal(parts: Sequence[IndexStream]) -> bool:
 def _columns(
     uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]
 ) -> Iterator[tuple[RangeReader, int, int]]:
-    """Reader, first byte, bytes: of each piece, from front to back."""
+    """Yield reader, first byte and number of bytes of each piece, in order."""
     sequences, documents = [each.num_sequences for each in parts], [each.num_documents for each in parts]
     header = format_idx_header(parts[0].dtype, sum(sequences), sum(documents) + 1)
     yield InMemory(uri, header), 0, len(header)
@@ -124,18 +119,18 @@ def _sums(counts: Sequence[int]) -> list[int]:
 
 
 class VirtualSource:
-    """The parts of a virtual merge as one dataset.
+    """Parts of a virtual merge as one dataset. Attributes and methods are those of `PairSource`.
 
     Attributes:
-        opened: the list's digest, and the bytes of all objects.
-        codec: of what a merge of them would write; "raw" where they are `mixed`.
-        mixed: some are compressed, others not.
-        sums_uri: None, as a merge leaves checksums behind; each part is checked where it has some.
+        opened: digest of the list, and bytes of all objects.
+        codec: codec of what a merge would write; "raw" if the parts are `mixed`.
+        mixed: whether some parts are compressed and others not.
+        sums_uri: None, as a merge writes no checksums; each part is checked against its own.
 
     Raises:
         ObjectNotFoundError: a part is missing.
-        ObjectChangedError: it is not the one that was listed.
-        FormatError: it has another dtype or count than the list says, or modes where others have none.
+        ObjectChangedError: a part was replaced since it was listed.
+        FormatError: a part has another dtype or count than listed, or modes where others have none.
     """
 
     sums_uri = None
@@ -145,7 +140,7 @@ class VirtualSource:
         found = list_pairs(parts.prefixes, options)
         self.parts = OPENS.map(lambda each: PairSource(each, options, listed=found.get(each)), parts.prefixes)
         self.num_parts = len(self.parts)
-        self.places = {absolute_uri(prefix)}.union(*(each.places for each in self.parts))
+        self.uris = {absolute_uri(prefix)}.union(*(each.uris for each in self.parts))
         codecs = {each.codec for each in self.parts}
         self.mixed = len(codecs) > 1
         self.codec = "raw" if self.mixed else codecs.pop()
@@ -157,23 +152,23 @@ class VirtualSource:
         self._num_bytes = [each.tokens * item_bytes for each in parts.parts]
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
-        """ObjectChangedError unless every part is still the one that was listed."""
+        """ObjectChangedError if a part was replaced since it was listed."""
         found = list_pairs(self._listed.prefixes, self.options)
         self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix)), self.parts))
 
     @property
     def checked_by(self) -> str | None:
-        """As of a `Source`; "in part" where that is so of some parts only."""
+        """Check of the tokens when they are read; "in part" if only some parts have one."""
         kinds = {each.checked_by for each in self.parts}
         return kinds.pop() if len(kinds) == 1 else "in part" if None in kinds else "checksums"
 
     @property
     def has_sums(self) -> bool:
-        """Whether checksums lie beside some part."""
+        """True if some part has checksums."""
         return any(each.has_sums for each in self.parts)
 
     def plain_bytes(self) -> int:
-        """Bytes of its tokens; FormatError where a part lacks some."""
+        """Return the bytes of its tokens; FormatError if a part is too small."""
         found = OPENS.map(lambda each: each.plain_bytes(), self.parts)
         for part, size, needed in zip(self.parts, found, self._num_bytes, strict=True):
             if size < needed:
@@ -182,15 +177,13 @@ class VirtualSource:
 
     @property
     def pairs(self) -> list[PairSource]:
-        """As of a `Source`."""
         return self.parts
 
-    def part_at(self, place: int) -> str:
-        """The prefix of the part that holds a plain byte."""
-        return self.parts[int(np.searchsorted(np.cumsum(self._num_bytes), place, "right"))].prefix
+    def part_at(self, position: int) -> str:
+        return self.parts[int(np.searchsorted(np.cumsum(self._num_bytes), position, "right"))].prefix
 
     def check_movable(self) -> None:
-        """ConfigError unless it can be moved as it is stored."""
+        """ConfigError if some parts are compressed and others not, so that they cannot be moved as they are stored."""
         if self.mixed:
             raise ConfigError(
                 f"{self.bin_uri}: some parts are compressed and others not, needed all compressed or none; "
@@ -201,10 +194,8 @@ class VirtualSource:
         return IndexStream(self.open_idx(mmap=False), self.bin_uri)
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
-        """The `.idx` that a merge would write."""
-        opened = OPENS.map(
-            lambda each: IndexStream(each.open_idx(mmap=mmap), get_idx_path(each.prefix)), self.parts
-        )
+        """Open the `.idx` that a merge would write."""
+        opened = OPENS.map(lambda each: IndexStream(each.open_idx(mmap=mmap), get_idx_path(each.prefix)), self.parts)
         for index, part in zip(opened, self._listed.parts, strict=True):
             found, needed = (index.dtype.__name__, index.num_sequences), (self._listed.dtype, part.sequences)
             if found != needed:
@@ -212,7 +203,7 @@ class VirtualSource:
         return concatenate_idx(self.bin_uri, opened, self._num_bytes)
 
     def open_stored(self) -> RangeReader:
-        """The `.bin`, or `.bin.zst`, that a merge would write."""
+        """Open the `.bin`, or `.bin.zst`, that a merge would write."""
         if self.codec == "raw":
             return self.open_plain()
         pieces = self.pieces(sum(self._num_bytes))
@@ -221,29 +212,23 @@ class VirtualSource:
         return JoinedReader(self.bin_uri, readers, [*map(piece_bytes, pieces)], starts=[each.start for each in pieces])
 
     def open_plain(self) -> RangeReader:
-        """Its tokens; a part is opened when it is read."""
+        """Open the tokens as plain bytes; a part is opened when it is read."""
         self.plain_bytes()
         late = [LazyReader(each.bin_uri, each.plain_bytes(), each.open_plain) for each in self.parts]
         return JoinedReader(self.bin_uri, late, self._num_bytes)
 
-    def has(self, end: str) -> bool:
-        """As of a `Source`; it stands under the prefix of the list."""
-        return object_exists(self.prefix + end, self.options)
+    def has(self, suffix: str) -> bool:
+        return object_exists(self.prefix + suffix, self.options)
 
     @functools.cached_property
     def tables(self) -> list[SeekTable]:
         return [table for each in OPENS.map(lambda each: each.tables, self.parts) for table in each]
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
-        """As of a `Source`.
-
-        Raises:
-            ConfigError: some parts are compressed, and others not.
-        """
         self.check_movable()
         stops = np.cumsum([0, *self._num_bytes], dtype=np.int64)
         wanted = np.clip(plain_bytes - stops[:-1], 0, self._num_bytes).tolist()
-        # A compressed one without tokens is asked, too: it may hold others, which its table would tell of.
+        # A compressed part without tokens may hold others, so its table is checked, too.
         both = zip(self.parts, wanted, strict=True)
         some = [(part, count) for part, count in both if count or part.codec != "raw"]
         found = OPENS.map(lambda each: each[0].pieces(each[1]), some)
@@ -257,10 +242,10 @@ def open_source(
     distrust_sums: bool = False,
     listed: ListedPair | None = None,
 ) -> PairSource | VirtualSource:
-    """The dataset under a prefix, whichever way it lies there.
+    """Open the dataset under a prefix: a pair of files, or a virtual merge.
 
     Raises:
-        ObjectNotFoundError: there is none.
+        ObjectNotFoundError: there is neither.
         FormatError, ObjectChangedError: as `VirtualSource`.
     """
     name = os.fspath(prefix)
@@ -274,7 +259,7 @@ def open_source(
 
 
 def concatenate_seek_tables(tables: Sequence[SeekTable]) -> bytes:
-    """The seek table over the frames of all, one after the other."""
+    """Return the bytes of the seek table over the frames of all tables, one after the other."""
     stored = np.concatenate([each.stored_stops - each.stored_starts for each in tables])
     plain = np.concatenate([np.diff(each.plain_starts) for each in tables])
     return format_table(stored.astype(np.uint32), plain.astype(np.uint32))

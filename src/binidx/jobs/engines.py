@@ -42,7 +42,7 @@ CONNECT_SECONDS = 5
 """Timeout of the connection to a Dask scheduler."""
 
 GRACE_SECONDS = 5.0
-"""How long a worker may take to finish its writes after the driver has gone."""
+"""Time for a worker to finish its writes after the driver has gone."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's `mallopt`. Source: glibc, malloc.h."""
@@ -58,7 +58,9 @@ class RayExecutor(Executor):
         self._ray = _import("ray", "ray")
         self._remote = functools.cache(self._ray.remote)
         self._connected = not self._ray.is_initialized()
-        cluster = {"address": address or None} if address or "RAY_ADDRESS" in os.environ else None
+        cluster: dict[str, Any] | None = (
+            {"address": address or None} if address or "RAY_ADDRESS" in os.environ else None
+        )
         if self._connected:
             try:
                 self._ray.init(**(cluster or {"num_cpus": count, "include_dashboard": False}), **QUIET)
@@ -128,7 +130,7 @@ def _count_dask_threads(executor: Executor) -> int:
 
 
 def _count_ray_cores(executor: Executor) -> int:
-    return math.ceil(_import("ray", "ray").cluster_resources().get("CPU", 0.0))
+    return int(math.ceil(_import("ray", "ray").cluster_resources().get("CPU", 0.0)))
 
 
 def _import(name: str, extra: str) -> Any:

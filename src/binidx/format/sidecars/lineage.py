@@ -53,7 +53,6 @@ SCHEMA = pa.schema(
     metadata={b"binidx": json.dumps({"lineage": 1}).encode()},
 )
 
-
 GROUP_ROWS = 1 << 18
 """Rows of a row group: about 10 MB in memory, and their ids."""
 

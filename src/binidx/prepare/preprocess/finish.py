@@ -1,34 +1,35 @@
-"""What a dataset was made of: `PREFIX.manifest.json`, the last object of a job to appear.
+"""Finish a job: put the parts together, write the manifests, remove the parts.
+
+    1  check that every record exists, that its sums are right, and that the parts have read each input once, to its end
+    2  for each key: rewrite the .idx of the parts, let the store concatenate the .bin, publish it, then the .idx
+    3  write lineage, quarantine and manifests
+    4  remove the parts, job.json last
+
+Two processes may finish at once, or one after the other was killed: both write the same bytes, and neither removes an
+object that the other may have published. A finished dataset is left alone.
+
+`PREFIX.manifest.json` is the last object of a job to appear:
 
 {"binidx_manifest": 1, "version": ..., "plan": digest, "job": Job, "dataset": {...}, "counts": Counts,
  "sources": [{"uri": ..., "identity": ..., "counts": Counts, "covered": n}],
  "engines": {name: {"parts": n, "compared": n}}, "machines": {name: Machine}}
 
-All parts -> the datasets: the store moves the tokens, then the manifests appear, then the parts go.
+`job.json`, the first object of a job and the last to go, identifies the job to which the parts belong:
 
-    1  every record is there, its sums are right, and together they have read every input once, to its end
-    2  of each key: the .idx of the parts is rewritten, the .bin put together by the store, published, the .idx last
-    3  lineage, quarantine, manifests
-    4  the parts go, job.json last
-
-Two may do so at once, or one after another was killed: both write the same bytes, and nothing that may be the other's
-is ever removed. A dataset that is found finished is left alone.
-
-Whose parts lie there: job.json, the first object of a job and the last to go.
-
-nothing there                        ours from now on
-ours                                 go on
-another's, and no part beside it     ours from now on: a call that failed before it made any, of a wrong key say
-another's, and parts                 an error that says in what the two differ; `overwrite` drops them
+absent                               this job writes it
+of this job                          the job continues
+of another job without parts         this job replaces it: an earlier call failed before its first part
+of another job with parts            an error with the differences; `overwrite` removes the parts
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import json
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -43,12 +44,12 @@ from binidx.format.index_writer import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.job_plan import Part, Places, plan_digest
+from binidx.prepare.preprocess.job_plan import JobUris, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.progress import count_machines
 from binidx.prepare.preprocess.record import Record
 from binidx.prepare.text.inputs import list_files, list_objects
-from binidx.prepare.text.slices import SliceExtent, check_extents
+from binidx.prepare.text.slices import check_extents
 from binidx.storage.open import open_object
 from binidx.storage.stores import filesystem
 from binidx.storage.threads import REQUESTS
@@ -59,10 +60,10 @@ from binidx.storage.writing.publish import create_object, delete_object, object_
 
 @dataclass(frozen=True)
 class SourceCounts:
-    """What became of the rows of one input.
+    """Counts of the rows of one input.
 
     Attributes:
-        covered: plain bytes that were read, of parquet rows: all that it has.
+        covered: plain bytes that were read, in Parquet rows: the whole input.
     """
 
     uri: str
@@ -72,7 +73,7 @@ class SourceCounts:
 
 
 def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[SourceCounts]:
-    """Of each input, in their order; one that is named twice counts twice."""
+    """Return the counts of each input, in their order; an input that is named twice counts twice."""
     found: dict[str, SourceCounts] = {}
     for part in parts:
         record = records[part.name]
@@ -84,7 +85,7 @@ def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[
 
 
 def count_engines(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
-    """Engine -> the parts that it tokenised, and the texts that were compared with the reference and equal."""
+    """Return for each engine the number of its parts, and of texts that were compared with the reference."""
     parts, compared = Counter[str](), Counter[str]()
     for record in records.values():
         parts[record.engine] += 1
@@ -92,23 +93,24 @@ def count_engines(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
     return {name: {"parts": parts[name], "compared": compared[name]} for name in parts}
 
 
-def row_bases(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list[int]]:
-    """Rows of its file before each slice, part by part: what nobody knew who read the slice alone."""
-    bases, last, rows = list[list[int]](), "", 0
+def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list[int]]:
+    """Return for each slice of each part the number of rows before it in its file."""
+    before, last, rows = list[list[int]](), "", 0
     for part in parts:
-        bases.append([])
+        before.append([])
         for piece, counts in zip(part.slices, records[part.name].slices, strict=True):
             if piece.first_row is not None:
                 rows = piece.first_row
             assert piece.uri == last or piece.first_row == 0, "slices of a file follow each other"
-            bases[-1].append(rows)
+            before[-1].append(rows)
             last, rows = piece.uri, rows + counts.num_rows
-    return bases
+    return before
 
 
-def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str, Record]) -> dict[str, Any]:
-    """The manifest of one dataset, in JSON values."""
+def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[str, Record]) -> dict[str, Any]:
+    """Return the manifest of one dataset, in JSON values."""
     sources = count_sources(parts, records)
+    counts = sum((each.counts for each in sources), RowCounts())
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
         **MANIFEST_FILE.tags,
@@ -118,11 +120,11 @@ def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str,
         "dataset": {
             "key": key,
             "dtype": job.dtype.__name__,
-            "documents": sum((each.counts for each in sources), RowCounts()).num_documents,
+            "documents": counts.num_documents,
             "sequences": sum(each.num_sequences for each in tokens),
             "tokens": sum(each.num_tokens for each in tokens),
         },
-        "counts": asdict(sum((each.counts for each in sources), RowCounts())),
+        "counts": asdict(counts),
         "sources": [asdict(each) for each in sources],
         "engines": count_engines(records),
         "machines": {name: asdict(each) for name, each in count_machines(parts, records).items()},
@@ -131,65 +133,60 @@ def manifest_of(job: Job, key: str, parts: Sequence[Part], records: Mapping[str,
 
 
 Records = Mapping[str, Record]
-"""By the names of the parts."""
+"""Records by the names of their parts."""
 
 
 def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool, watch: ProgressWatcher) -> None:
     """Make the datasets of all parts, and remove the parts.
 
     Raises:
-        FormatError: the counts do not add up, or a part is not what its record says.
-        ObjectExistsError: another dataset stands there, and nobody said `overwrite`.
+        FormatError: the counts do not add up, or a part contradicts its record.
+        ObjectExistsError: another dataset exists, without `overwrite`.
     """
-    places = Places(job)
+    uris = JobUris(job)
     for part in parts:
         records[part.name].counts.check(str(part))
-    check_extents(extents_of(parts, records))
+    check_extents(each for part in parts for each in zip(part.slices, records[part.name].extents, strict=True))
     for key in job.keys:
-        merge_key(places, key, parts, records, overwrite, watch)
+        merge_key(uris, key, parts, records, overwrite, watch)
         if job.lineage:
-            write_lineage(places, key, parts, records)
-    write_quarantine(places, parts, records)
+            write_lineage(uris, key, parts, records)
+    write_quarantine(uris, parts, records)
     for key, prefix in job.datasets.items():
         with create_object(prefix + MANIFEST, job.target_options) as out:
-            out.write(json.dumps(manifest_of(job, key, parts, records), indent=1).encode())
-    remove_parts(places, parts)
-
-
-def extents_of(parts: Sequence[Part], records: Records) -> Iterator[SliceExtent]:
-    """Each slice with what was read for it, in the order of the inputs."""
-    for part in parts:
-        yield from zip(part.slices, records[part.name].extents, strict=True)
+            out.write(json.dumps(build_manifest(job, key, parts, records), indent=1).encode())
+    remove_parts(uris, parts)
 
 
 def merge_key(
-    places: Places, key: str, parts: Sequence[Part], records: Records, overwrite: bool, watch: ProgressWatcher
+    uris: JobUris, key: str, parts: Sequence[Part], records: Records, overwrite: bool, watch: ProgressWatcher
 ) -> None:
-    """The dataset of one key."""
-    job = places.job
+    """Merge the parts of one key into its dataset."""
+    job = uris.job
     target = DatasetTarget(job.datasets[key], job.codec, job.target_options)
-    opened = open_datasets([places.prefix(part, key) for part in parts], job.target_options)
+    opened = open_datasets([uris.prefix(part, key) for part in parts], job.target_options)
     with merged_index(opened, watch) as columns:
         check_part_counts(key, parts, records, opened)
-        make_way = way_for(target, columns, overwrite)
-        merge_tokens(opened, target, columns, make_way, job.target_options, watch)
+        old = obsolete_objects(target, columns, overwrite)
+        remove_old = functools.partial(delete_objects, old, target.options)
+        merge_tokens(opened, target, columns, remove_old, job.target_options, watch)
 
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:
-    """FormatError unless each part has the documents and tokens that its record tells of."""
+    """Raise FormatError unless each part has the numbers of documents and tokens in its record."""
     for part, each in zip(parts, opened, strict=True):
-        record = records[part.name]
-        told = record.counts.num_documents, record.datasets[key].num_sequences, record.datasets[key].num_tokens
+        counts = records[part.name].datasets[key]
+        expected = records[part.name].counts.num_documents, counts.num_sequences, counts.num_tokens
         found = each.index.num_documents, each.index.num_sequences, each.index.num_tokens
-        if found != told:
+        if found != expected:
             raise FormatError(
-                f"{each.prefix}: {found} documents, sequences and tokens, its record says {told}; "
-                "delete the record and run again"
+                f"{each.prefix}: contradicts its record (found {found} documents, sequences and tokens, need "
+                f"{expected}); delete the record and run again"
             )
 
 
-def same_bytes(target: DatasetTarget, columns: IndexColumns) -> bool:
-    """Whether the `.idx` that stands there is what these columns give."""
+def index_equals(target: DatasetTarget, columns: IndexColumns) -> bool:
+    """Return whether the existing `.idx` has these columns."""
     reader, start = open_object(target.idx_uri, storage_options=target.options, cache=False), 0
     for block in columns.format():
         stop = start + len(block)
@@ -199,140 +196,138 @@ def same_bytes(target: DatasetTarget, columns: IndexColumns) -> bool:
     return start == reader.size
 
 
-def way_for(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> Callable[[], object]:
-    """What is to go right before the new dataset appears.
+def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> list[str]:
+    """Return the objects to remove right before the new dataset appears.
 
     Raises:
-        ObjectExistsError: another one stands there. Not so the one that we make: somebody was killed after he had
-            published it, or publishes it now, and may find it replaced by its like but never removed.
+        ObjectExistsError: another dataset exists. The same dataset is allowed: another process publishes it now, or was
+            killed after it had; it may be replaced by the same bytes, but is never removed.
     """
+    if not overwrite and object_exists(target.idx_uri, target.options) and not index_equals(target, columns):
+        raise ObjectExistsError(f"{target.prefix}: another dataset exists; give another name, or --overwrite")
     old = [target.idx_uri, target.prefix + MANIFEST, target.prefix + LINEAGE] if overwrite else []
-    if not overwrite and object_exists(target.idx_uri, target.options) and not same_bytes(target, columns):
-        raise ObjectExistsError(f"{target.prefix}: holds another dataset, needed a free name; --overwrite replaces it")
-    return lambda: delete_objects([*old, *superseded_objects(target.bin_uri)], target.options)
+    return [*old, *superseded_objects(target.bin_uri)]
 
 
-def write_lineage(places: Places, key: str, parts: Sequence[Part], records: Records) -> None:
-    """The sidecar of one dataset."""
+def write_lineage(uris: JobUris, key: str, parts: Sequence[Part], records: Records) -> None:
+    """Write the lineage of one dataset."""
     from binidx.format.sidecars.lineage import PartLineage, merge_lineage
 
     rows = (
         PartLineage(
-            places.prefix(part, key) + LINEAGE, bases, [each.num_documents for each in records[part.name].slices]
+            uris.prefix(part, key) + LINEAGE, before, [each.num_documents for each in records[part.name].slices]
         )
-        for part, bases in zip(parts, row_bases(parts, records), strict=True)
+        for part, before in zip(parts, rows_before_slices(parts, records), strict=True)
     )
-    merge_lineage(rows, places.job.datasets[key] + LINEAGE, places.job.target_options)
+    merge_lineage(rows, uris.job.datasets[key] + LINEAGE, uris.job.target_options)
 
 
-def write_quarantine(places: Places, parts: Sequence[Part], records: Records) -> None:
-    """Rows that were no documents, of all parts; no file where there are none."""
-    bases = zip(parts, row_bases(parts, records), strict=True)
-    told = [(places.part_quarantine_uri(part), rows) for part, rows in bases if records[part.name].quarantined]
-    if told:
-        merge_quarantine(told, places.quarantine_uri, places.job.target_options)
-    else:  # one of an older job may stand there
-        delete_object(places.quarantine_uri, places.job.target_options)
+def write_quarantine(uris: JobUris, parts: Sequence[Part], records: Records) -> None:
+    """Write the quarantine of all parts; no object if it has no row."""
+    rows = zip(parts, rows_before_slices(parts, records), strict=True)
+    found = [(uris.part_quarantine_uri(part), before) for part, before in rows if records[part.name].quarantined]
+    if found:
+        merge_quarantine(found, uris.quarantine_uri, uris.job.target_options)
+    else:  # remove that of an older job
+        delete_object(uris.quarantine_uri, uris.job.target_options)
 
 
-def remove_parts(places: Places, parts: Sequence[Part]) -> None:
-    """All that the parts left, records first; job.json last, so that who is killed here comes back."""
-    uris = set(itertools.chain.from_iterable(places.objects(part) for part in parts))
+def remove_parts(uris: JobUris, parts: Sequence[Part]) -> None:
+    """Remove all objects of the parts, then job.json: a killed process finds the rest with its next run."""
+    delete_all({each for part in parts for each in uris.objects(part)}, uris)
+    delete_object(uris.job_uri, uris.job.target_options)
+    if (path := filesystem.local_path(uris.folder)) is not None:
+        with contextlib.suppress(OSError):
+            for staging in Path(path).glob("*.tmp"):  # of killed workers
+                staging.unlink()
+            os.rmdir(path)
+
+
+def remove_other_job(uris: JobUris, parts: Sequence[Part]) -> None:
+    """Remove the parts of another job from the folder."""
+    ours = {base_name(uri) for uri in (uris.job_uri, *(each for part in parts for each in uris.objects(part)))}
+    delete_all({uri for uri in list_parts(uris) if base_name(uri) not in ours}, uris)
+
+
+def delete_all(objects: Collection[str], uris: JobUris) -> None:
+    """Delete objects of the job, many at once."""
     with REQUESTS.executor(IN_FLIGHT) as threads:
-        list(threads.map(lambda uri: delete_object(uri, places.job.target_options), sorted(uris)))
-    delete_object(places.job_uri, places.job.target_options)
-    if (folder := filesystem.local_path(places.folder)) is not None:
-        remove_folder(Path(folder))
+        list(threads.map(lambda uri: delete_object(uri, uris.job.target_options), sorted(objects)))
 
 
-def remove_others(places: Places, parts: Sequence[Part]) -> None:
-    """What another job left where our parts will lie."""
-    ours = {name_of(uri) for uri in (places.job_uri, *itertools.chain(*map(places.objects, parts)))}
-    theirs = [uri for uri in objects_in(places) if name_of(uri) not in ours]
-    with REQUESTS.executor(IN_FLIGHT) as threads:
-        list(threads.map(lambda uri: delete_object(uri, places.job.target_options), theirs))
+def list_parts(uris: JobUris) -> list[str]:
+    """Return all objects in the folder of the parts."""
+    path = filesystem.local_path(uris.folder)
+    return list_objects(f"{uris.folder}/", uris.job.target_options) if path is None else list_files(path) or []
 
 
-def objects_in(places: Places) -> list[str]:
-    """All that lies in the folder of the parts, where there is one."""
-    path = filesystem.local_path(places.folder)
-    return list_objects(f"{places.folder}/", places.job.target_options) if path is None else list_files(path) or []
-
-
-def name_of(uri: str) -> str:
+def base_name(uri: str) -> str:
+    """Return the last component of a URI."""
     return uri.rpartition("/")[2]
 
 
-def remove_folder(folder: Path) -> None:
-    """And what killed workers left in it."""
-    with contextlib.suppress(OSError):
-        for left in folder.glob("*.tmp"):
-            left.unlink()
-        folder.rmdir()
-
-
 @dataclass(frozen=True)
-class JobMark:
-    """The fields of the file besides its version."""
+class JobFile:
+    """Fields of job.json besides its version."""
 
     plan: str
     inputs: list[str]
     recipe: dict[str, Any]
 
 
-MARK_FILE = JsonFile(JobMark, {"binidx_job": 1}, open=True)
+JOB_FILE = JsonFile(JobFile, {"binidx_job": 1}, open=True)
 
 
-def take_place(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
-    """Say whose parts are about to lie there; whether there may be some already.
+def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
+    """Write job.json if it is missing or replaceable; return whether parts of this job may exist already.
 
     Raises:
-        ObjectExistsError: a dataset stands there, or parts of another job do.
+        ObjectExistsError: a dataset, or parts of another job, exist.
     """
-    places, told = Places(job), mark_of(job, parts)
-    standing = read_small(places.job_uri, job.target_options)
-    if standing == told:
+    uris, content = JobUris(job), format_job_file(job, parts)
+    existing = read_small(uris.job_uri, job.target_options)
+    if existing == content:
         return True
     if not overwrite:
-        if standing is not None and any(name_of(uri) != name_of(places.job_uri) for uri in objects_in(places)):
-            differs = job_difference(standing, told)
-            raise ObjectExistsError(f"{places.job_uri}: parts of another job, {differs}; --overwrite drops them")
+        if existing is not None and any(base_name(uri) != base_name(uris.job_uri) for uri in list_parts(uris)):
+            differs = describe_job_difference(existing, content)
+            raise ObjectExistsError(f"{uris.job_uri}: parts of another job, {differs}; --overwrite removes them")
         for prefix in job.datasets.values():
-            DatasetTarget(prefix, job.codec, job.target_options).check_free(None, ours=False)
-        if standing is None and not put_if_absent(places.job_uri, told, job.target_options):
-            raise ObjectExistsError(f"{places.job_uri}: another job began here in this moment; run it again")
-    if overwrite or standing is not None:
-        with create_object(places.job_uri, job.target_options) as out:
-            out.write(told)
-    if overwrite and standing is not None:
-        remove_others(places, parts)
+            DatasetTarget(prefix, job.codec, job.target_options).check_free()
+        if existing is None and not put_if_absent(uris.job_uri, content, job.target_options):
+            raise ObjectExistsError(f"{uris.job_uri}: another job has just begun here; run it again")
+    if overwrite or existing is not None:
+        with create_object(uris.job_uri, job.target_options) as out:
+            out.write(content)
+    if overwrite and existing is not None:
+        remove_other_job(uris, parts)
     return overwrite
 
 
-def mark_of(job: Job, parts: Sequence[Part]) -> bytes:
-    """What identifies a job, and says for people what it is."""
-    mark = JobMark(plan_digest(job, parts), job.to_json()["inputs"], job.recipe)
-    return json.dumps({**MARK_FILE.tags, **asdict(mark)}).encode()
+def format_job_file(job: Job, parts: Sequence[Part]) -> bytes:
+    """Return the content of job.json: the identity of a job, and readable settings."""
+    content = JobFile(plan_digest(job, parts), job.to_json()["inputs"], job.recipe)
+    return json.dumps({**JOB_FILE.tags, **asdict(content)}).encode()
 
 
-def job_difference(standing: bytes, ours: bytes) -> str:
-    """In what two jobs differ, in words."""
+def describe_job_difference(existing: bytes, ours: bytes) -> str:
+    """Return the settings in which two jobs differ."""
     try:
-        theirs, mine = MARK_FILE.decode(standing, ""), MARK_FILE.decode(ours, "")
+        theirs, mine = JOB_FILE.decode(existing, ""), JOB_FILE.decode(ours, "")
     except FormatError as error:
-        return f"of a form that is not known ({error})"
-    if names := list(_unequal(theirs.recipe, mine.recipe)):
+        return f"of an unknown form ({error})"
+    if names := list(_unequal_names(theirs.recipe, mine.recipe)):
         return f"which differs in {', '.join(names)}"
     if theirs.inputs != mine.inputs:
         return f"of other inputs: {', '.join(theirs.inputs[:3])}{', ...' if len(theirs.inputs) > 3 else ''}"
     return "of inputs that changed since, or of another --part-bytes or --format"
 
 
-def _unequal(theirs: Mapping[str, Any], ours: Mapping[str, Any], of: str = "") -> Iterator[str]:
-    """Names whose values differ: `append_eod`, `tokenizer eod`."""
+def _unequal_names(theirs: Mapping[str, Any], ours: Mapping[str, Any], parent: str = "") -> Iterator[str]:
+    """Yield the names with different values: `append_eod`, `tokenizer eod`."""
     for name, value in ours.items():
         other = theirs.get(name)
         if isinstance(value, dict) and isinstance(other, dict):
-            yield from _unequal(other, value, f"{name} ")
+            yield from _unequal_names(other, value, f"{name} ")
         elif value != other:
-            yield of + name
+            yield parent + name

@@ -1,23 +1,24 @@
-"""Rows that are no documents, written down: a JSON object a line.
+"""Write the objects of a part: its datasets with their lineage, and its quarantine; the record comes after them.
 
-    {"file": URI, "line": number from 1, or null, "byte": where it begins, "reason": kind, "detail": ..., "raw": ...}
+Each object appears whole, under its final name. A second worker that makes the same part makes the same bytes, so two at
+once do no harm.
 
-`raw` is the line as text; bytes that are not UTF-8 stand in it as lone surrogates \udc80 to \udcff, as Python's
-`surrogateescape` does: `raw.encode("utf-8", "surrogateescape")` gives the bytes back. Of a row with a special token it
-is the texts, of one of parquet and of a line that is too long nothing.
+The quarantine has the rows that are not documents, a JSON object a line:
 
-A part on its way: its datasets, their lineage, its quarantine; and last its record, without which it is nothing.
+    {"file": URI, "line": number from 1, or null, "byte": start of the line, "reason": kind, "detail": ..., "raw": ...}
 
-Each object appears whole, under its final name. Who makes the same part again makes the same bytes, so two workers that
-do so at once do no harm.
+`raw` is the line as text. Bytes that are not UTF-8 become lone surrogates \udc80 to \udcff, as with Python's
+`surrogateescape`: `raw.encode("utf-8", "surrogateescape")` restores the bytes. For a row with a special token `raw` has
+the texts only; for a row of Parquet, or a line that is too long, nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
-from collections import deque
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,11 @@ from binidx.errors import redacted
 from binidx.format.bin_file import BinWriter
 from binidx.format.index_writer import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.prepare.preprocess.job_plan import Part, Places
+from binidx.prepare.preprocess.job_plan import JobUris, Part
 from binidx.prepare.preprocess.record import TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
 from binidx.prepare.text.jsonl import group_lines
 from binidx.prepare.tokenizers.engine import Stored
-from binidx.storage.interfaces import Bytes, Writer
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
 from binidx.storage.stores.filesystem import protocols
@@ -44,56 +44,14 @@ from binidx.storage.writing.publish import create_object
 if TYPE_CHECKING:
     from binidx.format.sidecars.lineage import LineageWriter
 
-
+Options = Mapping[str, Any] | None
 QUARANTINE_BLOCK_BYTES = 1 << 20
-"""Held before they are written; read at once."""
-
-
-class QuarantineWriter:
-    """Writes the quarantine of a part as its rows come: unseen until `publish`, and no object where there are none.
-
-    Attributes:
-        num_rows: that were written down.
-    """
-
-    def __init__(self, uri: str, options: Any) -> None:
-        self._uri, self._options, self._open = uri, options, contextlib.ExitStack()
-        self._out: Writer | None = None
-        self._held = bytearray()
-        self.num_rows = 0
-
-    def add(self, problem: Problem, slice_number: int) -> None:
-        """Write a row down."""
-        self._held += format_problem(problem, slice_number)
-        self.num_rows += 1
-        if len(self._held) >= QUARANTINE_BLOCK_BYTES:
-            self._flush()
-
-    def publish(self) -> None:
-        """Make it visible."""
-        if self.num_rows:
-            self._flush()
-        self._open.close()
-
-    def abandon(self) -> None:
-        """Leave nothing of it; after `publish` it does nothing."""
-        with contextlib.suppress(_Abandoned), self._open:
-            raise _Abandoned
-
-    def _flush(self) -> None:
-        if self._out is None:
-            self._out = self._open.enter_context(create_object(self._uri, self._options))
-        self._out.write(bytes(self._held))
-        self._held.clear()
-
-
-class _Abandoned(Exception):
-    """Thrown into an unfinished write so that it leaves nothing."""
+"""Bytes of a quarantine that are kept in memory before a temporary file, and read at once."""
 
 
 def format_problem(problem: Problem, slice_number: int) -> bytes:
-    """A line of a part's quarantine: its line is counted from the first of that slice."""
-    told = {
+    """Return a line of a part's quarantine, with the row counted from the first row of its slice."""
+    row = {
         "file": redacted(problem.uri),
         "line": problem.row + 1,
         "byte": problem.byte,
@@ -102,67 +60,69 @@ def format_problem(problem: Problem, slice_number: int) -> bytes:
         "raw": problem.line.decode("utf-8", "surrogateescape"),
         "slice": slice_number,
     }
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(row).encode() + b"\n"
 
 
-def merge_quarantine(parts: Iterable[tuple[str, Sequence[int]]], target: str, options: Any) -> None:
-    """Write the rows of all parts as one file; lines are counted in their files.
+def merge_quarantine(parts: Iterable[tuple[str, Sequence[int]]], target: str, options: Options) -> None:
+    """Write the rows of all parts to one file, with lines counted in their files.
 
     Args:
-        parts: URI of each, and the rows before the first of each of its slices.
+        parts: URI of each part's quarantine, and the number of rows before the first of each of its slices.
     """
     with create_object(target, options) as out:
-        for uri, bases in parts:
-            for told in _lines(uri, options):
-                base = bases[told.pop("slice")]
-                out.write(json.dumps({**told, "line": told["line"] + base}).encode() + b"\n")
+        for uri, rows_before in parts:
+            for row in _read_rows(uri, options):
+                row["line"] += rows_before[row.pop("slice")]
+                out.write(json.dumps(row).encode() + b"\n")
 
 
-def _lines(uri: str, options: Any) -> Iterator[dict[str, Any]]:
+def _read_rows(uri: str, options: Options) -> Iterator[dict[str, Any]]:
     reader = open_object(uri, storage_options=options, cache=False)
     pieces = ((each[0], reader.read([each])[0]) for each in cut((0, reader.size), QUARANTINE_BLOCK_BYTES))
     for lines in group_lines(pieces, QUARANTINE_BLOCK_BYTES, sys.maxsize):
         yield from map(json.loads, bytes(lines.data).splitlines())
 
 
-Options = Mapping[str, Any] | None
-
-
 class DatasetWriter:
-    """What a part has of one key."""
+    """Writer of a part's dataset of one key. Tokens are written in a thread, while the next text is tokenised."""
 
-    def __init__(self, places: Places, part: Part, key: str) -> None:
-        self._prefix, self._options = places.prefix(part, key), places.job.target_options
-        self._columns = IndexColumns(places.job.dtype)
-        bin_uri = self._prefix + places.bin_suffix
+    def __init__(self, uris: JobUris, part: Part, key: str) -> None:
+        self._prefix, self._options = uris.prefix(part, key), uris.job.target_options
+        self._columns = IndexColumns(uris.job.dtype)
+        bin_uri = self._prefix + uris.bin_suffix
         self._bin = BinWriter(bin_uri, in_small_blocks(bin_uri, self._options))
-        self._behind = WriteBehind(self._bin.write)
-        self._lineage = open_lineage(self._prefix + LINEAGE, places) if places.job.lineage else None
+        self._thread, self._pending = READS.executor(1), list[Future[Any]]()
+        self._lineage = open_lineage(self._prefix + LINEAGE, self._options) if uris.job.lineage else None
         self._digest, self._num_tokens = xxhash.xxh3_64(), 0
 
-    def add(self, source: str, batch: Batch, found: Stored) -> None:
+    def add(self, source: str, batch: Batch, stored: Stored) -> None:
         """Append the documents of a batch."""
-        data = found.tokens.view(np.uint8).data
-        self._behind.write(data)
+        data = stored.tokens.view(np.uint8).data
+        self._wait_for_writes(1)
+        self._pending.append(self._thread.submit(self._bin.write, data))
         self._digest.update(data)
-        self._num_tokens += len(found.tokens)
+        self._num_tokens += len(stored.tokens)
         before = len(self._columns.lengths)
-        self._columns.lengths.extend(found.sequence_lengths)
-        self._columns.add_bounds(found.document_indices[1:], plus=before)
+        self._columns.lengths.extend(stored.sequence_lengths)
+        self._columns.add_bounds(stored.document_indices[1:], plus=before)
         if self._lineage is not None:
             ids = None if batch.ids is None else (batch.ids.bytes, batch.ids.offsets, batch.ids.present)
-            self._lineage.add(source, batch.rows, batch.places, ids, *found)
+            self._lineage.add(source, batch.rows, batch.places, ids, *stored)
 
-    def publishing(self) -> list[Callable[[], object]]:
-        """What makes all of it visible: in any order, for without its record a part is nothing."""
+    def publish_steps(self) -> list[Callable[[], object]]:
+        """Return the functions that publish the objects, in any order: without its record a part does not count."""
         return [self._publish_bin, self._publish_idx, *([self._lineage.publish] if self._lineage is not None else [])]
 
-    def told(self) -> TokenCounts:
-        """What there is of it."""
+    def counts(self) -> TokenCounts:
+        """Return the counts for the part's record."""
         return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
 
+    def _wait_for_writes(self, most: int) -> None:
+        while len(self._pending) > most:
+            self._pending.pop(0).result()
+
     def _publish_bin(self) -> None:
-        self._behind.wait()
+        self._wait_for_writes(0)
         self._bin.publish()
 
     def _publish_idx(self) -> None:
@@ -171,9 +131,9 @@ class DatasetWriter:
                 writer.write(block)
 
     def close(self) -> None:
-        """Leave nothing of what is not published."""
+        """Remove all that is not published."""
         self._columns.close()
-        self._behind.close()
+        self._thread.shutdown(cancel_futures=True)
         self._bin.abandon()
         if self._lineage is not None:
             self._lineage.abandon()
@@ -188,47 +148,21 @@ def in_small_blocks(uri: str, options: Options) -> Options:
     return {"default_block_size": BLOCK_BYTES, **(options or {})} if on_s3 else options
 
 
-class WriteBehind:
-    """Calls `write` in a thread, some pieces behind: a store is waited for while the next text is tokenised."""
-
-    MOST = 2
-    """Pieces on their way: half as large as a batch of text each."""
-
-    def __init__(self, write: Callable[[Bytes], object]) -> None:
-        self._write, self._thread = write, READS.executor(1)
-        self._pending: deque[Future[object]] = deque()
-
-    def write(self, data: Bytes) -> None:
-        """Soon; raises what an earlier one did. Nobody may change these bytes afterwards."""
-        if len(self._pending) >= self.MOST:
-            self._pending.popleft().result()
-        self._pending.append(self._thread.submit(self._write, data))
-
-    def wait(self) -> None:
-        """Until all is written."""
-        while self._pending:
-            self._pending.popleft().result()
-
-    def close(self) -> None:
-        """Without the rest."""
-        self._thread.shutdown(cancel_futures=True)
-
-
 class PartWriter:
-    """All that a part leaves, but for its record.
+    """Writer of all objects of a part but its record.
 
     Attributes:
-        quarantined: rows in its quarantine.
+        quarantined: number of rows in the quarantine.
     """
 
-    def __init__(self, places: Places, part: Part) -> None:
-        uri, options = places.part_quarantine_uri(part), places.job.target_options
-        self._problems = QuarantineWriter(uri, in_small_blocks(uri, options))
+    def __init__(self, uris: JobUris, part: Part) -> None:
+        self._quarantine_uri, self._options = uris.part_quarantine_uri(part), uris.job.target_options
         self._datasets: dict[str, DatasetWriter] = {}
-        with contextlib.ExitStack() as opened:  # if one cannot be opened, those before it leave nothing
-            opened.callback(self._problems.abandon)
-            for key in places.job.keys:
-                self._datasets[key] = opened.enter_context(contextlib.closing(DatasetWriter(places, part, key)))
+        self.quarantined = 0
+        with contextlib.ExitStack() as opened:  # if one cannot be opened, those before it are removed
+            self._quarantine = opened.enter_context(tempfile.SpooledTemporaryFile(QUARANTINE_BLOCK_BYTES))
+            for key in uris.job.keys:
+                self._datasets[key] = opened.enter_context(contextlib.closing(DatasetWriter(uris, part, key)))
             self._open = opened.pop_all()
 
     def __enter__(self) -> PartWriter:
@@ -237,30 +171,33 @@ class PartWriter:
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    @property
-    def quarantined(self) -> int:
-        return self._problems.num_rows
-
     def add(self, source: str, documents: Sequence[tuple[Batch, Stored]]) -> None:
         """Append the same documents of each key."""
-        for batch, found in documents:
-            self._datasets[batch.key].add(source, batch, found)
+        for batch, stored in documents:
+            self._datasets[batch.key].add(source, batch, stored)
 
-    def quarantine(self, problem: Problem, slice_number: int) -> None:
-        """Write a row down."""
-        self._problems.add(problem, slice_number)
+    def add_problem(self, problem: Problem, slice_number: int) -> None:
+        """Append a row to the quarantine."""
+        self._quarantine.write(format_problem(problem, slice_number))
+        self.quarantined += 1
 
     def publish(self) -> dict[str, TokenCounts]:
-        """Make all of it visible; what there is of each key."""
-        steps = [step for dataset in self._datasets.values() for step in dataset.publishing()]
-        steps.append(self._problems.publish)
-        with READS.executor(len(steps)) as threads:  # each asks the store several times
-            list(threads.map(lambda step: step(), steps))
-        return {key: dataset.told() for key, dataset in self._datasets.items()}
+        """Publish all objects; return the counts of each key."""
+        steps = [step for dataset in self._datasets.values() for step in dataset.publish_steps()]
+        with READS.executor(len(steps) + 1) as threads:  # each step sends several requests
+            list(threads.map(lambda step: step(), [*steps, self._publish_quarantine]))
+        return {key: dataset.counts() for key, dataset in self._datasets.items()}
+
+    def _publish_quarantine(self) -> None:
+        if self.quarantined:
+            self._quarantine.seek(0)
+            options = in_small_blocks(self._quarantine_uri, self._options)
+            with create_object(self._quarantine_uri, options) as out:
+                shutil.copyfileobj(self._quarantine, out, QUARANTINE_BLOCK_BYTES)
 
 
-def open_lineage(uri: str, places: Places) -> LineageWriter:
-    """Imported when it is wanted: pyarrow takes a moment, and may not be there."""
+def open_lineage(uri: str, options: Options) -> LineageWriter:
+    """Return a lineage writer; imported late, as pyarrow takes a moment, and may be missing."""
     from binidx.format.sidecars.lineage import LineageWriter
 
-    return LineageWriter(uri, places.job.target_options)
+    return LineageWriter(uri, options)
