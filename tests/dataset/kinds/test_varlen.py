@@ -139,5 +139,5 @@ def test_sequences_are_padded_for_the_ranks_that_share_them(options: dict[str, A
 
 
 def test_made_up_chats_are_refused() -> None:
-    with pytest.raises(ConfigError, match="sft_mock_dataset_config_json: there are no made-up chats here"):
+    with pytest.raises(ConfigError, match="sft_mock_dataset_config_json: mock chats are not supported"):
         build("a.jsonl", sft_mock_dataset_config_json="{}")

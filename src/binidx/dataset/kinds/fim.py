@@ -33,20 +33,6 @@ EXTRA_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")
 
 
 @runtime_checkable
-class TextTokenizer(Protocol):
-    """A tokenizer that converts between ids, tokens and text: the inner one of Megatron's tokenizers."""
-
-    def tokens_to_ids(self, tokens: Any) -> Any:
-        """Return the ids of tokens, or the id of one token."""
-
-    def ids_to_text(self, ids: Any) -> str:
-        """Return the text of ids."""
-
-    def text_to_ids(self, text: str) -> Sequence[int]:
-        """Return the ids of a text."""
-
-
-@runtime_checkable
 class TokenizerWrapper(Protocol):
     """A tokenizer of Megatron's around another one."""
 
@@ -157,18 +143,21 @@ class FIMTransform:
     def __init__(self, config: GPTFIMDatasetConfig) -> None:
         outer = config.tokenizer
         tokenizer = outer._tokenizer if isinstance(outer, TokenizerWrapper) else outer
-        if not isinstance(tokenizer, TextTokenizer):
-            raise ConfigError(
-                f"{type(tokenizer).__name__}: has no tokens_to_ids, ids_to_text or text_to_ids, which cuts in the text "
-                "need; give Megatron's"
-            )
+        try:
+            find_ids, self.decode, self.encode = tokenizer.tokens_to_ids, tokenizer.ids_to_text, tokenizer.text_to_ids
+        except AttributeError as error:
+            name = type(tokenizer).__name__
+            raise ConfigError(f"{name}: has no {error.name}, which cuts in the text need; give Megatron's") from None
         names = [(config.fim_extra_tokens or {})[name] for name in EXTRA_TOKENS]
-        ids = tokenizer.tokens_to_ids(names)
+        ids = find_ids(names)
         if unknown := [name for name, token in zip(names, ids, strict=True) if token is None]:
             raise ConfigError(f"fim_extra_tokens: the tokenizer does not know {', '.join(unknown)}")
         self.prefix, self.middle, self.suffix, self.pad, self.eod = ids
-        self.config, self.tokenizer = config, tokenizer
-        self.separator = None if config.fim_split_sample is None else _find_token(tokenizer, config.fim_split_sample)
+        self.no_prefix = config.fim_no_prefix
+        self.rate, self.spm_rate = config.fim_rate or 0.0, config.fim_spm_rate or 0.0
+        self.fragment_rate = config.fim_fragment_rate or 0.0
+        separator = config.fim_split_sample
+        self.separator = None if separator is None else _check_one(separator, find_ids(separator))
 
     def __call__(self, tokens: Ids, rng: np.random.RandomState) -> Ids:
         moved = _map_parts(tokens, self.eod, lambda segment: self._cut_segment(segment, rng))[: len(tokens)]
@@ -176,32 +165,36 @@ class FIMTransform:
 
     def _cut_segment(self, segment: Ids, rng: np.random.RandomState) -> Ids:
         if self.separator is None or self.separator not in segment:
-            return self._cut(segment, self.config.fim_rate, rng)
-        if not rng.binomial(1, self.config.fim_rate):
+            return self._cut(segment, self.rate, rng)
+        if not rng.binomial(1, self.rate):
             return segment
-        return _map_parts(segment, self.separator, lambda part: self._cut(part, self.config.fim_fragment_rate, rng))
+        return _map_parts(segment, self.separator, lambda part: self._cut(part, self.fragment_rate, rng))
 
-    def _cut(self, tokens: Ids, rate: float | None, rng: np.random.RandomState) -> Ids:
+    def _cut(self, tokens: Ids, rate: float, rng: np.random.RandomState) -> Ids:
         if not rng.binomial(1, rate):
             return tokens
-        text, no_prefix = self.tokenizer.ids_to_text(tokens), self.config.fim_no_prefix
-        if no_prefix is not None and text.startswith(no_prefix):
+        text = self.decode(tokens)
+        if self.no_prefix is not None and text.startswith(self.no_prefix):
             return tokens
         first, second = sorted(rng.randint(low=0, high=len(text) + 1, size=2).tolist())
         parts = text[:first], text[first:second], text[second:]
-        before, between, after = (list(self.tokenizer.text_to_ids(part)) for part in parts)
-        if rng.binomial(1, self.config.fim_spm_rate):
+        before, between, after = (list(self.encode(part)) for part in parts)
+        if rng.binomial(1, self.spm_rate):
             order = [self.prefix, self.suffix, *after, self.middle, *before, *between]
         else:
             order = [self.prefix, *before, self.suffix, *after, self.middle, *between]
         return np.array(order, np.int64)
 
 
-def _find_token(tokenizer: TextTokenizer, text: str) -> int:
-    found = tokenizer.tokens_to_ids(text)
+def _check_one(token: str, found: Any) -> int:
+    """Return the id of a token.
+
+    Raises:
+        ConfigError: it is not one id to the tokenizer.
+    """
     ids = [found] if isinstance(found, int | np.integer) else list(found or [])
     if len(ids) != 1:
-        raise ConfigError(f"fim_split_sample: {text!r} is {ids} to the tokenizer, needs one token")
+        raise ConfigError(f"fim_split_sample: {token!r} is {ids} to the tokenizer, needs one token")
     return int(ids[0])
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,7 +124,8 @@ class JsonLines(IndexedDataset):
         return arrays["starts"], arrays["lengths"]
 
     def _build(self, writer: ArrayWriter) -> None:
-        for name, lines in zip(ARRAYS, self._find_lines(), strict=True):
+        arrays: Sequence[NDArray[Any]] = self._find_lines()
+        for name, lines in zip(ARRAYS, arrays, strict=True):
             with writer.array(name, lines.shape, lines.dtype) as array:
                 array[:] = lines
 

@@ -68,9 +68,9 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_given(self, "tokenizer", *MASKING)
-        check_bounds("masking_probability", self.masking_probability, lambda p: 0 < p < 1, "above 0 and below 1")
-        check_bounds("short_sequence_probability", self.short_sequence_probability, lambda p: 0 <= p <= 1, "0 to 1")
-        check_bounds("masking_max_ngram", self.masking_max_ngram, lambda n: n > 0, "at least 1")
+        check_option("masking_probability", self.masking_probability, lambda p: 0 < p < 1, "above 0 and below 1")
+        check_option("short_sequence_probability", self.short_sequence_probability, lambda p: 0 <= p <= 1, "0 to 1")
+        check_option("masking_max_ngram", self.masking_max_ngram, lambda n: n > 0, "at least 1")
         if self.masking_use_geometric_distribution and self.masking_do_permutation:
             raise ConfigError(
                 "masking_use_geometric_distribution: excludes masking_do_permutation; give one or the other"
@@ -105,7 +105,7 @@ def check_given(config: Any, *names: str) -> None:
             raise ConfigError(f"{name}: must be given for {type(config).__name__}")
 
 
-def check_bounds(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -> None:
+def check_option(name: str, value: Any, holds: Callable[[Any], bool], needed: str) -> None:
     """Raise ConfigError if a value is out of its bounds."""
     if not holds(value):
         raise ConfigError(f"{name}: found {value}, needs {needed}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,14 +109,6 @@ class SFTDatasetConfig(GPTDatasetConfig):
     """
 
     shuffle: bool = False
-
-
-@runtime_checkable
-class TokenizesConversations(Protocol):
-    """A tokenizer of conversations, such as Megatron-LM's `SFTTokenizer` or `ChatTokenizer`."""
-
-    def tokenize_conversation(self, conversation: Any, return_target: bool, add_generation_prompt: bool) -> Any:
-        """Return tokens, or tokens and targets."""
 
 
 class SFTLowLevelDataset(JsonLines):
@@ -281,13 +273,15 @@ class SFTDataset(MegatronDataset):
         tokenizer = self.config.tokenizer
         if isinstance(conversation, str):
             tokens = targets = tokenizer.tokenize(conversation)
-        elif isinstance(tokenizer, TokenizesConversations):
-            tokens, targets = tokenizer.tokenize_conversation(
-                conversation, return_target=True, add_generation_prompt=False
-            )
         else:
-            name = type(tokenizer).__name__
-            raise ConfigError(f"{name}: has no tokenize_conversation; give binidx.ChatTokenizer(tokenizer)")
+            try:
+                tokenize = tokenizer.tokenize_conversation
+            except AttributeError:
+                name = type(tokenizer).__name__
+                raise ConfigError(
+                    f"{name}: has no tokenize_conversation; give binidx.ChatTokenizer(tokenizer)"
+                ) from None
+            tokens, targets = tokenize(conversation, return_target=True, add_generation_prompt=False)
         return np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
 
     def loss_mask(self, idx: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
