@@ -214,7 +214,7 @@ def test_paths_in_stores_are_taken_apart_as_megatron_does(remote: str, tmp_path:
         if ours.is_object_storage_path(path):
             assert ours.get_object_storage_access(path) == theirs.get_object_storage_access(path)
             assert ours.get_index_cache_path(path, config) == theirs.get_index_cache_path(path, config)
-    with pytest.raises(ConfigError, match="needs to begin with"):
+    with pytest.raises(ConfigError, match="must begin with"):
         ours.get_index_cache_path("gs://bucket/a", config)
     ours.cache_index_file(remote + ".idx", str(tmp_path / "deep" / "en.idx"))
     assert (tmp_path / "deep" / "en.idx").stat().st_size == 34 + 12 * 80 + 8 * 81

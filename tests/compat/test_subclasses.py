@@ -159,17 +159,17 @@ def test_a_users_dataset_reads_a_prefix_in_s3_with_nothing_said_but_its_path(s3:
 
 
 def test_samples_made_by_a_users_method_are_not_read_ahead_in_threads(s3: Bucket, prefix: str) -> None:
-    from binidx.loader.readahead import is_ours
+    from binidx.loader.dataset_protocols import is_pure
 
     asked = config(OURS, blend=([prefix], None))
     plain = build(OURS, OURS.gpt_dataset.GPTDataset, [9, 0, 0], asked)[0]
-    assert is_ours(plain)
+    assert is_pure(plain)
     weighted = config(OURS, blend=([prefix, prefix], [1.0, 2.0]))
     blend = build(OURS, OURS.gpt_dataset.GPTDataset, [9, 0, 0], weighted)[0]
     assert isinstance(blend, OURS.blended_dataset.BlendedDataset)
-    assert is_ours(blend)
+    assert is_pure(blend)
     for kind in ("Marked", "Queried", "Copied"):
-        assert not is_ours(build(OURS, getattr(OURS.users, kind), [9, 0, 0], asked)[0])
+        assert not is_pure(build(OURS, getattr(OURS.users, kind), [9, 0, 0], asked)[0])
 
 
 def test_datasets_and_configs_pickle_with_what_megatrons_keep(prefix: str) -> None:

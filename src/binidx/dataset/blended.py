@@ -125,7 +125,7 @@ class BlendedDataset(Identified):
 
     @property
     def order_identity(self) -> Any:
-        """As `MegatronDataset.order_identity`; without the size, since a longer blend begins with the shorter one."""
+        """Identity of the order, without the size: a longer blend begins with the shorter one."""
         datasets = [dataset.order_identity for dataset in self.datasets]
         return {
             "class": recorded_name(type(self)),

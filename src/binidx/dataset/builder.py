@@ -320,7 +320,7 @@ def sizes_per_dataset(
 
 
 def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
-    """As `sizes_per_dataset`, for weights whose sum is 1."""
+    """Return `sizes_per_dataset` for weights whose sum is 1."""
     return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
 
 

@@ -150,7 +150,7 @@ class GPTDataset(GPTIndices):
 
     @classmethod
     def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """As in `MegatronDataset`, with rows filled by C unless a subclass replaces `spans` or `assemble`."""
+        """Return a batch of samples; C writes its rows unless a subclass replaces `spans` or `assemble`."""
         if cls._is_customized() or not share_config(requests):
             return super().read_batch(requests, num_rows)
         first = requests[0][0]

@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
         BakedDataset(where, longer)
     Path(f"{where}/baked.json").write_text("{}")
     with pytest.raises(
-        FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needs a file written by binidx bake"
+        FormatError, match=r"baked.json: \$.binidx: expected 'baked' \(found None\); needs a file written by"
     ):
         BakedDataset(where, order.dataset.config)
     with pytest.raises(IndexError, match="steps 0 to 9999"):

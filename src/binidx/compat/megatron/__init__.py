@@ -1,12 +1,12 @@
-"""Stands in for `megatron.core.datasets`, module by module; a training script stays as it is.
+"""Stand-in for `megatron.core.datasets`, module by module; a training script needs no change.
 
     python -m binidx.compat.megatron pretrain_gpt.py ARGS...
 
-    import binidx.compat.megatron                    or in the script, before anything of Megatron is imported
+    import binidx.compat.megatron                    or in the script, before any import of Megatron
     binidx.compat.megatron.install()
 
-Each module has the name of the one it stands in for and is imported in its place, whatever is imported first; the rest
-of Megatron stays its own. The modules can be imported without Megatron, too.
+Each module has the name of Megatron's and is imported in its place, in any order of imports; the rest of Megatron is
+Megatron's own. The modules can be imported without Megatron, too.
 """
 
 from binidx.compat.megatron.serve import install as install

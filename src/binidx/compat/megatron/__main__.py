@@ -1,11 +1,11 @@
 """python -m binidx.compat.megatron [--trust-cache] [--cache-small-indices] SCRIPT ARGS...
 
-Runs a training script of Megatron-LM with our datasets in the place of Megatron's. Under torchrun:
+Run a training script of Megatron-LM with binidx's datasets instead of Megatron's. Under torchrun:
 
     torchrun --nproc-per-node 8 -m binidx.compat.megatron pretrain_gpt.py --data-path s3://corpus/en ...
 
---trust-cache            take index caches that Megatron left as they are: trust_cache="megatron" of the config
---cache-small-indices    cache those of less than 2^15 documents and samples, too, for Megatron to find
+--trust-cache            accept index caches that Megatron left: trust_cache="megatron" of the config
+--cache-small-indices    also cache indices of less than 2^15 documents and samples, for Megatron to find
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     if not os.path.isfile(arguments[0]):
-        print(f"{arguments[0]}: no such script", file=sys.stderr)
+        print(f"{arguments[0]}: no such script; give the path of a training script", file=sys.stderr)
         return 2
     install(
         trust_cache="megatron" if "--trust-cache" in given else None,

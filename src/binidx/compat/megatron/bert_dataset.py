@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.bert_dataset`."""
+"""Stand-in for `megatron.core.datasets.bert_dataset`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from binidx.dataset.kinds import bert
 
 @dataclass
 class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, bert.BERTMaskedWordPieceDatasetConfig):
-    """Ours."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    """Our config under Megatron's name."""
 
 
 class BERTMaskedWordPieceDataset(MaskedWordPieceDataset, bert.BERTMaskedWordPieceDataset):
-    """Ours."""
+    """Our dataset under Megatron's name."""

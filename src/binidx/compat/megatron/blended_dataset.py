@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.blended_dataset`."""
+"""Stand-in for `megatron.core.datasets.blended_dataset`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VERBOSE = False
 
 
 class BlendedDataset(blended.BlendedDataset, Dataset[Any]):
-    """Ours as a torch Dataset, whose indices come from Megatron's method, which a subclass may replace."""
+    """Our blend as a torch Dataset; indices come from Megatron's `_build_indices`, which a subclass may replace."""
 
     def _load_or_build(self) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
         return self._build_indices()

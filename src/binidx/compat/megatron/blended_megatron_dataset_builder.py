@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.blended_megatron_dataset_builder`."""
+"""Stand-in for `megatron.core.datasets.blended_megatron_dataset_builder`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ TopLevelDataset = BlendedDataset | MidLevelDataset
 DistributedDataset = TopLevelDataset | MidLevelDataset | LowLevelDataset | torch.utils.data.Dataset[Any]
 
 BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices")
-"""Methods in which datasets build and cache what they need."""
+"""Methods in which datasets build and cache their indices."""
 
 
 class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
-    """Ours; datasets that users build in their own way are built on rank 0 first, since they may count on its files."""
+    """Our builder; datasets with a user's build methods are built on rank 0 first, since they may rely on its files."""
 
     blended_class = BlendedDataset
 
     def _build(self, context: BuildContext) -> list[Any]:
-        if builds_as_ours(self.cls):
+        if has_binidx_build_methods(self.cls):
             return super()._build(context)
         return list(rank_0_first(partial(super()._build, context)))
 
@@ -47,7 +47,7 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
     def _build_megatron_dataset_splits(
         self, dataset_path: str | None, split: Any, sizes: Any, synchronize_ranks: bool = True
     ) -> list[Any]:
-        """Adapts `_build_prefix`, on the ranks that build."""
+        """Adapt `_build_prefix`; ranks that do not build return None."""
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         return [*self._build_prefix(dataset_path, split, sizes, BuildContext())]
@@ -56,7 +56,7 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
     def build_generic_dataset(
         cls: Callable[..., Any], is_built_on_rank: Callable[[], bool], synchronize_ranks: bool, *args: Any
     ) -> Any:
-        """`cls(*args)` on the ranks that build, None on others; with `synchronize_ranks`, on rank 0 first."""
+        """Return `cls(*args)` on ranks that build, None on others; with `synchronize_ranks`, rank 0 builds first."""
 
         def build() -> Any:
             return cls(*args) if not is_distributed() or is_built_on_rank() else None
@@ -64,13 +64,13 @@ class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
         return rank_0_first(build) if synchronize_ranks else build()
 
 
-def builds_as_ours(cls: type) -> bool:
-    """Whether it builds by methods of ours alone, which need no order of ranks."""
+def has_binidx_build_methods(cls: type) -> bool:
+    """Return whether all build methods of a class are binidx's, which need no order of ranks."""
     return all(getattr(cls, name).__module__.startswith("binidx.") for name in BUILDS if hasattr(cls, name))
 
 
 def rank_0_first(build: Callable[[], Any]) -> Any:
-    """What each rank builds; all others after rank 0. It may call for barriers of its own, as long as all ranks do.
+    """Return the result of `build`, called on rank 0 first, then on the others; it may contain barriers of its own.
 
     Source: Megatron Core; there ranks wait at the barrier for ever when rank 0 raises.
     """
@@ -88,5 +88,5 @@ def rank_0_first(build: Callable[[], Any]) -> Any:
 def _get_size_per_split_per_dataset(
     normalized_weights: Sequence[float], target_size_per_split: Sequence[int | None], surplus: float = 0.0
 ) -> list[Any]:
-    """Adapts `sizes_of_shares`."""
+    """Adapt `sizes_of_shares`."""
     return builder.sizes_of_shares(normalized_weights, target_size_per_split, surplus)

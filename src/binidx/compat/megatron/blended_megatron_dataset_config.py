@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.blended_megatron_dataset_config`."""
+"""Stand-in for `megatron.core.datasets.blended_megatron_dataset_config`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class BlendedMegatronDatasetConfig(config.BlendedMegatronDatasetConfig):
-    """Ours, with what `install` was given in the fields that a script cannot know of."""
+    """Our config; `install` supplies the fields that a script cannot set."""
 
     def __post_init__(self) -> None:
         self.trust_cache = self.trust_cache or DEFAULTS.get("trust_cache")

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.training.datasets.data_samplers`, and for `megatron.legacy.data.data_samplers` of old."""
+"""Stand-in for `megatron.training.datasets.data_samplers`, and the older `megatron.legacy.data.data_samplers`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ logger = logging.getLogger(__name__)
 
 
 class MegatronPretrainingSampler(samplers.MegatronPretrainingSampler):
-    """Ours with two names that subclasses use."""
+    """Our sampler with two names that subclasses use."""
 
     @property
     def micro_batch_times_data_parallel_size(self) -> int:
         return self.micro_batch_size * self.data_parallel_size
 
     def get_start_end_idx(self) -> tuple[int, int]:
-        """Of a block of all ranks' samples, this rank's."""
+        """Return this rank's bounds in a block of all ranks' samples."""
         start = self.data_parallel_rank * self.micro_batch_size
         return start, start + self.micro_batch_size
 
 
 class MegatronPretrainingRandomSampler(samplers.MegatronPretrainingRandomSampler):
-    """Ours with two names that subclasses use."""
+    """Our sampler with two names that subclasses use."""
 
     @property
     def micro_batch_times_data_parallel_size(self) -> int:
@@ -45,13 +45,13 @@ class MegatronPretrainingRandomSampler(samplers.MegatronPretrainingRandomSampler
 
 
 class RandomSeedDataset(samplers.RandomSeedDataset, Dataset[Any]):
-    """Ours as a torch Dataset."""
+    """Our dataset as a torch Dataset."""
 
 
 def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
-    """Adapts `build_pretraining_data_loader`: what else it takes is in Megatron's globals.
+    """Adapt `build_pretraining_data_loader`: its other arguments come from Megatron's globals.
 
-    A dataset of `--dataloader-type external` is handed through.
+    With `--dataloader-type external` the dataset is returned as it is.
     """
     from megatron.core import mpu
     from megatron.training import get_args
@@ -70,8 +70,8 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
     sharded = getattr(args, "data_sharding", True)
     if args.dataloader_type == "cyclic" and not sharded and len(dataset) % (micro * topology[1]):
         logger.warning(
-            "%d samples do not fill steps of %d: those left over are served to no rank, so that all end their epochs "
-            "together; some Megatron versions serve them to some ranks, and then epochs are others here",
+            "%d samples do not fill steps of %d: the rest is dropped on all ranks; some Megatron versions serve it on some "
+            "ranks, and their epochs differ",
             len(dataset),
             micro * topology[1],
         )
@@ -90,15 +90,15 @@ SIZES = ("micro_batch_size", "global_batch_size")
 
 
 def batch_sizes(dataset: Any, args: Any) -> tuple[int, int]:
-    """Samples of a micro-batch, and of a step over all ranks; those of evaluation for the other splits."""
+    """Return the samples of a micro-batch and of a global batch; for valid and test those of evaluation."""
     split = getattr(dataset, "split", getattr(dataset, "index_split", None))
-    of_evaluation: dict[str, int] = vars(args) if split in (Split.valid, Split.test) else {}
-    micro, whole = (of_evaluation.get(f"eval_{name}") or getattr(args, name) for name in SIZES)
+    evaluation: dict[str, int] = vars(args) if split in (Split.valid, Split.test) else {}
+    micro, whole = (evaluation.get(f"eval_{name}") or getattr(args, name) for name in SIZES)
     return int(micro), int(whole)
 
 
 def worker_init(args: Any) -> Callable[[int], None] | None:
-    """What a worker begins with: Megatron's handler of the signal at which a run saves and ends."""
+    """Return the start function of workers: Megatron's handler of the signal that makes a run save and exit."""
     if not (getattr(args, "exit_signal_handler", False) and args.num_workers > 0):
         return None
     return partial(_handle_signal, args.exit_signal)

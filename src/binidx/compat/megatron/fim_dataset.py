@@ -1,4 +1,4 @@
-"""Stands in for `megatron.training.datasets.fim_dataset`."""
+"""Stand-in for `megatron.training.datasets.fim_dataset`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GPTFIMDatasetConfig(GPTDatasetConfig, fim.GPTFIMDatasetConfig):
-    """Ours with Megatron's defaults."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    """Our config with Megatron's defaults."""
 
 
 class GPTFIMDataset(GPTDataset, fim.GPTFIMDataset):
-    """Ours: a sample is a function of seed and number, where Megatron's depends on those that were read before it."""
+    """Our dataset: a sample is a function of seed and number; Megatron's depends on the samples read before it."""
 
     takes_a_range = True
 
@@ -29,4 +26,4 @@ class GPTFIMDataset(GPTDataset, fim.GPTFIMDataset):
         super().__init__(*arguments, **named)
         self.fim_rate, self.fim_spm_rate = self.config.fim_rate, self.config.fim_spm_rate
         self.fragment_fim_rate = self.config.fim_fragment_rate
-        logger.warning("GPTFIMDataset: cuts are others than Megatron's, whose depend on what was read before a sample")
+        logger.warning("GPTFIMDataset: cuts differ from Megatron's, which depend on the samples read before")

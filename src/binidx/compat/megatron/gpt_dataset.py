@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.gpt_dataset`."""
+"""Stand-in for `megatron.core.datasets.gpt_dataset`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from binidx.compat.megatron.blended_megatron_dataset_config import BlendedMegatronDatasetConfig
 from binidx.compat.megatron.indexed_dataset import IndexedDataset
-from binidx.compat.megatron.low_level import LowLevel, adapted
+from binidx.compat.megatron.low_level import LowLevel, adapt
 from binidx.compat.megatron.megatron_dataset import _PAD_TOKEN_ID as _PAD_TOKEN_ID
 from binidx.compat.megatron.megatron_dataset import MegatronDataset
 from binidx.compat.megatron.object_storage_utils import ObjectStorageConfig as ObjectStorageConfig
@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
-    """Ours with Megatron's defaults: an attention mask with each sample unless the script says no.
+    """Our config with Megatron's defaults: each sample has an attention mask unless the script disables it.
 
     Args:
-        s3_cache_path, dynamic_context_parallel: `object_storage_cache_path` and `hybrid_context_parallel`, as older and
-            newer versions of Megatron call them.
+        s3_cache_path, dynamic_context_parallel: names of `object_storage_cache_path` and `hybrid_context_parallel` in
+            older and newer versions of Megatron.
     """
 
     create_attention_mask: bool = True
@@ -51,18 +51,18 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
     dynamic_context_parallel: bool = False
 
     def __post_init__(self) -> None:
-        # Made-up chats are Megatron's own classes, which come from its own files and look here.
+        # Mock chats are Megatron's own classes, which read these fields.
         made_up = {name: getattr(self, name) for name in MADE_UP}
         vars(self).update(dict.fromkeys(MADE_UP))
         super().__post_init__()
         vars(self).update(made_up)
         self.hybrid_context_parallel = self.hybrid_context_parallel or self.dynamic_context_parallel
-        # Datasets of users assert that it is given before they open an s3:// prefix.
+        # Some users' datasets assert that it is given before they open an s3:// prefix.
         self.object_storage_cache_path = self.object_storage_cache_path or self.s3_cache_path or index_directory()
 
 
 def index_directory() -> str:
-    """Where the `.idx` of remote stores are kept."""
+    """Return the directory for copies of remote `.idx` files."""
     found = directory_of_index(ReadSettings.of(None))
     return found[0] if found else tempfile.gettempdir()
 
@@ -71,7 +71,7 @@ MADE_UP = ("sft_mock_dataset_config_json", "varlen_mock_dataset_config_json")
 
 
 class GPTDataset(gpt.GPTDataset, MegatronDataset):
-    """Ours with the methods that subclasses call and replace. Where one is replaced, samples are made by it."""
+    """Our dataset with the methods that subclasses of Megatron's call and replace; replaced ones make the samples."""
 
     takes_a_range = True
 
@@ -88,11 +88,11 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         self.masks_and_position_ids_are_cacheable = not any(reset)
         self.masks_and_position_ids_are_cached = False
         self.cached_attention_mask = self.cached_loss_mask = self.cached_position_ids = None
-        super().__init__(adapted(indexed_dataset), dataset_path, indexed_indices, num_samples, index_split, config)
+        super().__init__(adapt(indexed_dataset), dataset_path, indexed_indices, num_samples, index_split, config)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: configs.GPTDatasetConfig) -> IndexedDataset:
-        """As ours, of the class that scripts know."""
+        """Open the pair of a prefix as the stand-in class."""
         return open_low_level_dataset(IndexedDataset, dataset_path, config)
 
     # Indices
@@ -101,7 +101,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         return dict(zip(ARRAYS, self._build_document_sample_shuffle_indices(), strict=True))
 
     def _build_document_sample_shuffle_indices(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """document_index, sample_index and shuffle_index; those of a user's low-level dataset are not cached."""
+        """Return document_index, sample_index and shuffle_index; not cached for a user's low-level dataset."""
         if isinstance(self.dataset, LowLevel):
             self._build(writer := ArrayWriter())
             arrays = writer.arrays
@@ -119,7 +119,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
     # Samples
 
     def _query_document_sample_shuffle_indices(self, idx: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The tokens of a sample, padded, and the sequences that they are of."""
+        """Return the padded tokens of a sample and the numbers of their sequences."""
         spans = self.spans(idx)
         length = self.config.sequence_length + self.config.add_extra_token_to_sequence
         tokens = [np.empty(0, np.int64), *self.dataset.read(spans)]
@@ -148,7 +148,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
 
 class MockGPTDataset(GPTDataset, mock.MockGPTDataset):
-    """Ours."""
+    """Our dataset under Megatron's name."""
 
     takes_a_range = True
 
@@ -171,12 +171,12 @@ class MockGPTDataset(GPTDataset, mock.MockGPTDataset):
 def _build_document_index(
     documents: NDArray[Any], num_epochs: int, numpy_random_state: Any, separate_final_epoch: bool
 ) -> NDArray[np.int32]:
-    """Adapts `build_document_index`, which takes any generator that shuffles."""
+    """Adapt `build_document_index`, which takes any generator with `shuffle`."""
     return build_document_index(documents, num_epochs, numpy_random_state, separate_final_epoch)
 
 
 def _build_shuffle_index(num_samples: int, total_size: int, numpy_random_state: Any) -> NDArray[Any]:
-    """Adapts `build_shuffle_index`, which takes any generator that shuffles."""
+    """Adapt `build_shuffle_index`, which takes any generator with `shuffle`."""
     return build_shuffle_index(num_samples, total_size, numpy_random_state)
 
 
@@ -188,10 +188,7 @@ def _get_ltor_masks_and_position_ids(
     eod_mask_loss: bool,
     create_attention_mask: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """Masks and positions of S tokens that are not a dataset's: attention (1, S, S) or None, loss (S,), positions (S,).
-
-    Adapts `build_attention_mask`.
-    """
+    """Return masks and positions of S tokens: attention (1, S, S) or None, loss (S,), positions (S,)."""
     is_eod = data.reshape(-1) == eod_token
     positions = torch.arange(len(is_eod), device=data.device)
     # The start of each token's document: one after the EOD before it.
@@ -203,6 +200,6 @@ def _get_ltor_masks_and_position_ids(
         loss_mask[is_eod] = 0.0
     attention_mask = None
     if create_attention_mask:
-        of = in_document if reset_attention_mask else positions
-        attention_mask = torch.from_numpy(build_attention_mask(of.cpu().numpy())).to(data.device)
+        chosen = in_document if reset_attention_mask else positions
+        attention_mask = torch.from_numpy(build_attention_mask(chosen.cpu().numpy())).to(data.device)
     return attention_mask, loss_mask, in_document if reset_position_ids else positions

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.helpers`."""
+"""Stand-in for `megatron.core.datasets.helpers`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build_sample_idx(
     drop_last_partial_sequence: bool = True,
     add_extra_token_to_sequence: bool = True,
 ) -> NDArray[Any]:
-    """In the type that holds its rows."""
+    """Adapt `build_sample_index`; int32 rows, or int64 if they need it."""
     return build_sample_idx_int32(
         sizes,
         document_indices,

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.helpers_cpp`: our C core with the arguments of Megatron's."""
+"""Stand-in for `megatron.core.datasets.helpers_cpp`: binidx's C core with Megatron's arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build_sample_idx_int32(
     drop_last_partial_sequence: bool = True,
     add_extra_token_to_sequence: int = 1,
 ) -> NDArray[np.int32]:
-    """Adapts `build_sample_index`: tokens in all, for epochs and tokens in each."""
+    """Adapt `build_sample_index`, which takes the number of tokens in all epochs."""
     rows: NDArray[Any] = build_sample_index(
         sizes,
         np.ascontiguousarray(document_idx, np.int32),
@@ -35,7 +35,7 @@ def build_sample_idx_int32(
 
 
 def build_sample_idx_int64(*arguments: Any, **named: Any) -> NDArray[np.int64]:
-    """The same in int64."""
+    """As `build_sample_idx_int32`, in int64."""
     return build_sample_idx_int32(*arguments, **named).astype(np.int64)
 
 
@@ -47,12 +47,12 @@ def build_blending_indices(
     size: int,
     verbose: bool,
 ) -> None:
-    """Adapts `build_blend_index`, which writes to these two arrays."""
+    """Adapt `build_blend_index`; writes to the two arrays."""
     build_blend_index(weights, size, out=(dataset_index, dataset_sample_index))
 
 
 def build_exhaustive_blending_indices(
     dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64], sizes: Any, num_datasets: int
 ) -> None:
-    """Adapts `build_exhaustive_blend_index`, which writes to these two arrays."""
+    """Adapt `build_exhaustive_blend_index`; writes to the two arrays."""
     build_exhaustive_blend_index(sizes, out=(dataset_index, dataset_sample_index))

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.indexed_dataset`."""
+"""Stand-in for `megatron.core.datasets.indexed_dataset`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INDEX_HEADER = MAGIC
 class _IndexReader(SequenceIndex):
     """Our `SequenceIndex`, opened by the path of the `.idx`; `[i]` is (first byte, length, mode) of a sequence.
 
-    `sequences_per_dataset` and `dtype_code` are taken and not needed: the header is read, which says both.
+    `sequences_per_dataset` and `dtype_code` have no effect: the header, which has both, is read.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class _IndexReader(SequenceIndex):
 
 
 def _as_reader(index: SequenceIndex) -> _IndexReader:
-    """The same arrays with Megatron's `[i]`."""
+    """Return the same arrays with Megatron's `[i]`."""
     reader = _IndexReader.__new__(_IndexReader)
     vars(reader).update(vars(index))
     return reader
 
 
 class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
-    """Ours as a torch Dataset with Megatron's arguments, and the two methods that it means to remove.
+    """Our dataset as a torch Dataset with Megatron's arguments and two of its methods.
 
-    What it needs for stores is taken and kept, and not needed: any URI opens as it is, with `mmap` or without.
+    Its arguments for stores are stored as attributes without effect: any URI opens, with `mmap` or without.
     """
 
     object_storage_config: ObjectStorageConfig | None = None
@@ -94,7 +94,7 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
         self.index = _as_reader(self.index)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "megatron": {name: getattr(self, name) for name in MEGATRONS}}
+        return {**super().__getstate__(), "megatron": {name: getattr(self, name) for name in MEGATRON_ATTRIBUTES}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -109,8 +109,8 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
         vars(self).pop("identity", None)
 
 
-MEGATRONS = ("object_storage_config", "fast_cache_load", "sequences_per_dataset", "dtype_code")
-"""Arguments that are kept for who asks."""
+MEGATRON_ATTRIBUTES = ("object_storage_config", "fast_cache_load", "sequences_per_dataset", "dtype_code")
+"""Arguments that are only stored as attributes."""
 
 
 def _with_documents(index: SequenceIndex, document_indices: NDArray[np.int64]) -> SequenceIndex:
@@ -119,11 +119,11 @@ def _with_documents(index: SequenceIndex, document_indices: NDArray[np.int64]) -
 
 
 class IndexedDatasetBuilder(indexed_dataset_builder.IndexedDatasetBuilder):
-    """Ours."""
+    """Our builder under Megatron's name."""
 
 
 class _IndexWriter:
-    """Writes an `.idx` of lengths, modes and document bounds: adapts `IndexColumns`. It appears whole, by `write`."""
+    """Writer of an `.idx` of lengths, modes and document bounds; the file appears complete, in `write`."""
 
     def __init__(self, idx_path: str, dtype: DTypeLike) -> None:
         self.idx_path, self.dtype = idx_path, dtype
@@ -150,9 +150,9 @@ class _IndexWriter:
 
 
 class _BinReader:
-    """`count` items of a `.bin` from a byte on: adapts `open_object`, for any URI.
+    """Reader of `count` items of a `.bin` from a byte offset, at any URI.
 
-    The reader of an `IndexedDataset` is none of these: it reads ranges of bytes, many at a time.
+    An `IndexedDataset` does not use it: its own reader reads many byte ranges at a time.
     """
 
     mmap: bool = False
@@ -171,15 +171,15 @@ class _MMapBinReader(_BinReader):
 
 
 class _FileBinReader(_BinReader):
-    """Retries are those of the store's settings."""
+    """Retries follow the store's settings."""
 
 
 class _S3BinReader(_BinReader):
-    """Takes an `ObjectStorageConfig`, which it does not need."""
+    """Accepts an `ObjectStorageConfig`, without effect."""
 
 
 class _MultiStorageClientBinReader(_BinReader):
-    """The same; msc:// is opened by the fsspec driver of multi-storage-client."""
+    """As `_S3BinReader`; msc:// needs the fsspec driver of multi-storage-client."""
 
 
 OBJECT_STORAGE_BIN_READERS = {"s3": _S3BinReader, "msc": _MultiStorageClientBinReader}

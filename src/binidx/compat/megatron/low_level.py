@@ -1,4 +1,4 @@
-"""Low-level datasets of users: anything with `get` and `sequence_lengths` is read as if it lay in a `.bin`."""
+"""Adapter of users' low-level datasets: anything with `get` and `sequence_lengths` is read like a `.bin`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from binidx.storage.ranges import check_ranges
 TOKEN_BYTES = 8
 
 
-def adapted(dataset: Any) -> Any:
-    """The dataset itself if it is ours, or knows nothing of sequences; else it under our methods."""
+def adapt(dataset: Any) -> Any:
+    """Return the dataset itself if it is ours, or has no sequences; else adapt it to our interface."""
     if not hasattr(dataset, "get") or not hasattr(dataset, "sequence_lengths"):
         return dataset
     ours = isinstance(dataset, IndexedDataset) and type(dataset).get.__module__.startswith("binidx.")
@@ -25,10 +25,10 @@ def adapted(dataset: Any) -> Any:
 
 
 class LowLevel(IndexedDataset):
-    """A user's low-level dataset; what ours does not have is asked of it.
+    """User's low-level dataset with the interface of ours; all other attributes are its own.
 
     Args:
-        own: has `get(idx, offset, length)`, `sequence_lengths` (S,), and what its user needs besides.
+        own: object with `get(idx, offset, length)` and `sequence_lengths` (S,).
     """
 
     def __init__(self, own: Any) -> None:
@@ -39,11 +39,11 @@ class LowLevel(IndexedDataset):
         bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
         self.index = SequenceIndex(np.int64, lengths, TOKEN_BYTES * bounds[:-1], documents, None, int(bounds[-1]))
-        self.bin_reader = Got(own, bounds)
+        self.bin_reader = LowLevelReader(own, bounds)
         self._stored = little_endian(np.int64)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "own":  # asked while it is unpickled
+        if name == "own":  # looked up while it is unpickled
             raise AttributeError(name)
         return getattr(self.own, name)
 
@@ -60,8 +60,8 @@ class LowLevel(IndexedDataset):
         return self.own.get(idx, offset, length)
 
 
-class Got:
-    """Bytes of int64 tokens that are got from a user's dataset: a `RangeReader`.
+class LowLevelReader:
+    """`RangeReader` of the int64 tokens of a user's dataset.
 
     Args:
         own: the dataset.
@@ -77,10 +77,10 @@ class Got:
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        return [self._got(start // TOKEN_BYTES, stop // TOKEN_BYTES) for start, stop in ranges]
+        return [self._read_tokens(start // TOKEN_BYTES, stop // TOKEN_BYTES) for start, stop in ranges]
 
-    def _got(self, start: int, stop: int) -> memoryview:
-        """The tokens, of one sequence or, where ranges were joined, of several."""
+    def _read_tokens(self, start: int, stop: int) -> memoryview:
+        """Return tokens of one sequence, or of several if ranges were joined."""
         pieces = [np.empty(0, np.int64)]
         while start < stop:
             sequence = int(np.searchsorted(self.bounds, start, side="right")) - 1

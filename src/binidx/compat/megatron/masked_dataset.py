@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.masked_dataset`."""
+"""Stand-in for `megatron.core.datasets.masked_dataset`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig, masked_sentences.MaskedWordPieceDatasetConfig):
-    """Ours."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    """Our config under Megatron's name."""
 
 
 class MaskedWordPieceDataset(masked_sentences.MaskedWordPieceDataset, MegatronDataset):
-    """Ours, of low-level datasets of the class that scripts know."""
+    """Our dataset, over low-level datasets of the stand-in class."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.megatron_dataset`."""
+"""Stand-in for `megatron.core.datasets.megatron_dataset`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAD_TOKEN_ID = NO_PAD
 
 
 class MegatronDataset(megatron_dataset.MegatronDataset, Dataset[Any]):
-    """Ours as a torch Dataset, for subclasses that know only Megatron's methods: `__len__` and `__getitem__`."""
+    """Our base class as a torch Dataset, for subclasses with only Megatron's methods: `__len__` and `__getitem__`."""
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: Any) -> int:

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.multimodal_dataset`."""
+"""Stand-in for `megatron.core.datasets.multimodal_dataset`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from binidx.dataset.kinds import multimodal
 
 @dataclass
 class MultimodalDatasetConfig(GPTDatasetConfig, multimodal.MultimodalDatasetConfig):
-    """Ours with Megatron's defaults."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    """Our config with Megatron's defaults."""
 
 
 class MockMultimodalDataset(MockGPTDataset, multimodal.MockMultimodalDataset):
-    """Ours."""
+    """Our dataset under Megatron's name."""

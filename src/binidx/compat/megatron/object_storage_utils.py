@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.object_storage_utils`. Any URI opens here, so little of it is needed."""
+"""Stand-in for `megatron.core.datasets.object_storage_utils`. Any URI opens without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MSC_PREFIX = "msc://"
 
 @dataclass
 class ObjectStorageConfig:
-    """Taken and not needed: `.idx` files are kept in `index_dir`, and a read fetches the ranges that it needs."""
+    """Config without effect: `.idx` files are stored in `index_dir`, and a read fetches only its ranges."""
 
     path_to_idx_cache: str
     bin_chunk_nbytes: int = 256 * 1024 * 1024
@@ -28,7 +28,7 @@ S3Config = ObjectStorageConfig
 
 
 class S3Client(Protocol):
-    """What Megatron asks of a boto3 client; nothing here has one, since fsspec's drivers are used."""
+    """Methods of a boto3 client that Megatron calls; unused here, since fsspec's drivers are used."""
 
     def download_file(self, Bucket: str, Key: str, Filename: str) -> None: ...  # noqa: N803 as boto3 has them
     def upload_file(self, Filename: str, Bucket: str, Key: str) -> None: ...  # noqa: N803
@@ -38,7 +38,7 @@ class S3Client(Protocol):
 
 
 def is_object_storage_path(path: str) -> bool:
-    """Whether Megatron takes a path for one in a store: s3:// and msc:// alone. Here nothing depends on it."""
+    """Return whether Megatron takes a path for one in a store: s3:// and msc:// only. Unused here."""
     return path.startswith((S3_PREFIX, MSC_PREFIX))
 
 
@@ -47,35 +47,35 @@ def get_object_storage_access(path: str) -> str:
 
 
 def parse_s3_path(path: str) -> tuple[str, str]:
-    """Bucket and key.
+    """Return bucket and key.
 
     Raises:
-        ConfigError: it does not begin with s3://.
+        ConfigError: the path does not begin with s3://.
     """
     if not path.startswith(S3_PREFIX):
-        raise ConfigError(f"{path}: needs to begin with {S3_PREFIX}")
+        raise ConfigError(f"{path}: must begin with {S3_PREFIX}")
     bucket, _, key = path.removeprefix(S3_PREFIX).partition("/")
     return bucket, key
 
 
 def get_index_cache_path(idx_path: str, object_storage_config: ObjectStorageConfig) -> str:
-    """Where Megatron keeps the `.idx` of a prefix in a store.
+    """Return the path at which Megatron stores the `.idx` of a remote prefix.
 
     Raises:
-        ConfigError: it is in no store that Megatron knows.
+        ConfigError: the path begins with neither s3:// nor msc://.
     """
     if not is_object_storage_path(idx_path):
-        raise ConfigError(f"{idx_path}: needs to begin with {S3_PREFIX} or {MSC_PREFIX}")
+        raise ConfigError(f"{idx_path}: must begin with {S3_PREFIX} or {MSC_PREFIX}")
     return os.path.join(object_storage_config.path_to_idx_cache, idx_path.partition("://")[2])
 
 
 def dataset_exists(path_prefix: str, idx_path: str, bin_path: str) -> bool:
-    """Adapts `IndexedDataset.exists`. Megatron's is true of any prefix in S3: it asks for `bucket`, not `Bucket`."""
+    """Adapt `IndexedDataset.exists`. (Megatron's is true for any S3 prefix: it passes `bucket` for `Bucket`.)"""
     return IndexedDataset.exists(strip_bin_suffix(bin_path) if bin_path else path_prefix)
 
 
 def cache_index_file(remote_path: str, local_path: str) -> None:
-    """Fetch a file whole: adapts `stream`. On every rank that asks, so that none needs a barrier to see it."""
+    """Copy a whole file, on every rank that calls, so that none needs a barrier."""
     os.makedirs(os.path.dirname(os.path.abspath(local_path)), exist_ok=True)
     with create_object(local_path) as target:
         for part in stream(open_object(remote_path, cache=False)):

@@ -1,8 +1,8 @@
-"""The script that `python -m binidx.compat.megatron` runs, as `__main__`; and again in processes that it spawns.
+"""Run of a user's script as `__main__`, also in the processes that it spawns.
 
-multiprocessing runs the main module of a process once more in each one that it spawns, by the name in its `__spec__`.
-So that Megatron is replaced there before the script imports it, that name is of this module, which is then run as
-`__mp_main__`: it finds the script in the environment.
+multiprocessing runs the main module of a process again in each spawned process, by the name in its `__spec__`. To
+replace Megatron there before the script imports it, that name is this module's, which then runs as `__mp_main__` and
+reads the script's path from the environment.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from types import CodeType, ModuleType
 from binidx.compat.megatron.serve import install
 
 SCRIPT = "BINIDX_MEGATRON_SCRIPT"
-"""The environment variable that names the script to processes that are spawned."""
+"""Environment variable with the path of the script, for spawned processes."""
 
 
 def run(path: str) -> None:
-    """Run a script as Python does."""
+    """Run a script as `python path` does."""
     module = ModuleType("__main__")
     os.environ[SCRIPT] = os.path.abspath(path)
     spec = ModuleSpec("binidx.compat.megatron.script", None, origin=path)

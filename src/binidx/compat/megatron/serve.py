@@ -1,10 +1,10 @@
-"""Our modules in the place of Megatron's: a finder before all others on `sys.meta_path`.
+"""Import of binidx's modules in place of Megatron's: a finder before all others on `sys.meta_path`.
 
     import megatron.core.datasets.gpt_dataset       ─►  binidx.compat.megatron.gpt_dataset, the same module object
-    import megatron.core.datasets.data_schedule     ─►  not ours: Megatron's own, over our modules
-    from megatron....sft_dataset import MockSFT     ─►  not in ours: Megatron's own, from its file, over our modules
+    import megatron.core.datasets.data_schedule     ─►  Megatron's own module, over binidx's classes
+    from megatron....sft_dataset import MockSFT     ─►  a name that binidx lacks: Megatron's own, over binidx's classes
 
-So a script that imports what we do not have goes on running; a warning says whose it is.
+So a script that imports a name that binidx lacks keeps working, with a warning.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ SERVED = {
     **{f"megatron.training.datasets.{name}": f"{HERE}.{name}" for name in TRAINING},
     "megatron.legacy.data.data_samplers": f"{HERE}.data_samplers",
 }
-"""Megatron's modules, and ours."""
+"""Megatron's modules and their stand-ins."""
 
 
 def install(*, trust_cache: Literal["megatron"] | None = None, cache_small_indices: bool = False) -> None:
-    """From now on imports of the modules in `SERVED` give ours. Once more changes only the options.
+    """Replace the modules in `SERVED` for all imports from now on. A second call changes only the options.
 
     Args:
-        trust_cache, cache_small_indices: of every config that does not say it: see `BlendedMegatronDatasetConfig`.
+        trust_cache, cache_small_indices: defaults of every config: see `BlendedMegatronDatasetConfig`.
 
     Raises:
-        ConfigError: one of them is there already, and may be in use.
+        ConfigError: Megatron's own module was imported before.
     """
     if own := [name for name, ours in SERVED.items() if name in sys.modules and sys.modules[name].__name__ != ours]:
         raise ConfigError(
-            f"{own[0]}: is Megatron's own, and imported already; call binidx.compat.megatron.install() before anything "
-            f"of Megatron is imported, or run: python -m {HERE} SCRIPT ARGS..."
+            f"{own[0]}: Megatron's own module is imported already; call binidx.compat.megatron.install() before any "
+            f"import of Megatron, or run: python -m {HERE} SCRIPT ARGS..."
         )
     DEFAULTS.update(trust_cache=trust_cache, cache_small_indices=cache_small_indices)
     if FINDER not in sys.meta_path:
@@ -71,7 +71,7 @@ def install(*, trust_cache: Literal["megatron"] | None = None, cache_small_indic
 
 
 def uninstall() -> None:
-    """Imports give Megatron's own modules again. What was imported before stays what it is."""
+    """Let imports return Megatron's own modules again. Names that were imported before stay."""
     DEFAULTS.clear()
     if FINDER in sys.meta_path:
         sys.meta_path.remove(FINDER)
@@ -94,10 +94,10 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Gives our module for Megatron's name.
+    """Loader of the stand-in for one of Megatron's modules.
 
     Args:
-        path: where Megatron's package lies.
+        path: search path of Megatron's package.
     """
 
     def __init__(self, path: Sequence[str] | None) -> None:
@@ -109,18 +109,18 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        spec, module.__spec__ = module.__spec__, self.own  # the machinery has put the other name there
+        spec, module.__spec__ = module.__spec__, self.own  # the import system has set Megatron's name
         if spec is not None:
             vars(module)["__getattr__"] = _Original(spec.name, self.path).attribute
 
 
 class _Original:
-    """Megatron's own module, loaded when a name of it is asked for that ours does not have."""
+    """Megatron's own module, loaded when a name is looked up that the stand-in lacks."""
 
     def __init__(self, name: str, path: Sequence[str] | None) -> None:
         self.name, self.path = name, path
         self.module: ModuleType | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def attribute(self, name: str) -> Any:
         missing = AttributeError(f"module {self.name!r}, which is {SERVED[self.name]}, has no attribute {name!r}")
@@ -130,9 +130,9 @@ class _Original:
             self.module = self._load()
         if not hasattr(self.module, name):
             raise missing
-        if name not in self._told:
-            logger.warning("%s.%s: is not in binidx; Megatron's own is used", self.name, name)
-        self._told.add(name)
+        if name not in self._warned:
+            logger.warning("%s.%s: not in binidx; using Megatron's own", self.name, name)
+        self._warned.add(name)
         return getattr(self.module, name)
 
     def _load(self) -> ModuleType | None:
@@ -147,4 +147,4 @@ class _Original:
 FINDER = _Finder()
 
 DEFAULTS: dict[str, Any] = {}
-"""Fields of configs that a script does not set, from `install`."""
+"""Defaults of config fields, from `install`."""

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.training.datasets.sft_dataset`."""
+"""Stand-in for `megatron.training.datasets.sft_dataset`."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ IGNORE_INDEX = IGNORE
 
 
 class SFTDataset(sft.SFTDataset, MegatronDataset):
-    """Ours."""
+    """Our dataset under Megatron's name."""

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.t5_dataset`."""
+"""Stand-in for `megatron.core.datasets.t5_dataset`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from binidx.dataset.kinds import t5
 
 @dataclass
 class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig, t5.T5MaskedWordPieceDatasetConfig):
-    """Ours."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    """Our config under Megatron's name."""
 
 
 class T5MaskedWordPieceDataset(MaskedWordPieceDataset, t5.T5MaskedWordPieceDataset):
-    """Ours."""
+    """Our dataset under Megatron's name."""

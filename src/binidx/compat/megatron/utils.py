@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.utils`."""
+"""Stand-in for `megatron.core.datasets.utils`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 def compile_helpers() -> None:
-    """Nothing is left to compile: the C core came with the package. Megatron runs `make`."""
+    """Do nothing: the package contains the compiled C core. (Megatron runs `make`.)"""
 
 
 def log_single_rank(logger: logging.Logger, *args: Any, rank: int = 0, **kwargs: Any) -> None:
-    """Log on one rank. Here since scripts import it from here; Megatron's lies in `megatron.core.utils`."""
+    """Log on one rank. Scripts import it from this module; Megatron defines it in `megatron.core.utils`."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not distributed or torch.distributed.get_rank() == rank:
         logger.log(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Stands in for `megatron.core.datasets.utils_s3`, whose names have moved to `object_storage_utils`."""
+"""Stand-in for `megatron.core.datasets.utils_s3`, the older name of `object_storage_utils`."""
 
 from binidx.compat.megatron.object_storage_utils import S3_PREFIX as S3_PREFIX
 from binidx.compat.megatron.object_storage_utils import S3Client as S3Client
