@@ -68,18 +68,13 @@ class ThreadBudget:
         """Return a worker that waits for a store; only its computations take threads out of this budget."""
         return Worker(self, waits=True)
 
-    def take(self, wanted: int | None = None) -> int:
-        """Take up to `wanted` idle threads, all for None; return their number."""
+    def take(self, wanted: int | None = None, *, wait: bool = False) -> int:
+        """Take up to `wanted` idle threads, all for None, or wait until there is one; return their number."""
         with self._returned:
+            if wait:
+                self._returned.wait_for(lambda: self._idle > 0)
             taken = self._idle if wanted is None else min(wanted, self._idle)
             self._idle -= taken
-            return taken
-
-    def wait_and_take(self) -> int:
-        """Wait for an idle thread, and take all that are idle."""
-        with self._returned:
-            self._returned.wait_for(lambda: self._idle > 0)
-            taken, self._idle = self._idle, 0
             return taken
 
     def give_back(self, taken: int) -> None:
@@ -111,7 +106,7 @@ class Worker:
     def borrow_threads(self) -> Iterator[int]:
         """Yield the number of threads that the block may use: this worker's own, and all that are idle now."""
         waits, self._waits = self._waits, False
-        taken = self._budget.wait_and_take() if waits else self._budget.take()
+        taken = self._budget.take(wait=waits)
         try:
             yield taken if waits else 1 + taken
         finally:

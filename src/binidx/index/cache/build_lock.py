@@ -18,14 +18,13 @@ Price: while 1,000 nodes wait, 500 requests a second for one small object: see d
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import random
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +64,7 @@ late. The second is exact, and is called before work is begun that another proce
 Built = tuple[Arrays, bool]
 """Built arrays, and whether they are published."""
 
-_waits: list[object] = []
+_leases_waited_for: list[Lease] = []
 _warned: set[str] = set()
 
 
@@ -138,23 +137,25 @@ class BuildLock:
             found = self._load_or_build_by_lease(lock)
         except Exception as error:
             if not is_interrupted(self.checks):  # the others of this node may be of another run
-                text = str(error) if isinstance(error, PeerError) else self._describe_own_failure(error)
+                text, where = str(error), f"process {os.getpid()} of this node"
+                if not isinstance(error, PeerError):
+                    text = describe_failure(self.uri, where, traceback.format_exception(error))
                 lock.leave_message(json.dumps({"failed": text}).encode())
             raise
         if found is None:
             let_others_build(lock)
         return found
 
-    def _describe_own_failure(self, error: Exception) -> str:
-        return describe_failure(self.uri, f"process {os.getpid()} of this node", traceback.format_exception(error))
-
     def _load_or_build_by_lease(self, lock: NodeLock) -> Arrays | None:
         lease = Lease(f"{self.uri}-claim", self.storage_options)
         try:
             found: HeldLease | Arrays | None = lease.acquire(lock.node)
             if found is None:
-                with _count_wait():
+                _leases_waited_for.append(lease)
+                try:
                     found = self._wait(lease, lock.node)
+                finally:
+                    _leases_waited_for.remove(lease)
         except StorageError as error:
             _warn_once(self.uri, f"no lease on the index, so each node builds its own: {error}")
             return None
@@ -189,7 +190,8 @@ class BuildLock:
                 watcher.restart_clock()
             if held is not None:
                 return held
-            _sleep(poll_pause_seconds(time.monotonic() - began, len(_waits), remote="://" in self.uri), self.checks)
+            waited, num_waits = time.monotonic() - began, len(_leases_waited_for)
+            _sleep(poll_pause_seconds(waited, num_waits, remote="://" in self.uri), self.checks)
 
     def _build_with_lease(self, held: HeldLease, lock: NodeLock) -> Arrays:
         with held:
@@ -242,16 +244,6 @@ def _sleep(seconds: float, checks: Checks) -> None:
     while (left := until - time.monotonic()) > 0:
         run_checks(checks)
         time.sleep(min(left, SLICE_SECONDS))
-
-
-@contextlib.contextmanager
-def _count_wait() -> Iterator[None]:
-    wait = object()
-    _waits.append(wait)
-    try:
-        yield
-    finally:
-        _waits.remove(wait)
 
 
 def _warn_once(uri: str, text: str) -> None:

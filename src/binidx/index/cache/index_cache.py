@@ -185,7 +185,7 @@ class IndexCache:
         """
         files = self.files
         try:
-            arrays = {name: parse_npy(files.read(f"{name}.npy", cache="disk")) for name in names}
+            arrays = {name: parse_npy(files.read_cached(name)) for name in names}
             check(arrays)
         except ObjectNotFoundError:
             return None

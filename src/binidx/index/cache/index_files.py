@@ -46,7 +46,7 @@ from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.storage.interfaces import stored_reader
-from binidx.storage.open import Keep, open_object, read_whole
+from binidx.storage.open import open_object, read_whole
 from binidx.storage.stores import filesystem
 from binidx.storage.stores.head import Found, found_of
 from binidx.storage.threads import OPENS
@@ -147,9 +147,10 @@ class IndexFiles:
         """Return the files of another index in this directory."""
         return replace(self, name=name)
 
-    def read(self, suffix: str, cache: Keep = False, found: Found | None = None) -> memoryview:
-        reader = open_object(self.uri(suffix), storage_options=self.storage_options, cache=cache, found=found)
-        return read_whole(reader)
+    def read_cached(self, name: str, found: Found | None = None) -> memoryview:
+        """Return the bytes of an array's file, through the index directory of this node."""
+        uri = self.array_uri(name)
+        return read_whole(open_object(uri, storage_options=self.storage_options, cache="disk", found=found))
 
     def read_small(self, suffix: str) -> bytes | None:
         """Return a small file, read in one request; None if it does not exist."""
@@ -208,19 +209,19 @@ class IndexFiles:
 
     def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
         """Return one published array; errors as of `read_arrays`."""
-        content = self._read_stored(f"{name}.npy", stored)
+        content = self._read_stored(name, stored)
         found = len(content), xxhash.xxh3_64_hexdigest(content)
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"need {stored.bytes} with {stored.xxh3_64}"
             raise FormatError(f"{self.array_uri(name)}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")
         return parse_npy(content)
 
-    def _read_stored(self, suffix: str, stored: StoredArray) -> memoryview:
+    def _read_stored(self, name: str, stored: StoredArray) -> memoryview:
         """Read an array, without a HEAD where the manifest has its identity. (A copy of a cache has other ETags.)"""
         if (found := found_of(stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
-                return self.read(suffix, cache="disk", found=found)
-        return self.read(suffix, cache="disk")
+                return self.read_cached(name, found)
+        return self.read_cached(name)
 
     def open_arrays(self, names: Sequence[str]) -> tuple[Manifest, dict[str, RangedArray]] | None:
         """Open the arrays to read ranges of them; None where nothing proves that they belong to the manifest.

@@ -4,7 +4,7 @@
 
     acquire      put-if-absent: one of many succeeds. A store without conditional writes lets two succeed
     renew        rewritten every BEAT_SECONDS by a thread of the holder
-    release      deleted; rewritten as "free" where objects cannot be deleted
+    release      deleted; where objects cannot be deleted it expires
     failed       "failed", with the traceback: for the waiting nodes that saw it held
     unpublished  the work is done, but cannot be published: for the waiting nodes that saw it held
     expired      not changed for DEAD_SECONDS by the clock of the waiting node: no clocks are compared
@@ -40,7 +40,7 @@ from binidx.errors import FormatError, StorageError
 from binidx.json_models import JsonFile
 from binidx.storage.writing.publish import create_object, delete_object, put_if_absent, read_small
 
-BUILDING, FREE, FAILED, UNPUBLISHED = "building", "free", "failed", "unpublished"
+BUILDING, FAILED, UNPUBLISHED = "building", "failed", "unpublished"
 
 BEAT_SECONDS = 3.0
 """Time between two renewals; GCS takes one write a second of an object."""
@@ -180,10 +180,7 @@ class HeldLease:
         elif error is None and not self.published:
             self.lease.write(replace(self.record, state=UNPUBLISHED))
         else:
-            try:
-                delete_object(self.lease.uri, self.lease.storage_options)
-            except StorageError:
-                self.lease.write(replace(self.record, state=FREE))
+            delete_object(self.lease.uri, self.lease.storage_options)
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
