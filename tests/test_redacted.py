@@ -95,7 +95,7 @@ def test_a_problem_is_told_without_them() -> None:
 def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> None:
     from helpers.preprocess_jobs import job_of
 
-    from binidx.prepare.preprocess.finish import mark_of
+    from binidx.prepare.preprocess.finish import format_job_file
     from binidx.prepare.preprocess.job_plan import plan_parts
     from binidx.prepare.preprocess.part_writer import format_problem
     from binidx.prepare.text.slices import JSONL, Input
@@ -103,7 +103,7 @@ def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> No
     def marked(uri: str) -> Any:
         job = job_of([uri], tmp_path / "en")
         parts = plan_parts(job, [Input(uri, JSONL, {"size": 9000, "ETag": "e"})])
-        return mark_of(job, parts), [str(each) for each in parts], json.dumps(job.to_json())
+        return format_job_file(job, parts), [str(each) for each in parts], json.dumps(job.to_json())
 
     assert marked(SIGNED) == marked(SIGNED.replace("5ec4e7", "other"))
     assert "5ec4e7" not in str(marked(SIGNED))

@@ -189,8 +189,13 @@ def keep_whole(reader: DiskCache, data: memoryview) -> memoryview | None:
         The bytes as they are kept; None where they cannot be.
     """
     cached, chunks = reader.cached, range(-(-reader.size // reader.content.chunk_bytes))
-    if cached.writable and cached.lacking(chunks) and cached.room.reserve(len(data)) and not cached.keep(0, data):
-        cached.room.give_back(len(data))
+    if (
+        cached.writable
+        and cached.check_chunks(chunks)
+        and cached.quota.reserve(len(data))
+        and not cached.store(0, data)
+    ):
+        cached.quota.release_reserved(len(data))
     return cached.views([(0, len(data))])[0][0]
 
 

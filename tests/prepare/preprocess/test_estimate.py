@@ -23,7 +23,7 @@ from binidx.errors import ConfigError
 from binidx.prepare.preprocess import estimate
 from binidx.prepare.preprocess import estimate as estimating
 from binidx.prepare.preprocess.estimate import Units, estimate_tokens
-from binidx.prepare.preprocess.sampling import Seen, draw, estimate_total, student
+from binidx.prepare.preprocess.sampling import StratumSample, draw_strata, estimate_total, student_quantile
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -56,9 +56,11 @@ def test_intervals_hold_the_truth_about_as_often_as_they_claim(count: int) -> No
     sizes, counts = hidden_corpus(np.random.default_rng(count))
     held, errors = 0, []
     for seed in range(1000):
-        strata = draw(sizes.astype(np.int64), count, seed)
+        strata = draw_strata(sizes.astype(np.int64), count, seed)
         seen = [
-            Seen(each.num_units, sizes[list(each.chosen)], counts[list(each.chosen)], np.zeros(len(each.chosen)))
+            StratumSample(
+                each.num_units, sizes[list(each.chosen)], counts[list(each.chosen)], np.zeros(len(each.chosen))
+            )
             for each in strata
         ]
         found = estimate_total(seen, int(sizes.sum()))
@@ -73,7 +75,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_claim(count: int) -> No
 
 @given(st.lists(st.integers(1, 5000), max_size=60), st.integers(1, 80), st.integers(0, 99))
 def test_strata_tile_the_units_and_each_is_looked_at(sizes: list[int], count: int, seed: int) -> None:
-    strata = draw(np.array(sizes, np.int64), count, seed)
+    strata = draw_strata(np.array(sizes, np.int64), count, seed)
     bounds = [(each.first, each.first + each.num_units) for each in strata]
     assert [stop for _, stop in bounds][:-1] == [first for first, _ in bounds][1:]
     assert (bounds[0][0], bounds[-1][1]) == (0, len(sizes)) if sizes else not strata
@@ -83,14 +85,14 @@ def test_strata_tile_the_units_and_each_is_looked_at(sizes: list[int], count: in
 
 
 def test_all_of_it_is_no_estimate() -> None:
-    seen = [Seen(2, np.array([3.0, 5.0]), np.array([1.0, 9.0]), np.zeros(2))]
+    seen = [StratumSample(2, np.array([3.0, 5.0]), np.array([1.0, 9.0]), np.zeros(2))]
     assert estimate_total(seen, 8) == estimate_total(seen, 8).__class__(10.0, 10.0, 10.0)
     assert estimate_total([], 0).total == 0
 
 
 def test_students_t_is_that_of_the_tables() -> None:
     tables = {1: 12.706, 3: 3.182, 6: 2.447, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {degrees: round(student(degrees), 3) for degrees in tables} == pytest.approx(tables, abs=5e-3)
+    assert {degrees: round(student_quantile(degrees), 3) for degrees in tables} == pytest.approx(tables, abs=5e-3)
 
 
 def documents(count: int, seed: int) -> list[str]:
@@ -186,7 +188,7 @@ def test_rows_that_are_no_documents_are_told_and_nothing_is_nothing(tmp_path: Pa
     nothing = estimate_tokens([tmp_path / "empty.jsonl"], SPEC)
     assert (nothing.tokens.total, nothing.cost.parts, nothing.cost.cpu_hours) == (0, 0, 0)
     (tmp_path / "a.text").write_bytes(b"the sea")
-    with pytest.raises(ConfigError, match="tells no format"):
+    with pytest.raises(ConfigError, match="unknown format"):
         estimate_tokens([tmp_path / "a.text"], SPEC)
 
 

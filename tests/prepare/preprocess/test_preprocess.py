@@ -36,9 +36,9 @@ from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.preprocess.job_plan import group_slices, part_bytes_of, plan_parts
+from binidx.prepare.preprocess.job_plan import choose_part_bytes, group_slices, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, preprocess
-from binidx.prepare.preprocess.progress import Unwatched
+from binidx.prepare.preprocess.progress import SilentPartWatcher
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -127,7 +127,7 @@ def test_compressed_datasets_hold_the_same_tokens(tmp_path: Path) -> None:
     assert (plain, index) == needed
 
 
-class Told(Unwatched):
+class Told(SilentPartWatcher):
     """Remembers what was said."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ def test_a_finished_job_is_left_alone_and_another_is_not_written_over(tmp_path: 
     again = run(job_of(inputs, tmp_path / "en"))
     assert (again.parts_made, again.manifests) == (0, first.manifests)
     assert (tmp_path / "en_text_document.bin").stat() == before
-    with pytest.raises(ObjectExistsError, match="en_text_document: holds another dataset"):
+    with pytest.raises(ObjectExistsError, match="en_text_document: another dataset exists"):
         run(job_of(inputs, tmp_path / "en", append_eod=False))
     run(job_of(inputs, tmp_path / "en", append_eod=False), overwrite=True)
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs", eod=None)
@@ -250,22 +250,22 @@ def test_a_name_that_tells_no_format_is_read_as_the_one_that_is_said(tmp_path: P
 
 def test_options_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     cases: dict[str, dict[str, Any]] = {
-        "on_error: found stop": {"on_error": "stop"},
-        "codec: found lz4": {"codec": "lz4"},
-        "keys: a, a; needed each once": {"keys": ("a", "a")},
-        "inputs and keys: found none": {"keys": ()},
-        "part_bytes: 0": {"part_bytes": 0},
-        "tokens: found 10 to 5, needed 0 or more": {"min_tokens": 10, "max_tokens": 5},
-        "compared_share: 2, needed 0 to 1": {"compared_share": 2},
+        r"on_error: unknown .found stop": {"on_error": "stop"},
+        r"codec: unknown .found lz4": {"codec": "lz4"},
+        r"keys: repeated .found a, a, need each once": {"keys": ("a", "a")},
+        "inputs, keys: found none": {"keys": ()},
+        r"part_bytes: too small .found 0": {"part_bytes": 0},
+        r"min_tokens, max_tokens: not a range .found 10, 5, need 0 or more": {"min_tokens": 10, "max_tokens": 5},
+        "compared_share: found 2, need 0 to 1": {"compared_share": 2},
     }
     for message, options in cases.items():
         with pytest.raises(ConfigError, match=message):
             job_of(["x.jsonl"], tmp_path / "en", **options)
-    with pytest.raises(ConfigError, match="workers: 0, needed 1 or more"):
+    with pytest.raises(ConfigError, match=r"workers: too few .found 0, need 1 or more"):
         preprocess(job_of(["x.jsonl"], tmp_path / "en"), workers=0)
-    with pytest.raises(ConfigError, match="a folder, needed a prefix such as out/en"):
+    with pytest.raises(ConfigError, match="a folder; give a prefix such as out/en"):
         job_of(["x.jsonl"], "out/")
-    with pytest.raises(ConfigError, match="no EOD is known"):
+    with pytest.raises(ConfigError, match="append_eod needs an EOD"):
         job_of(["x.jsonl"], "out", tokenizer=describe_tokenizer(job_of(["x"], "y").tokenizer.uri))
 
 
@@ -291,7 +291,13 @@ def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> Non
     sizes = [5, 5, 5, 1, 10, 5, 10, 6, 0, 16]
     groups = group_slices([Sized(size) for size in sizes], 10)  # type: ignore[misc]
     assert [[each.num_bytes for each in group] for group in groups] == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
-    assert [part_bytes_of(total) >> 20 for total in (0, 1 << 28, 1 << 32, 1 << 37, 1 << 41)] == [4, 16, 64, 256, 512]
+    assert [choose_part_bytes(total) >> 20 for total in (0, 1 << 28, 1 << 32, 1 << 37, 1 << 41)] == [
+        4,
+        16,
+        64,
+        256,
+        512,
+    ]
 
 
 def test_an_input_too_large_for_a_part_that_cannot_be_cut_is_told_of(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def test_one_that_has_no_token_in_any_key_is_dropped_and_counted(tmp_path: Path)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="found eod without append_eod"):
+    with pytest.raises(ConfigError, match="eod needs append_eod"):
         made(tmp_path, "eod", append_eod=False)
-    with pytest.raises(ConfigError, match="empty: found none, needed one of zero-seq, eod, drop"):
+    with pytest.raises(ConfigError, match=r"empty: unknown .found none, need one of zero-seq, eod, drop"):
         made(tmp_path, "none")
 
 

@@ -23,8 +23,8 @@ from servers.processes import is_running, wait_until_gone
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.prepare.preprocess.finish import finish
-from binidx.prepare.preprocess.job_plan import Places, plan_parts
-from binidx.prepare.preprocess.preprocess import Shard, finished, preprocess, read_records
+from binidx.prepare.preprocess.job_plan import JobUris, plan_parts
+from binidx.prepare.preprocess.preprocess import Shard, preprocess, read_finished_manifests, read_records
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.testing import ended_well, forked
@@ -164,9 +164,9 @@ def test_a_shard_tells_what_is_missing_and_finish_ends_the_job(tmp_path: Path) -
     assert not run(job, shard=Shard(None, 1)).finished
     assert run(job, shard=Shard(1, 2)).finished
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
-    with pytest.raises(ConfigError, match="shard: found 2/2, needed a number from 0 to 1"):
+    with pytest.raises(ConfigError, match="shard: found 2/2, need a number from 0 to 1"):
         Shard(2, 2)
-    with pytest.raises(ConfigError, match="shard and overwrite"):
+    with pytest.raises(ConfigError, match="shard, overwrite"):
         run(job, shard=Shard(0, 2), overwrite=True)
 
 
@@ -183,6 +183,6 @@ def test_who_finishes_after_another_has_finds_it_done(tmp_path: Path) -> None:
     assert before.finished
     with pytest.raises(ObjectNotFoundError):
         finish(job, parts, records, overwrite=False, watch=None)  # type: ignore[arg-type]
-    assert finished(job, parts) == before.manifests
+    assert read_finished_manifests(job, parts) == before.manifests
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
-    assert Places(job).folder not in [str(each) for each in tmp_path.iterdir()]
+    assert JobUris(job).folder not in [str(each) for each in tmp_path.iterdir()]

@@ -29,7 +29,7 @@ from binidx.errors import AccessError, BinidxError, UnreachableError
 from binidx.jobs.scheduling import TaskFailure
 from binidx.prepare.preprocess import tokenize_part
 from binidx.prepare.preprocess.job_plan import plan_parts
-from binidx.prepare.preprocess.tokenize_part import Task, run_part
+from binidx.prepare.preprocess.tokenize_part import PartTask, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent, check_extents, plan_slices
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -116,7 +116,7 @@ def test_what_changed_since_the_plan_is_named_without_them(s3: Bucket, name: str
 
 def test_slices_that_leave_something_out_are_named_without_them(s3: Bucket) -> None:
     plan = plan_slices(find_inputs(put_signed(s3, "a.jsonl", LINES)), 200)
-    clean(lambda: check_extents((piece, Extent()) for piece in plan), "needed each once")
+    clean(lambda: check_extents((piece, Extent()) for piece in plan), "need each once")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_fault_of_ours_comes_across_without_them(s3: Bucket, tmp_path: Path, m
         raise KeyError(url)
 
     monkeypatch.setattr(tokenize_part, "make_part", broken)
-    failed = run_part(Task(job, part))
+    failed = run_part(PartTask(job, part))
     assert isinstance(failed, TaskFailure)
     assert "KeyError" in str(failed.error)
     assert secrets_in(str(failed.error)) == []

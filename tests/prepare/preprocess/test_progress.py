@@ -15,9 +15,16 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.prepare.preprocess.job_plan import Places, plan_parts
-from binidx.prepare.preprocess.preprocess import Shard, job_status, read_records, under_way
-from binidx.prepare.preprocess.progress import LAST, Progress, Unwatched, busy_seconds, count_machines, pace
+from binidx.prepare.preprocess.job_plan import JobUris, plan_parts
+from binidx.prepare.preprocess.preprocess import Shard, job_status, read_records, unfinished_status
+from binidx.prepare.preprocess.progress import (
+    RECENT_PARTS,
+    Progress,
+    SilentPartWatcher,
+    busy_seconds,
+    count_machines,
+    recent_speed,
+)
 from binidx.prepare.preprocess.record import Record, TokenCounts
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent
@@ -26,7 +33,7 @@ from binidx.storage.writing.publish import create_object
 HERE = socket.gethostname()
 
 
-class Kept(Unwatched):
+class Kept(SilentPartWatcher):
     """All that was shown."""
 
     def __init__(self) -> None:
@@ -42,7 +49,7 @@ def parts_of(job: Any) -> Any:
 
 def moved_to(host: str, job: Any) -> dict[str, Record]:
     """All records that are there, as if another machine had written them."""
-    parts, places = parts_of(job), Places(job)
+    parts, places = parts_of(job), JobUris(job)
     moved = {name: replace(record, host=host) for name, record in read_records(job, parts).items()}
     for part in parts:
         if part.name in moved:
@@ -102,7 +109,7 @@ def test_records_and_manifests_without_a_host_are_read(tmp_path: Path) -> None:
     job = job_of(inputs, tmp_path / "en")
     made = run(job, shard=Shard(0, 2)).parts_made
     for part in parts_of(job)[::2]:
-        path = Path(Places(job).record_uri(part))
+        path = Path(JobUris(job).record_uri(part))
         values = json.loads(path.read_bytes())
         path.write_text(json.dumps({name: each for name, each in values.items() if name not in ("host", "ended")}))
     status = job_status(job)
@@ -131,19 +138,19 @@ def test_the_pace_is_that_of_the_last_parts_and_a_night_between_two_runs_does_no
     assert busy_seconds([(0, 2), (1, 3), (1, 2), (100, 101)]) == 4
     assert busy_seconds([]) == 0
     slow = [record(f"s{number}", 10.0 * number + 10, 10) for number in range(50)]
-    fast = [record(f"f{number}", 1e6 + number + 1, 1) for number in range(LAST)]
+    fast = [record(f"f{number}", 1e6 + number + 1, 1) for number in range(RECENT_PARTS)]
     sizes = {each.name: 1000 for each in [*slow, *fast]}
-    assert pace(sizes, slow) == 100
-    assert pace(sizes, [*fast, *slow]) == 1000
-    assert pace(sizes, [fast[0], slow[0]]) == pytest.approx(2000 / 11)
-    assert pace(sizes, []) is None
+    assert recent_speed(sizes, slow) == 100
+    assert recent_speed(sizes, [*fast, *slow]) == 1000
+    assert recent_speed(sizes, [fast[0], slow[0]]) == pytest.approx(2000 / 11)
+    assert recent_speed(sizes, []) is None
 
 
 def test_time_left_is_by_that_pace_and_the_last_part_says_whether_it_still_runs(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en")
     parts = parts_of(job)
     records = {parts[0].name: record(parts[0].name, 1000, 2, "a"), parts[1].name: record(parts[1].name, 1002, 2, "b")}
-    status = under_way(job, parts, records, now=1010)
+    status = unfinished_status(job, parts, records, now=1010)
     done = parts[0].num_bytes + parts[1].num_bytes
     assert status.bytes_per_second == done / 4
     assert status.seconds_left == (sum(part.num_bytes for part in parts) - done) / (done / 4)
@@ -190,7 +197,7 @@ def test_status_looks_at_a_job_from_elsewhere_and_writes_nothing(tmp_path: Path,
 def test_status_of_another_job_is_an_error_that_says_the_difference(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in")
     run(job_of(inputs, tmp_path / "en"), shard=Shard(0, 2))
-    with pytest.raises(ObjectExistsError, match="parts of another job, which differs in append_eod; give its command"):
+    with pytest.raises(ObjectExistsError, match="which differs in append_eod; give the options of that job"):
         job_status(job_of(inputs, tmp_path / "en", append_eod=False))
 
 

@@ -1,14 +1,14 @@
-"""The units of a corpus: slices so small that a sample of them is spread all over it. They are counted, not listed.
+"""Estimate the tokens of a corpus, and the cost of the job that makes them, from a sample.
+
+    find inputs ─► units ─► draw ─► read, tokenise, count ─► totals with intervals ─► cost
+
+Units are slices so small that a sample of them covers the whole corpus. They are counted, not listed:
 
 jsonl                      each 256 KiB
 .zst in frames, parquet    blocks of a MiB and more, row groups
-.gz, other .zst            the file: it can be read from its beginning only
+.gz, other .zst            the file, which can only be read from its beginning
 
-What the run costs that makes a dataset out of text: time of cores, bytes, requests, dollars at list price.
-
-`estimate`: a sample of a corpus is read and tokenised; what follows for all of it, and for the run that makes it.
-
-find the inputs ─► units ─► draw ─► read, tokenise, count ─► totals with intervals ─► cost
+The cost is the time of cores, bytes, requests, and dollars at list price.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from binidx.corpus.cut import uniform_hash
 from binidx.corpus.whole_dataset import Options
-from binidx.errors import ConfigError
 from binidx.format.idx import DType
 from binidx.jobs.engines import available_cores
-from binidx.prepare.preprocess.job_plan import part_bytes_of
-from binidx.prepare.preprocess.sampling import Estimate, Seen, Stratum, draw, estimate_total
+from binidx.prepare.preprocess.job import check_eod
+from binidx.prepare.preprocess.job_plan import choose_part_bytes
+from binidx.prepare.preprocess.sampling import Estimate, Stratum, StratumSample, draw_strata, estimate_total
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
@@ -46,15 +46,15 @@ UNIT_BYTES = 256 << 10
 
 
 class Units:
-    """All units of some inputs, in their order.
+    """Units of the inputs, in their order.
 
     Attributes:
-        sizes: stored bytes of each, shape (num_units,).
+        sizes: stored bytes of each unit, shape (num_units,).
     """
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self._inputs = [each for each in inputs if each.size]
-        sizes = [_sizes(each) for each in self._inputs]
+        sizes = [_unit_sizes(each) for each in self._inputs]
         self._bounds = np.cumsum([0, *map(len, sizes)])
         self.sizes: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *sizes])
 
@@ -62,17 +62,16 @@ class Units:
         return len(self.sizes)
 
     def __getitem__(self, number: int) -> Slice:
-        """One of them, to be read."""
-        place = int(np.searchsorted(self._bounds, number, "right")) - 1
-        each, number = self._inputs[place], int(number - self._bounds[place])
+        """Return a unit as a slice."""
+        position = int(np.searchsorted(self._bounds, number, "right")) - 1
+        each, number = self._inputs[position], int(number - self._bounds[position])
         if each.format != JSONL:
             return plan_slices([each], 1)[number]
         first, last = number * UNIT_BYTES, min((number + 1) * UNIT_BYTES, each.size)
         return Slice(each.uri, JSONL, each.identity, first, last, first, last - first, None if first else 0)
 
 
-def _sizes(each: Input) -> NDArray[np.int64]:
-    """Stored bytes of its units."""
+def _unit_sizes(each: Input) -> NDArray[np.int64]:
     if each.format != JSONL:
         return np.array([piece.num_bytes for piece in plan_slices([each], 1)], np.int64)
     sizes = np.full(-(-each.size // UNIT_BYTES), UNIT_BYTES, np.int64)
@@ -81,7 +80,7 @@ def _sizes(each: Input) -> NDArray[np.int64]:
 
 
 IDX_BYTES = 20
-"""Of a document of one sequence."""
+"""Bytes of a document with one sequence in the `.idx`."""
 
 WRITES_PER_PART = 5
 """Tokens, index, lineage, record, and the copy into the whole."""
@@ -93,13 +92,14 @@ November 2026, as `storage.report` says of the GETs."""
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the whole run, about.
+    """Approximate cost of the whole job.
 
     Attributes:
-        cpu_hours: of cores like those of this machine, reading text and tokenising it; `cores` it has.
-        bytes_in, bytes_out: read as they are stored, and written plain.
+        cpu_hours: hours of cores like those of this machine, to read the text and tokenise it.
+        cores: number of cores of this machine.
+        bytes_in, bytes_out: stored bytes read, and plain bytes written.
         reads, writes: requests, if text and tokens are in a store.
-        dollars: of the requests, if both are in the store of the text; 0 where that has no list price.
+        dollars: price of the requests, if both are in the store of the text; 0 if it has no list price.
     """
 
     cpu_hours: float
@@ -112,10 +112,12 @@ class Cost:
     dollars: float
 
 
-def cost_of(inputs: Sequence[Input], cpu_seconds: float, tokens: float, documents: float, item_bytes: int) -> Cost:
-    """Of a run over these inputs, in parts of the size that `preprocess` gives them."""
+def estimate_cost(
+    inputs: Sequence[Input], cpu_seconds: float, tokens: float, documents: float, item_bytes: int
+) -> Cost:
+    """Return the cost of a job over these inputs, in parts of the size that `preprocess` chooses."""
     bytes_in = sum(each.size for each in inputs)
-    parts = -(-bytes_in // part_bytes_of(bytes_in)) if bytes_in else 0
+    parts = -(-bytes_in // choose_part_bytes(bytes_in)) if bytes_in else 0
     reads = sum(-(-each.size // REQUEST_BYTES) for each in inputs) + parts
     writes = parts * WRITES_PER_PART
     return Cost(
@@ -137,25 +139,26 @@ def _price(inputs: Sequence[Input], prices: dict[str, float]) -> float:
 
 
 SAMPLE_BYTES = 64 << 20
+
 LEAST_UNITS = 32
-"""However large they are: fewer would say little of how much they differ."""
+"""Least number of sampled units, whatever their size: fewer would say little about their variance."""
 
 BATCH_BYTES = 64 << 10
-"""What is tokenised, or not, of a unit that is too large for all of it."""
+"""Bytes of text that are tokenised, or not, in a unit that is too large to be tokenised whole."""
 
-READ_AT_ONCE = 8
+IN_FLIGHT = 8
 
 
 @dataclass(frozen=True)
-class Estimated:
-    """What a corpus has, and what it costs.
+class CorpusEstimate:
+    """Estimated contents of a corpus, and the cost of its job.
 
     Attributes:
-        tokens, documents, text_bytes: of all of it.
-        stored_bytes, sampled_bytes: of its inputs; of the units that were looked at.
-        sampled_texts: bytes that were tokenised.
-        problems: rows of the sample that are no documents.
-        engine: that tokenised.
+        tokens, documents, text_bytes: totals of the corpus.
+        stored_bytes, sampled_bytes: stored bytes of the inputs, and of the sampled units.
+        sampled_texts: bytes of text that were tokenised.
+        problems: rows of the sample that are not documents.
+        engine: name of the tokenizer engine.
     """
 
     num_inputs: int
@@ -171,13 +174,13 @@ class Estimated:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass
 class UnitCounts:
-    """What a unit holds; `variance` of the tokens, where not all texts were tokenised."""
+    """Counts of a unit; `variance` of the tokens, if only a share of the text was tokenised."""
 
     tokens: float = 0.0
     variance: float = 0.0
@@ -200,29 +203,30 @@ def estimate_tokens(
     seed: int = 0,
     source_options: Options = None,
     watch: ProgressWatcher | None = None,
-) -> Estimated:
-    """Estimate the tokens of text, with an interval that holds the truth in 95 of 100 samples.
+) -> CorpusEstimate:
+    """Estimate the tokens of text, with an interval that contains the true number in 95 of 100 samples.
 
-    Rows that are no documents are counted and left out, as `on_error="skip"` would.
+    Rows that are not documents are counted and left out, as with `on_error="skip"`.
 
     Args:
         inputs, keys, append_eod, filters, format, engine: as in `prepare.preprocess.job.Job`.
-        sample_bytes: of text to be tokenised, about. Half the interval is some 1 % at 64 MiB, and falls by the root.
+        sample_bytes: approximate bytes of text to tokenise. Half the interval is about 1 % at 64 MiB, and shrinks with
+            the square root.
         seed: of the sample.
 
     Raises:
         ConfigError, ObjectNotFoundError, FormatError, ObjectChangedError, StorageError: as `preprocess`.
     """
-    if append_eod and tokenizer.eod is None:
-        raise ConfigError(f"{tokenizer.uri}: append_eod, and no EOD is known; name the token with eod (--eod)")
+    check_eod(tokenizer, append_eod)
     began, watch = time.monotonic(), watch or SilentWatcher()
     found = find_inputs(list(inputs), format=format, storage_options=source_options)
     units, chosen_engine = Units(found), choose_engine(tokenizer, engine, storage_options=source_options)
     total_bytes = int(units.sizes.sum())
     mean = total_bytes / max(len(units), 1)
-    strata = draw(units.sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
+    strata = draw_strata(units.sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
     sampled = int(sum(units.sizes[list(each.chosen)].sum() for each in strata))
-    counter = _Counter(chosen_engine, tokenizer, keys, append_eod, filters, source_options, seed)
+    eod, dtype = tokenizer.eod if append_eod else None, DType.optimal_dtype(tokenizer.vocab_size)
+    counter = _UnitCounter(chosen_engine, keys, eod, dtype, filters, source_options, seed)
     share = min(1.0, sample_bytes / sampled) if mean > 4 * UNIT_BYTES else 1.0
     watch.begin("sample", sampled, 0)
     counts: dict[int, UnitCounts] = {}
@@ -231,9 +235,7 @@ def estimate_tokens(
         watch.advance(int(units.sizes[number]))
     tokens, documents, text = (_estimate(units, strata, counts, name) for name in ("tokens", "documents", "text_bytes"))
     tokenised = sum(each.tokenised_bytes for each in counts.values())
-    cpu_seconds = counter.cpu_seconds / max(tokenised, 1) * text.total
-    item_bytes = np.dtype(DType.optimal_dtype(tokenizer.vocab_size)).itemsize
-    return Estimated(
+    return CorpusEstimate(
         len(found),
         tokens,
         documents,
@@ -243,14 +245,16 @@ def estimate_tokens(
         tokenised,
         sum(each.problems for each in counts.values()),
         chosen_engine.name,
-        cost_of(found, cpu_seconds, tokens.total, documents.total, item_bytes),
+        estimate_cost(
+            found, counter.seconds_per_byte * text.total, tokens.total, documents.total, np.dtype(dtype).itemsize
+        ),
         time.monotonic() - began,
     )
 
 
 def _estimate(units: Units, strata: Sequence[Stratum], counts: dict[int, UnitCounts], name: str) -> Estimate:
-    seen = [
-        Seen(
+    samples = [
+        StratumSample(
             each.num_units,
             units.sizes[list(each.chosen)].astype(np.float64),
             np.array([getattr(counts[number], name) for number in each.chosen], np.float64),
@@ -258,109 +262,91 @@ def _estimate(units: Units, strata: Sequence[Stratum], counts: dict[int, UnitCou
         )
         for each in strata
     ]
-    return estimate_total(seen, int(units.sizes.sum()))
+    return estimate_total(samples, int(units.sizes.sum()))
 
 
-class _Counter:
-    """Reads units and counts what they hold.
+@dataclass
+class _UnitCounter:
+    """Reader of units that counts their contents.
 
     Attributes:
-        cpu_seconds: of reading and tokenising what was tokenised.
+        seconds_per_byte: CPU time to read and tokenise a byte of text.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: TokenizerSpec,
-        keys: Sequence[str],
-        append_eod: bool,
-        filters: Filters | None,
-        options: Options,
-        seed: int,
-    ) -> None:
-        self._engine, self._keys, self._filters, self._options = engine, keys, filters, options
-        self._eod = tokenizer.eod if append_eod else None
-        self._dtype = DType.optimal_dtype(tokenizer.vocab_size)
-        self._seed, self.cpu_seconds = seed, 0.0
+    engine: Engine
+    keys: Sequence[str]
+    eod: int | None
+    dtype: type[np.number[Any]]
+    filters: Filters | None
+    options: Options
+    seed: int
+    seconds_per_byte: float = 0.0
+    _tokenising: float = 0.0
 
     def count(self, units: Units, strata: Sequence[Stratum], share: float) -> Iterator[tuple[int, UnitCounts]]:
-        """Each unit that was drawn; of its texts a share is tokenised."""
-        numbers = [number for each in strata for number in each.chosen]
-        if share < 1.0:
-            yield from ((number, self._count_part(units[number], number, share)) for number in numbers)
-            return
-        began = time.process_time()
-        # Small ones: several on their way at once, as each costs a round trip.
-        read = map_in_flight(lambda number: list(self._read(units[number])), numbers, READ_AT_ONCE)
-        with contextlib.closing(read):
+        """Yield the number and counts of each drawn unit; a share of its text is tokenised."""
+        numbers, began = [number for each in strata for number in each.chosen], time.process_time()
+        text_bytes = tokenised_bytes = 0
+        # Units that are tokenised whole are small: several are read at once, as each costs a round trip.
+        with contextlib.closing(
+            map_in_flight(lambda number: list(self._read(units[number], 1 << 20)), numbers, IN_FLIGHT)
+            if share == 1
+            else (self._read(units[number], BATCH_BYTES) for number in numbers)
+        ) as read:
             for number, batches in zip(numbers, read, strict=True):
-                yield number, self._whole(batches)
-        self.cpu_seconds += time.process_time() - began
+                counts = self._count_unit(batches, number, share)
+                text_bytes += counts.text_bytes
+                tokenised_bytes += counts.tokenised_bytes
+                yield number, counts
+        reading = time.process_time() - began - self._tokenising
+        self.seconds_per_byte = reading / max(text_bytes, 1) + self._tokenising / max(tokenised_bytes, 1)
 
-    def _read(self, piece: Slice, batch_bytes: int = 1 << 20) -> Iterator[tuple[Batch, ...]]:
-        return read_slice(
-            piece, self._keys, filters=self._filters, batch_bytes=batch_bytes, storage_options=self._options
-        )
+    def _read(self, piece: Slice, batch_bytes: int) -> Iterator[tuple[Batch, ...]]:
+        return read_slice(piece, self.keys, filters=self.filters, batch_bytes=batch_bytes, storage_options=self.options)
 
-    def _whole(self, found: Sequence[tuple[Batch, ...]]) -> UnitCounts:
-        total = UnitCounts()
-        for batches in found:
-            total = self._plus(total, batches)
-            tokens, size = self._tokens(batches), _text_bytes(batches)
-            total = replace(total, tokens=total.tokens + tokens, tokenised_bytes=total.tokenised_bytes + size)
+    def _count_unit(self, read: Iterable[tuple[Batch, ...]], number: int, share: float) -> UnitCounts:
+        """Count all of a unit, and tokenise a share of its batches."""
+        total, sizes, tokens = UnitCounts(), list[int](), list[int]()
+        lowest, spare, num_batches = 2.0, None, 0
+        for batches in read:
+            size = sum(len(each.texts) for each in batches)
+            total.documents += batches[0].num_documents
+            total.text_bytes += size
+            total.problems += len(batches[0].problems)
+            drawn = float(uniform_hash(self.seed + number, num_batches, 1)[0])
+            num_batches += 1
+            if drawn < share:
+                sizes.append(size)
+                tokens.append(self._count_tokens(batches))
+            elif drawn < lowest:
+                lowest, spare = drawn, batches
+        if not sizes and spare is not None:  # at least one, and not always the first: beginnings differ from the rest
+            sizes, tokens = [sum(len(each.texts) for each in spare)], [self._count_tokens(spare)]
+        total.tokenised_bytes = sum(sizes)
+        if len(sizes) == num_batches:
+            total.tokens = float(sum(tokens))
+        elif total.tokenised_bytes:
+            total.tokens, total.variance = estimate_unit(
+                np.array(sizes, np.float64), np.array(tokens, np.float64), total.text_bytes, num_batches
+            )
         return total
 
-    def _count_part(self, piece: Slice, number: int, share: float) -> UnitCounts:
-        """A large unit: all of it is read, a share of its batches tokenised, the rest told by their bytes."""
-        total, sizes, counts = UnitCounts(), list[float](), list[float]()
-        lowest, spare, num_batches = 1.0, None, 0
-        began, tokenising = time.process_time(), 0.0
-        for batches in self._read(piece, BATCH_BYTES):
-            total = self._plus(total, batches)
-            place = float(uniform_hash(self._seed + number, num_batches, 1)[0])
-            num_batches += 1
-            if place < share:
-                before = time.process_time()
-                sizes.append(_text_bytes(batches))
-                counts.append(self._tokens(batches))
-                tokenising += time.process_time() - before
-            elif not sizes and place < lowest:
-                lowest, spare = place, batches
-        reading = time.process_time() - began - tokenising
-        if not sizes and spare is not None:  # one at least, and not the first: heads are unlike the rest
-            sizes, counts = [_text_bytes(spare)], [self._tokens(spare)]
-        tokenised = int(sum(sizes))
-        if not tokenised:
-            return total
-        self.cpu_seconds += tokenising + reading * tokenised / max(total.text_bytes, 1)
-        tokens, variance = estimate_unit(np.array(sizes), np.array(counts), total.text_bytes, num_batches)
-        return replace(total, tokens=tokens, variance=variance, tokenised_bytes=tokenised)
-
-    def _plus(self, total: UnitCounts, batches: Sequence[Batch]) -> UnitCounts:
-        return replace(
-            total,
-            documents=total.documents + batches[0].num_documents,
-            text_bytes=total.text_bytes + _text_bytes(batches),
-            problems=total.problems + len(batches[0].problems),
-        )
-
-    def _tokens(self, batches: Sequence[Batch]) -> int:
-        """Of all keys, as they would be stored."""
-        encoded = [self._engine.encode(each.texts, each.offsets) for each in batches]
-        return sum(
-            len(as_stored_tokens(*found, each.documents, self._dtype, self._eod).tokens)
-            for found, each in zip(encoded, batches, strict=True)
-        )
+    def _count_tokens(self, batches: Sequence[Batch]) -> int:
+        """Return the stored tokens of all keys."""
+        began = time.process_time()
+        encoded = [self.engine.encode(each.texts, each.offsets) for each in batches]
+        stored = [
+            as_stored_tokens(*ids, each.documents, self.dtype, self.eod)
+            for ids, each in zip(encoded, batches, strict=True)
+        ]
+        self._tokenising += time.process_time() - began
+        return sum(len(each.tokens) for each in stored)
 
 
 def estimate_unit(
     sizes: NDArray[np.float64], counts: NDArray[np.float64], total_bytes: float, num_batches: int
 ) -> tuple[float, float]:
-    """The count of a unit by that of some of its batches, and its variance."""
+    """Return the count of a unit from those of some of its batches, and its variance."""
     ratio = counts.sum() / sizes.sum()
     spread = np.var(counts - ratio * sizes, ddof=1) if len(sizes) > 1 else 0.0
     return float(ratio * total_bytes), float(num_batches**2 * (1 - len(sizes) / num_batches) * spread / len(sizes))
-
-
-def _text_bytes(batches: Sequence[Batch]) -> int:
-    return sum(len(each.texts) for each in batches)

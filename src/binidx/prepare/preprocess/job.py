@@ -1,6 +1,6 @@
-"""What is to be made out of which text: everything that decides the bytes of the result, as one value.
+"""Job: all settings that decide the bytes of the result, as one value.
 
-What does not decide them is no part of it: workers, engines, which part is made where and when.
+Settings that do not decide them are arguments of `preprocess`: workers, the place where parts are made, overwriting.
 """
 
 from __future__ import annotations
@@ -20,38 +20,49 @@ from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.codecs.segments import CODECS
 
 ALGORITHM = 1
-"""Counts up when the same job gives other bytes than before: parts of the old one are then not taken for its own."""
+"""Version of the algorithm; raised if the same job gives other bytes, so that parts of the old one are not reused."""
 
 ON_ERROR = ("raise", "skip", "quarantine")
 EMPTY = ("zero-seq", "eod", "drop")
 OPTIONS = ("source_options", "target_options")
-"""Never written down: they may hold secrets."""
+"""Fields that are never written: they may hold secrets."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Text to be tokenised, and how. Pickles; `to_json` for the rest.
+    """Text to tokenise, and how. Pickles, and converts to JSON.
 
-    Attributes:
-        inputs: URIs of jsonl(.gz, .zst) and parquet, with globs, in the order in which they are wanted.
-        output: prefix of the outputs: `dataset` says their names.
-        tokenizer: see `tokenize.describe`.
-        keys: of each JSON object, or columns; a dataset each.
-        append_eod: after each document that has a token.
-        empty: a document of no tokens is one of no sequence, as Megatron's preprocess_data.py has it; one of an EOD
-            alone, as its preprocess_data_fast.py has it; or dropped, if it has none in any key.
-        split_sentences: each sentence is a sequence of its own; the language is `language`.
-        keep_newlines: sentences keep the newlines after them.
-        filters: which documents are wanted, by their text and their fields.
-        min_tokens, max_tokens: which are, by their tokens in all keys together, without EOD; None: all.
-        on_error: of a row that is no document: stop, drop it and count, or do so and write it down.
-        id_key: field whose value goes into the lineage.
+    Args:
+        inputs: URIs of jsonl(.gz, .zst) and Parquet, also globs and folders, in the order of the dataset.
+        output: prefix of the outputs; `datasets` returns their names.
+        tokenizer: from `describe_tokenizer`.
+        keys: of each JSON object, or columns; each becomes a dataset.
+        append_eod: whether to add the EOD to each document that has a token.
+        empty: a document without tokens has no sequence (`zero-seq`, as in Megatron's preprocess_data.py), has a
+            sequence of one EOD (`eod`, as in its preprocess_data_fast.py), or is dropped if it has no token in any
+            key (`drop`).
+        split_sentences: whether each sentence is a sequence of its own; the language is `language`.
+        keep_newlines: whether sentences keep the newlines after them.
+        filters: conditions on documents, by their text and their fields.
+        min_tokens, max_tokens: bounds of a document's tokens in all keys together, without EOD; None: no bound.
+        on_error: for a row that is not a document: `raise`; `skip`, which drops and counts it; `quarantine`, which also
+            writes it to the quarantine.
+        id_key: field whose value is stored in the lineage.
         lineage: whether `.lineage.parquet` is written.
         codec: row of `segments.CODECS`: how tokens are stored.
-        part_bytes: stored bytes of text in a part; None: by the size of all, see `plan`.
-        engine: name of a tokenizer's engine, or auto. They all give the same tokens.
-        compared_share: part of the texts that the reference tokenises too, to prove that.
-        format: of all inputs, one of `slices.FORMATS`; None: as the name of each tells.
+        part_bytes: stored bytes of text in a part; None: by the size of all inputs.
+        engine: name of a tokenizer engine, or `auto`. All engines give the same tokens.
+        compared_share: share of the texts that are compared with the reference engine.
+        format: of all inputs, a key of `read.FORMATS`; None: by the suffix of each name.
+        source_options, target_options: fsspec's options of the inputs' and the outputs' stores.
+
+    Raises:
+        ConfigError: invalid or contradictory settings.
+
+    Example:
+        >>> job = Job(("s3://text/en/*.jsonl.zst",), "s3://corpus/en", tokenizer, append_eod=True)  # doctest: +SKIP
+
+    Source: Megatron Core, tools/preprocess_data.py; parts, filters, error policies and lineage are ours.
     """
 
     inputs: tuple[str, ...]
@@ -78,70 +89,73 @@ class Job:
     target_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        if self.on_error not in ON_ERROR:
-            raise ConfigError(f"on_error: found {self.on_error}, needed one of {', '.join(ON_ERROR)}")
-        if self.empty not in EMPTY:
-            raise ConfigError(f"empty: found {self.empty}, needed one of {', '.join(EMPTY)}")
+        for name, choices in (("on_error", ON_ERROR), ("empty", EMPTY), ("codec", tuple(CODECS))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}: unknown (found {getattr(self, name)}, need one of {', '.join(choices)})")
         if self.empty == "eod" and not self.append_eod:
-            raise ConfigError("empty: found eod without append_eod (--append-eod), needed both")
+            raise ConfigError("empty: eod needs append_eod (--append-eod); give both")
         if self.id_key is not None and not self.lineage:
-            raise ConfigError("id_key: found it without lineage (--no-lineage), which is where ids go; needed both")
-        if self.codec not in CODECS:
-            raise ConfigError(f"codec: found {self.codec}, needed one of {', '.join(CODECS)}")
+            raise ConfigError("id_key: ids are stored in the lineage; leave out --no-lineage, or the id_key")
         if not self.inputs or not self.keys:
-            raise ConfigError("inputs and keys: found none, needed at least one of each")
+            raise ConfigError("inputs, keys: found none, need at least one of each")
         if len(set(self.keys)) < len(self.keys):
-            raise ConfigError(f"keys: {', '.join(self.keys)}; needed each once")
+            raise ConfigError(f"keys: repeated (found {', '.join(self.keys)}, need each once)")
         if self.output.endswith("/"):
-            raise ConfigError(f"{self.output}: a folder, needed a prefix such as {self.output}en")
+            raise ConfigError(f"{self.output}: a folder; give a prefix such as {self.output}en")
         if self.part_bytes is not None and self.part_bytes < 1:
-            raise ConfigError(f"part_bytes: {self.part_bytes}, needed 1 or more")
+            raise ConfigError(f"part_bytes: too small (found {self.part_bytes}, need 1 or more)")
         least, most = self.min_tokens or 0, self.max_tokens
         if least < 0 or (most is not None and most < least):
-            raise ConfigError(f"tokens: found {least} to {most}, needed 0 or more, and no less after it")
+            raise ConfigError(
+                f"min_tokens, max_tokens: not a range (found {least}, {most}, need 0 or more, and the maximum not "
+                "below the minimum)"
+            )
         if not 0 <= self.compared_share <= 1:
-            raise ConfigError(f"compared_share: {self.compared_share}, needed 0 to 1")
-        if self.append_eod and self.tokenizer.eod is None:
-            raise ConfigError(f"{self.tokenizer.uri}: append_eod, and no EOD is known; name the token with eod (--eod)")
+            raise ConfigError(f"compared_share: found {self.compared_share}, need 0 to 1")
+        check_eod(self.tokenizer, self.append_eod)
 
     @property
     def dtype(self) -> type[np.number[Any]]:
-        """Of a stored token: Megatron's rule."""
+        """Dtype of stored tokens, by Megatron's rule."""
         return DType.optimal_dtype(self.tokenizer.vocab_size)
 
     @property
     def eod(self) -> int | None:
-        """What each document ends with."""
+        """Id at the end of each document, or None."""
         return self.tokenizer.eod if self.append_eod else None
 
     @property
     def datasets(self) -> dict[str, str]:
-        """key -> prefix of its dataset. Source: Megatron-LM, tools/preprocess_data.py."""
+        """Prefix of each key's dataset. Source: Megatron-LM, tools/preprocess_data.py."""
         level = "sentence" if self.split_sentences else "document"
         return {key: f"{self.output}_{key}_{level}" for key in self.keys}
 
     def to_json(self) -> dict[str, Any]:
-        """All but the options of the stores and the secrets in URIs, in JSON values."""
+        """Return the fields as JSON values, without storage options and the secrets in URIs."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OPTIONS}
-        filters, tokenizer = asdict(self.filters), self.tokenizer.to_json()
+        tokenizer = self.tokenizer.to_json()
         tokenizer |= {name: redacted(tokenizer[name]) for name in ("uri", "merges")}
         values |= {"inputs": [redacted(each) for each in self.inputs], "output": redacted(self.output)}
-        values |= {"tokenizer": tokenizer, "filters": filters}
+        values |= {"tokenizer": tokenizer, "filters": asdict(self.filters)}
         plain: dict[str, Any] = json.loads(json.dumps(values, default=list))
         return plain
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What, with its text, decides the bytes of a part: of one with rows that are no documents `on_error`, too."""
+        """Settings that, with the text, decide the bytes of a part; `on_error` decides only those with bad rows."""
         values = self.to_json()
         tokenizer = {name: value for name, value in values["tokenizer"].items() if name not in ("uri", "merges")}
-        left_out = ("inputs", "format", "output", "part_bytes", "engine", "compared_share", "on_error")
-        return {name: value for name, value in values.items() if name not in left_out} | {
-            "tokenizer": tokenizer,
-            "algorithm": ALGORITHM,
-        }
+        others = ("inputs", "format", "output", "part_bytes", "engine", "compared_share", "on_error")
+        recipe = {name: value for name, value in values.items() if name not in others}
+        return recipe | {"tokenizer": tokenizer, "algorithm": ALGORITHM}
+
+
+def check_eod(tokenizer: TokenizerSpec, append_eod: bool) -> None:
+    """Raise ConfigError if an EOD is to be added and the tokenizer has none."""
+    if append_eod and tokenizer.eod is None:
+        raise ConfigError(f"{tokenizer.uri}: append_eod needs an EOD; name the token with eod (--eod)")
 
 
 def json_digest(value: Any) -> str:
-    """128 bits of a JSON value, hex."""
+    """Return 128 bits that identify a JSON value, hex."""
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())

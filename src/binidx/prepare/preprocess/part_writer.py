@@ -1,4 +1,4 @@
-"""Write the objects of a part: its datasets with their lineage, and its quarantine; the record comes after them.
+"""Writers of a part's objects: its datasets with their lineage, and its quarantine; the record follows later.
 
 Each object appears whole, under its final name. A second worker that makes the same part makes the same bytes, so two at
 once do no harm.
@@ -107,7 +107,7 @@ class DatasetWriter:
         self._columns.add_bounds(stored.document_indices[1:], plus=before)
         if self._lineage is not None:
             ids = None if batch.ids is None else (batch.ids.bytes, batch.ids.offsets, batch.ids.present)
-            self._lineage.add(source, batch.rows, batch.places, ids, *stored)
+            self._lineage.add(source, batch.rows, batch.positions, ids, *stored)
 
     def publish_steps(self) -> list[Callable[[], object]]:
         """Return the functions that publish the objects, in any order: without its record a part does not count."""

@@ -1,11 +1,11 @@
-"""`preprocess`: text in, datasets out, whatever happens in between.
+"""Tokenise text into datasets, with restarts; report the status of a job.
 
-    look at the inputs ─► plan ─► finished already? ─► whose parts stand there? ─► make those that miss ─► finish
+    find inputs ─► plan ─► finished? ─► claim the output ─► make the missing parts ─► finish
 
-A restart is the same call: it makes the parts that have no record. `shard` makes every n-th part and nothing else, for
-Slurm arrays and indexed Jobs; whoever finds all records there finishes.
+A restart is the same call: it makes the parts that have no record. With `shard` a call makes every n-th part only, for
+Slurm arrays and indexed Jobs; the call that finds all records there finishes the job.
 
-How far a job is, seen from elsewhere: by its records alone, whether it runs or has stopped. Nothing is written.
+The status comes from the records of the parts alone, whether the job runs or has stopped, and writes nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,25 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs.engines import available_cores, open_engine
 from binidx.jobs.scheduling import ATTEMPTS, Engine, run_tasks
-from binidx.prepare.preprocess.finish import finish, job_difference, mark_of, remove_parts, take_place
+from binidx.prepare.preprocess.finish import (
+    claim_output,
+    describe_job_difference,
+    finish,
+    format_job_file,
+    remove_parts,
+)
 from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.job_plan import Part, Places, plan_digest, plan_parts, undivided
-from binidx.prepare.preprocess.progress import Unwatched, Watched, Watcher, count_machines, pace, sizes_of
-from binidx.prepare.preprocess.record import Record, problems_of
-from binidx.prepare.preprocess.tokenize_part import Task, read_record, run_part
+from binidx.prepare.preprocess.job_plan import JobUris, Part, find_oversized_slices, plan_digest, plan_parts
+from binidx.prepare.preprocess.progress import (
+    PartWatcher,
+    ProgressCounter,
+    SilentPartWatcher,
+    count_machines,
+    part_sizes,
+    recent_speed,
+)
+from binidx.prepare.preprocess.record import Record, count_problems
+from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
 from binidx.storage.requests.retries import pause
@@ -40,12 +53,13 @@ from binidx.storage.writing.publish import read_small
 
 @dataclass(frozen=True)
 class Report:
-    """What was done.
+    """Result of a call of `preprocess`.
 
     Attributes:
-        parts: of the job; `parts_made` by this call, `parts_missing` that a shard left to others.
-        manifests: of each key's dataset, once all is done; empty before.
-        machines: name -> what it has done of the parts whose records were seen.
+        parts, parts_made, parts_missing: of the job; made by this call; left to other shards.
+        manifests: manifest of each key's dataset; empty before the job is finished.
+        seconds: duration of the call.
+        machines: name of each machine -> its counts, over the parts with known records.
     """
 
     job: Job
@@ -58,27 +72,30 @@ class Report:
 
     @property
     def finished(self) -> bool:
+        """True if the datasets are complete."""
         return bool(self.manifests)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
-        told = {name: getattr(self, name) for name in ("finished", "parts", "parts_made", "parts_missing", "seconds")}
+        """Return the report as JSON values."""
+        names = ("finished", "parts", "parts_made", "parts_missing", "seconds")
         machines = {name: asdict(each) for name, each in self.machines.items()}
-        return {**told, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "machines": machines, "datasets": self.job.datasets, "manifests": self.manifests}
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Every `count`-th part, from number `index` on; `index` None: no part, only the end."""
+    """Every `count`-th part, from number `index` on; `index` None: no part, only the finish."""
 
     index: int | None
     count: int
 
     def __post_init__(self) -> None:
         if self.index is not None and not 0 <= self.index < self.count:
-            raise ConfigError(f"shard: found {self.index}/{self.count}, needed a number from 0 to {self.count - 1}")
+            raise ConfigError(f"shard: found {self.index}/{self.count}, need a number from 0 to {self.count - 1}")
 
-    def of(self, parts: Sequence[Part]) -> Sequence[Part]:
+    def select(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts of this shard."""
         return parts[:0] if self.index is None else parts[self.index :: self.count]
 
 
@@ -90,160 +107,168 @@ def preprocess(
     executor: Executor | None = None,
     shard: Shard | None = None,
     overwrite: bool = False,
-    watch: Watcher | None = None,
+    watch: PartWatcher | None = None,
 ) -> Report:
-    """Tokenise the text of a job into its datasets, or go on with it.
+    """Tokenise the text of a job into its datasets, or continue the job.
 
     Args:
-        engine: where parts are made, see `engines`; `workers` at once.
-        executor: instead of an engine; it stays open.
-        shard: make these parts only; finish if they were the last.
-        overwrite: replace datasets that stand there, and parts of another job. They stand until the new ones are ready.
+        job: inputs, output, tokenizer and options.
+        engine: where parts are made: `local`, `ray`, `ray:ADDRESS` or `dask=ADDRESS`.
+        workers: parts made at once. Default: the number of cores, twice as many if data is in an object store.
+        executor: any `concurrent.futures.Executor`, used instead of an engine; it stays open.
+        shard: make only these parts; finish if they were the last.
+        overwrite: replace existing datasets, and parts of another job. They exist until the new ones are ready.
+        watch: receiver of the progress.
+
+    Returns:
+        The counts of the call, and the manifests of the datasets if the job is finished.
 
     Raises:
-        ConfigError: the options contradict each other.
-        FormatError: a row is no document and `on_error` is raise, or the counts do not add up.
+        ConfigError: contradictory options.
+        FormatError: a row is not a document and `on_error` is `raise`, or the counts do not add up.
         MismatchError: an engine gave other tokens than the reference.
-        ObjectExistsError: a dataset, or parts of another job, stand there.
-        ObjectChangedError: an input was replaced meanwhile.
-        WorkerError, StorageError: a part failed again and again.
+        ObjectExistsError: a dataset, or parts of another job, exist.
+        ObjectChangedError: an input was replaced during the job.
+        WorkerError, StorageError: a part failed repeatedly.
+
+    Example:
+        >>> preprocess(job, workers=16).manifests["text"]["dataset"]  # doctest: +SKIP
+        {'key': 'text', 'dtype': 'int32', 'documents': 1000000, 'sequences': 1000000, 'tokens': 712345678}
+
+    Source: Megatron Core, tools/preprocess_data.py: the same bytes for clean text; parts and restarts are ours.
     """
     if shard is not None and overwrite:
-        raise ConfigError("shard and overwrite: shards know nothing of each other; remove the old dataset before them")
+        raise ConfigError("shard, overwrite: shards do not know of each other; remove the old dataset first")
     if workers is not None and workers < 1:
-        raise ConfigError(f"workers: {workers}, needed 1 or more")
-    began, watch, job = time.monotonic(), watch or Unwatched(), located(job)
-    inputs = inputs_of(job)
+        raise ConfigError(f"workers: too few (found {workers}, need 1 or more)")
+    began, watch, job = time.monotonic(), watch or SilentPartWatcher(), with_absolute_paths(job)
+    inputs = find_job_inputs(job)
     parts = plan_parts(job, inputs)
-    if manifests := finished(job, parts):
-        remove_parts(Places(job), parts)
+    if manifests := read_finished_manifests(job, parts):
+        remove_parts(JobUris(job), parts)
         return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
-    for uri, count in repeated(inputs).items():
-        watch.say(f"{redacted(uri)}: named {count} times, so its documents will be there {count} times")
-    if whole := undivided(parts):
-        largest = max(whole, key=lambda each: each.num_bytes)
-        watch.say(
-            f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of {len(whole)} "
-            "such inputs: one worker reads each; docs/text.md says what can be cut"
+    warn_of_inputs(inputs, parts, watch)
+    records = read_records(job, parts) if claim_output(job, parts, overwrite) else {}
+    share = parts if shard is None else shard.select(parts)
+    num_earlier, counter = len(records), ProgressCounter(watch, parts, records, share or parts)
+    if tasks := [PartTask(job, part) for part in unique_parts(share) if part.name not in records]:
+        uris = [job.output, *(each.uri for each in inputs)]
+        remote = any(local_path(uri) is None for uri in uris)
+        place = (
+            open_engine(engine, workers, remote_data=remote)
+            if executor is None
+            else Engine(lambda: executor, lambda _: workers or available_cores(), owned=False)
         )
-    records = read_records(job, parts) if take_place(job, parts, overwrite) else {}
-    wanted = parts if shard is None else shard.of(parts)
-    kept, watched = len(records), Watched(watch, parts, records, wanted or parts)
-    tasks = [Task(job, part) for part in unique(wanted) if part.name not in records]
-    if tasks:
-        far = is_far(job, parts)
-        chosen = open_engine(engine, workers, remote_data=far) if executor is None else borrowed(executor, workers)
-        for task, record in run_tasks(run_part, tasks, chosen):
+        for task, record in run_tasks(run_part, tasks, place):
             records[task.part.name] = record
-            watched.add(record)
-    made = len(records) - kept
+            counter.add(record)
+    num_made = len(records) - num_earlier
     if shard is not None:
         records |= read_records(job, [part for part in parts if part.name not in records])
-    missing = sum(part.name not in records for part in unique(parts))
-    if not missing:
+    num_missing = sum(part.name not in records for part in unique_parts(parts))
+    if not num_missing:
         finish_once(job, parts, records, overwrite, watch)
-    elif finished(job, parts):  # by another shard, while this one made what was made already
-        remove_parts(Places(job), parts)
-        missing = 0
-    manifests = {} if missing else finished(job, parts)
+    elif read_finished_manifests(job, parts):  # by another shard, after this one had made its parts
+        remove_parts(JobUris(job), parts)
+        num_missing = 0
+    manifests = {} if num_missing else read_finished_manifests(job, parts)
     machines = machines_of(manifests) or count_machines(parts, records)
-    return Report(job, len(parts), made, missing, manifests, time.monotonic() - began, machines)
+    return Report(job, len(parts), num_made, num_missing, manifests, time.monotonic() - began, machines)
 
 
-def located(job: Job) -> Job:
-    """With whole paths for local ones: workers may stand elsewhere."""
+def with_absolute_paths(job: Job) -> Job:
+    """Return the job with absolute local paths: workers may have another working directory."""
 
-    def whole(uri: str) -> str:
+    def absolute(uri: str) -> str:
         path = local_path(uri)
         return uri if path is None else os.path.abspath(path)
 
-    told = job.tokenizer
-    tokenizer = replace(told, uri=whole(told.uri), merges=told.merges and whole(told.merges))
-    return replace(job, inputs=tuple(map(whole, job.inputs)), output=whole(job.output), tokenizer=tokenizer)
+    spec = job.tokenizer
+    tokenizer = replace(spec, uri=absolute(spec.uri), merges=spec.merges and absolute(spec.merges))
+    return replace(job, inputs=tuple(map(absolute, job.inputs)), output=absolute(job.output), tokenizer=tokenizer)
 
 
-def inputs_of(job: Job) -> list[Input]:
-    """What it reads, without what it writes itself into the same folder."""
-    exclude = Places(job).is_output
+def find_job_inputs(job: Job) -> list[Input]:
+    """Return the inputs of a job, without its own outputs in the same folder."""
+    exclude = JobUris(job).is_output
     return find_inputs(job.inputs, format=job.format, storage_options=job.source_options, exclude=exclude)
 
 
-def repeated(inputs: Sequence[Input]) -> dict[str, int]:
-    """URI -> how often it was named, of those named more than once: by a glob and by itself, say."""
-    return {uri: count for uri, count in Counter(each.uri for each in inputs).items() if count > 1}
+def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: PartWatcher) -> None:
+    """Report inputs that are named more than once, and large ones that cannot be cut."""
+    for uri, count in Counter(each.uri for each in inputs).items():
+        if count > 1:
+            watch.say(f"{redacted(uri)}: named {count} times; its documents will be stored {count} times")
+    if slices := find_oversized_slices(parts):
+        largest = max(slices, key=lambda each: each.num_bytes)
+        watch.say(
+            f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of "
+            f"{len(slices)} such inputs: one worker reads each; docs/text.md lists the formats that can be cut"
+        )
 
 
-def is_far(job: Job, parts: Sequence[Part]) -> bool:
-    """Whether anything of it lies in a store."""
-    uris = [job.output, *(piece.uri for part in parts for piece in part.slices)]
-    return any(local_path(uri) is None for uri in uris)
-
-
-def unique(parts: Sequence[Part]) -> list[Part]:
-    """Each once: an input that is named twice is made once, and stored twice."""
+def unique_parts(parts: Sequence[Part]) -> list[Part]:
+    """Return each part once: an input that is named twice is made once, and stored twice."""
     return list({part.name: part for part in parts}.values())
 
 
-def borrowed(executor: Executor, workers: int | None) -> Engine:
-    """Somebody's executor; when it breaks, it is for them to mend."""
-    return Engine(lambda: executor, lambda _: workers or available_cores(), owned=False)
-
-
-def finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """key -> manifest, if this very job was finished; else nothing."""
-    found = {key: read_manifest(prefix + MANIFEST, job.target_options) for key, prefix in job.datasets.items()}
-    told = {key: manifest for key, manifest in found.items() if manifest is not None and is_of(manifest, job, parts)}
-    there = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
-    return told if there and len(told) == len(found) else {}
+def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """Return the manifest of each key if this very job is finished; else nothing."""
+    manifests = {key: read_manifest(prefix + MANIFEST, job.target_options) for key, prefix in job.datasets.items()}
+    found = {key: each for key, each in manifests.items() if each is not None and belongs_to(each, job, parts)}
+    exist = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
+    return found if exist and len(found) == len(manifests) else {}
 
 
 def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
-    """Name -> what it has done; nothing in manifests of before it was told."""
+    """Return the counts of each machine in the manifests; manifests of older versions have none."""
     manifest = next(iter(manifests.values()), {})
     return {name: Machine(**each) for name, each in manifest.get("machines", {}).items()}
 
 
-def is_of(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
-    """Whether it is of this plan, and has no rows that `on_error` would have treated otherwise."""
+def belongs_to(manifest: dict[str, Any], job: Job, parts: Sequence[Part]) -> bool:
+    """Return whether a manifest is of this plan, without rows that this `on_error` would have treated differently."""
     dropped = manifest.get("counts", {}).get("dropped", {})
-    same = manifest.get("job", {}).get("on_error") == job.on_error or not problems_of(dropped)
-    return same and manifest.get("plan") == plan_digest(job, parts)
+    same_policy = manifest.get("job", {}).get("on_error") == job.on_error
+    return (same_policy or not count_problems(dropped)) and manifest.get("plan") == plan_digest(job, parts)
 
 
-def finish_once(job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: Watcher) -> None:
-    """Finish; if somebody else did meanwhile, his work is ours."""
+def finish_once(
+    job: Job, parts: Sequence[Part], records: dict[str, Record], overwrite: bool, watch: PartWatcher
+) -> None:
+    """Finish the job, unless another process does so first."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             finish(job, parts, records, overwrite=overwrite, watch=watch)
             return
-        except BinidxError as error:  # its parts may be gone, its dataset stand: what is told then depends on the store
-            if finished(job, parts):
-                remove_parts(Places(job), parts)
+        except BinidxError as error:  # the other process may have removed the parts, or published the dataset
+            if read_finished_manifests(job, parts):
+                remove_parts(JobUris(job), parts)
                 return
-            # A twin of who made a part may put the same bytes there once more, while they are read.
+            # A second worker of a part may write the same bytes again, while they are read.
             if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:
                 raise
             time.sleep(pause(attempt))
 
 
 def read_records(job: Job, parts: Sequence[Part]) -> dict[str, Record]:
-    """Of the parts that are done, by name."""
-    places = Places(job)
+    """Return the records of the finished parts, by name."""
+    uris = JobUris(job)
     with READS.executor(IN_FLIGHT) as threads:
-        found = threads.map(lambda part: read_record(places, part), unique(parts))
+        found = threads.map(lambda part: read_record(uris, part), unique_parts(parts))
         return {record.name: record for record in found if record is not None}
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What is there.
+    """Status of a job.
 
     Attributes:
-        finished: the datasets stand.
-        total_bytes: stored bytes of all text; `done_bytes` of the parts that are done.
+        finished: True if the datasets are complete.
+        total_bytes, done_bytes: stored bytes of all text, and of the finished parts.
         bytes_per_second: of the last parts, all machines together.
-        last_part_seconds: since the last part was done, by the clock of its machine.
-        machines: name -> what it has done.
+        last_part_seconds: since the last part was finished, by the clock of its machine.
+        machines: name of each machine -> its counts.
     """
 
     output: str
@@ -258,40 +283,43 @@ class JobStatus:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last parts; None: nothing is known of it."""
+        """Time left at the speed of the last parts; None if it is unknown."""
         if self.finished or not self.bytes_per_second:
             return None
         return (self.total_bytes - self.done_bytes) / self.bytes_per_second
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
+        """Return the status as JSON values."""
         return {**asdict(self), "seconds_left": self.seconds_left}
 
 
 def job_status(job: Job) -> JobStatus:
-    """Look at a job that runs, or ran.
+    """Return the status of a running or stopped job.
 
     Raises:
-        ObjectExistsError: the parts that lie there are of another job.
+        ObjectExistsError: the existing parts belong to another job.
     """
-    job = located(job)
-    parts = plan_parts(job, inputs_of(job))
-    if manifests := finished(job, parts):
-        return _finished(job, parts, manifests)
-    _check_ours(job, parts)
-    records = read_records(job, parts)
-    # It may have ended in this moment: its records are gone then.
-    manifests = finished(job, parts)
-    return _finished(job, parts, manifests) if manifests else under_way(job, parts, records, time.time())
+    job = with_absolute_paths(job)
+    parts = plan_parts(job, find_job_inputs(job))
+    manifests = read_finished_manifests(job, parts)
+    records: dict[str, Record] = {}
+    if not manifests:
+        uri, content = JobUris(job).job_uri, format_job_file(job, parts)
+        existing = read_small(uri, job.target_options)
+        if existing is not None and existing != content:
+            differs = describe_job_difference(existing, content)
+            raise ObjectExistsError(f"{uri}: parts of another job, {differs}; give the options of that job")
+        records = read_records(job, parts)
+        manifests = read_finished_manifests(job, parts)  # it may have finished meanwhile and removed the records
+    if not manifests:
+        return unfinished_status(job, parts, records, time.time())
+    count, total = len(unique_parts(parts)), sum(part_sizes(parts).values())
+    return JobStatus(redacted(job.output), True, count, count, total, total, None, None, machines_of(manifests))
 
 
-def under_way(job: Job, parts: Sequence[Part], records: Mapping[str, Record], now: float) -> JobStatus:
-    """Of a job that is not finished.
-
-    Args:
-        now: seconds since 1970.
-    """
-    sizes = sizes_of(parts)
+def unfinished_status(job: Job, parts: Sequence[Part], records: Mapping[str, Record], now: float) -> JobStatus:
+    """Return the status of an unfinished job; `now` is in seconds since 1970."""
+    sizes = part_sizes(parts)
     last = max((each.ended for each in records.values()), default=0.0)
     return JobStatus(
         output=redacted(job.output),
@@ -300,20 +328,7 @@ def under_way(job: Job, parts: Sequence[Part], records: Mapping[str, Record], no
         parts_done=len(records),
         total_bytes=sum(sizes.values()),
         done_bytes=sum(sizes[name] for name in records),
-        bytes_per_second=pace(sizes, records.values()),
+        bytes_per_second=recent_speed(sizes, records.values()),
         last_part_seconds=max(0.0, now - last) if last else None,
         machines=count_machines(parts, records),
     )
-
-
-def _finished(job: Job, parts: Sequence[Part], manifests: Mapping[str, dict[str, Any]]) -> JobStatus:
-    count, total = len(unique(parts)), sum(sizes_of(parts).values())
-    return JobStatus(redacted(job.output), True, count, count, total, total, None, None, machines_of(manifests))
-
-
-def _check_ours(job: Job, parts: Sequence[Part]) -> None:
-    uri, told = Places(job).job_uri, mark_of(job, parts)
-    standing = read_small(uri, job.target_options)
-    if standing not in (None, told):
-        assert standing is not None
-        raise ObjectExistsError(f"{uri}: parts of another job, {job_difference(standing, told)}; give its command")

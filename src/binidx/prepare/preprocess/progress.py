@@ -1,7 +1,4 @@
-"""What each machine did of a job, told by records: a worker that died takes nothing of it along.
-
-How far a job is, for a person who watches it. All of it is told by records of parts that are done.
-"""
+"""Progress of a job, computed from the records of its finished parts, so that a killed worker loses no counts."""
 
 from __future__ import annotations
 
@@ -15,32 +12,32 @@ from binidx.prepare.preprocess.job_plan import Part
 from binidx.prepare.preprocess.record import Record
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
-LAST = 100
-"""Parts whose pace is that of now: several rounds of the workers of a machine."""
+RECENT_PARTS = 100
+"""Number of last parts that determine the present speed: several rounds of the workers of a machine."""
 
 
 def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict[str, Machine]:
-    """Name -> what it has done, by name; "" for records of before they had one."""
-    sizes = sizes_of(parts)
+    """Return the counts of each machine by name; the name is "" for records of older versions."""
+    sizes = part_sizes(parts)
     hosts = sorted({each.host for each in records.values()})
-    return {host: _machine(sizes, [each for each in records.values() if each.host == host]) for host in hosts}
+    return {host: _count_machine(sizes, [each for each in records.values() if each.host == host]) for host in hosts}
 
 
-def sizes_of(parts: Iterable[Part]) -> dict[str, int]:
-    """Name of each part -> stored bytes of its text."""
+def part_sizes(parts: Iterable[Part]) -> dict[str, int]:
+    """Return the stored bytes of each part's text, by the part's name."""
     return {part.name: part.num_bytes for part in parts}
 
 
-def pace(sizes: Mapping[str, int], records: Iterable[Record]) -> float | None:
-    """Stored bytes a second of the last parts, of all machines; None: nothing is known of it."""
+def recent_speed(sizes: Mapping[str, int], records: Iterable[Record]) -> float | None:
+    """Return the stored bytes per second of the last parts on all machines; None if it is unknown."""
     timed = sorted((each for each in records if each.ended), key=lambda each: each.ended)
-    last, since = timed[-LAST:], timed[-LAST - 1].ended if len(timed) > LAST else 0.0
+    last, since = timed[-RECENT_PARTS:], timed[-RECENT_PARTS - 1].ended if len(timed) > RECENT_PARTS else 0.0
     busy = busy_seconds((max(each.ended - each.seconds, since), each.ended) for each in last)
     return sum(sizes[each.name] for each in last) / busy if busy else None
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Of the time that any of the spans covers: nights between two runs do not count."""
+    """Return the time that the spans cover together: the time between two runs does not count."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))
@@ -48,7 +45,7 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _machine(sizes: Mapping[str, int], records: Collection[Record]) -> Machine:
+def _count_machine(sizes: Mapping[str, int], records: Collection[Record]) -> Machine:
     timed = [each for each in records if each.ended]
     busy = busy_seconds((each.ended - each.seconds, each.ended) for each in timed)
     return Machine(
@@ -62,15 +59,15 @@ def _machine(sizes: Mapping[str, int], records: Collection[Record]) -> Machine:
 
 @dataclass(frozen=True)
 class Progress:
-    """Now.
+    """State of a running job.
 
     Attributes:
-        parts: that are wanted: all, or the share of a shard; the other counts are of them, but those of `all_`.
-        parts_kept: that an earlier run had made, of `parts_done`.
-        total_bytes: stored bytes of all text; `done_bytes` of the parts that are done, `kept_bytes` of them kept.
+        parts: parts of this run: all, or those of a shard. The other counts refer to them, but for `all_parts`.
+        parts_done, parts_kept: finished parts; those of them that an earlier run had made.
+        total_bytes: stored bytes of the text; `done_bytes` of finished parts, `kept_bytes` of an earlier run's.
         seconds: since this run began to make parts.
-        all_parts_done: of `all_parts`; a shard knows of the others what was done when it began.
-        machines: that made any of them.
+        all_parts, all_parts_done: of the whole job; a shard counts the parts of others as of its own start.
+        machines: number of machines that made any of the parts.
     """
 
     parts: int = 0
@@ -88,76 +85,67 @@ class Progress:
 
     @property
     def bytes_per_second(self) -> float:
+        """Stored bytes of text per second of this run."""
         return (self.done_bytes - self.kept_bytes) / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
-        """At this pace; None: nothing is known of it yet."""
+        """Time left at this speed; None if it is unknown."""
         if self.done_bytes <= self.kept_bytes:
             return None
         return (self.total_bytes - self.done_bytes) / self.bytes_per_second
 
 
-class Watcher(ProgressWatcher, Protocol):
-    """Who looks on."""
+class PartWatcher(ProgressWatcher, Protocol):
+    """Receiver of a job's progress."""
 
     def show(self, progress: Progress) -> None:
-        """A part more is done, or none yet."""
+        """Called at the start, and after each part."""
 
 
-class Unwatched(SilentWatcher):
-    """Nobody does."""
+class SilentPartWatcher(SilentWatcher):
+    """Watcher that does nothing."""
 
-    def show(self, progress: Progress) -> None:
-        pass
+    def show(self, progress: Progress) -> None: ...
 
 
-class Watched:
-    """Adds up what is done, and shows it.
+class ProgressCounter:
+    """Sum of the finished parts, shown to a watcher after each part.
 
     Args:
-        records: of the parts that were done before.
-        share: the parts that are wanted.
+        records: of the parts that were finished before.
+        share: parts of this run.
     """
 
     def __init__(
-        self, watch: Watcher, parts: Iterable[Part], records: Mapping[str, Record], share: Iterable[Part]
+        self, watch: PartWatcher, parts: Iterable[Part], records: Mapping[str, Record], share: Iterable[Part]
     ) -> None:
-        self._watch, self._began = watch, time.monotonic()
-        self._sizes, self._hosts = sizes_of(share), {each.host for each in records.values()}
-        kept = self._sum([record for name, record in records.items() if name in self._sizes])
-        self._now = replace(
-            kept,
-            parts=len(self._sizes),
-            parts_kept=kept.parts_done,
-            total_bytes=sum(self._sizes.values()),
-            kept_bytes=kept.done_bytes,
-            all_parts=len(sizes_of(parts)),
-            all_parts_done=len(records),
-            machines=len(self._hosts - {""}),
-        )
+        self._watch, self._began, self._sizes = watch, time.monotonic(), part_sizes(share)
+        self._hosts = {each.host for each in records.values()}
+        total, num_parts = sum(self._sizes.values()), len(part_sizes(parts))
+        others = sum(name not in self._sizes for name in records)
+        self._now = Progress(parts=len(self._sizes), total_bytes=total, all_parts=num_parts, all_parts_done=others)
+        for name, record in records.items():
+            if name in self._sizes:
+                self._count(record)
+        self._now = replace(self._now, parts_kept=self._now.parts_done, kept_bytes=self._now.done_bytes, seconds=0.0)
         watch.show(self._now)
 
     def add(self, record: Record) -> None:
-        """A part more is done."""
-        one, now = self._sum([record]), self._now
+        """Count a part and show the progress."""
+        self._count(record)
+        self._watch.show(self._now)
+
+    def _count(self, record: Record) -> None:
+        now = self._now
         self._hosts.add(record.host)
         self._now = replace(
             now,
             parts_done=now.parts_done + 1,
-            done_bytes=now.done_bytes + one.done_bytes,
-            num_documents=now.num_documents + one.num_documents,
-            num_tokens=now.num_tokens + one.num_tokens,
+            done_bytes=now.done_bytes + self._sizes[record.name],
+            num_documents=now.num_documents + record.counts.num_documents,
+            num_tokens=now.num_tokens + record.num_tokens,
             seconds=time.monotonic() - self._began,
             all_parts_done=now.all_parts_done + 1,
             machines=len(self._hosts - {""}),
-        )
-        self._watch.show(self._now)
-
-    def _sum(self, records: Collection[Record]) -> Progress:
-        return Progress(
-            parts_done=len(records),
-            done_bytes=sum(self._sizes[each.name] for each in records),
-            num_documents=sum(each.counts.num_documents for each in records),
-            num_tokens=sum(each.num_tokens for each in records),
         )

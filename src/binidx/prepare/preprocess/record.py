@@ -1,11 +1,11 @@
-"""What became of a part, as a small object in the store: the proof that it is done, and the only source of all counts.
+"""Record of a part, a small object in the store: the proof that the part is finished, and the only source of counts.
 
     {"binidx_part": 2, "name": ..., "engine": ..., "compared": ..., "seconds": ...,
      "host": ..., "ended": ..., "slices": [Counts, ...], "extents": [Extent, ...], "datasets": {key: Tokens},
      "quarantined": rows}
 
-Counters that run along with the work lose what a killed worker had counted, and count twice what was done twice. A
-record is there once, whole, after all that it tells of.
+Counters that run during the work would lose the counts of a killed worker, and count repeated work twice. A record
+appears once, whole, after all objects that it describes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from binidx.prepare.text.slices import Extent
 
 VERSION = 2
 SPECIAL = "special token"
-"""A problem besides those that `text` has."""
+"""Kind of problem besides those of `prepare.text`."""
 
 
-def problems_of(dropped: Mapping[str, int]) -> int:
-    """Of dropped rows those that are no documents."""
+def count_problems(dropped: Mapping[str, int]) -> int:
+    """Return the number of dropped rows that are not documents."""
     return sum(count for reason, count in dropped.items() if reason in KINDS or reason == SPECIAL)
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """What a part has of one key.
+    """Counts of a part's dataset of one key.
 
     Attributes:
-        num_tokens: with EOD.
-        digest: xxh3_64 of the plain tokens as they are stored, hex.
+        num_tokens: EOD included.
+        digest: xxh3_64 of the tokens before compression, hex.
     """
 
     num_sequences: int
@@ -45,19 +45,19 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Record:
-    """A part that is done.
+    """Record of a finished part.
 
     Attributes:
-        engine: that tokenised it.
-        compared: texts that the reference tokenised too, to the same ids.
+        engine: name of the tokenizer's engine.
+        compared: texts that were compared with the reference.
         slices: counts of each slice, in their order.
-        extents: what each of them has read of its input.
-        datasets: key -> what there is of it.
-        quarantined: rows written to its quarantine.
-        seconds: it took, and of them of a core.
-        on_error: what became of rows that are no documents.
-        host: name of the machine; "" in records of before it was told.
-        ended: when it was done, seconds since 1970 by the clock of that machine; 0: not told.
+        extents: part of its input that each slice has read.
+        datasets: key -> counts of its dataset.
+        quarantined: rows in the quarantine.
+        seconds, cpu_seconds: elapsed time, and time of a core.
+        on_error: policy for rows that are not documents.
+        host: name of the machine; "" in records of older versions.
+        ended: end time, seconds since 1970 by the machine's clock; 0 in records of older versions.
     """
 
     name: str
@@ -73,29 +73,30 @@ class Record:
     host: str = ""
     ended: float = 0.0
 
-    def holds_for(self, on_error: str) -> bool:
-        """Whether a job with another policy would have made the same."""
-        return on_error == self.on_error or not problems_of(self.counts.dropped)
+    def valid_for(self, on_error: str) -> bool:
+        """Return whether a job with this policy would have made the same part."""
+        return on_error == self.on_error or not count_problems(self.counts.dropped)
 
     @property
     def counts(self) -> RowCounts:
-        """Of the whole part."""
+        """Counts of the whole part."""
         return sum(self.slices, RowCounts())
 
     @property
     def num_tokens(self) -> int:
-        """Of all keys."""
+        """Number of tokens of all keys."""
         return sum(each.num_tokens for each in self.datasets.values())
 
     def to_bytes(self) -> bytes:
+        """Return the record as JSON."""
         return json.dumps({**RECORD_FILE.tags, **asdict(self)}).encode()
 
     @classmethod
-    def of_bytes(cls, data: bytes, uri: str) -> Record:
-        """What `to_bytes` gave.
+    def from_bytes(cls, data: bytes, uri: str) -> Record:
+        """Return the record that `to_bytes` wrote.
 
         Raises:
-            FormatError: it did not.
+            FormatError: not such a record.
         """
         return RECORD_FILE.decode(data, uri)
 

@@ -1,15 +1,15 @@
-"""A stratified sample of units, and what follows from it for all of them. No I/O happens here.
+"""Stratified sample of units, and the estimate of a total from it. No I/O happens here.
 
     units      |--|--|----|--|--|--|----|--|-|-|-|--|    pieces of a corpus in its order, of known stored bytes x
     strata     |   0    |    1    |    2    |    3   |    equal bytes of neighbours: each file gets its share
-    sample        ^  ^     ^   ^     ^ ^      ^   ^      two of each stratum, by chance
+    sample        ^  ^     ^   ^     ^ ^      ^   ^      two of each stratum, at random
 
-What is estimated is the ratio R of tokens to stored bytes over the whole sample (the combined ratio estimator): stored
-bytes are known of every unit, and say most of what there is to say about its tokens. So files of other languages cost
-little accuracy, and a head is not taken for the whole.
+The estimated quantity is the ratio R of tokens to stored bytes over the whole sample (the combined ratio estimator):
+the stored bytes of every unit are known and predict its tokens well. So files in other languages cost little accuracy,
+and the beginning of a file does not stand for the rest.
 
-    total   R X            X: stored bytes of all
-    error   the spread of y - R x between the two of each stratum, and what was not looked at within a unit
+    total   R X            X: stored bytes of all units
+    error   the spread of y - R x between the two units of each stratum, and the unread part of a unit
 
 Source: Cochran, Sampling Techniques, 3rd ed., 6.11 (combined ratio estimate), 11.7 (two stages); the strata are ours.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 OF_EACH = 2
-"""Units of a stratum: the fewest that tell how much they differ, so there are as many strata as can be."""
+"""Sampled units of a stratum: the fewest that show a variance, so that there are as many strata as possible."""
 
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571)
 """Student's t at 97.5 % for 1 to 5 degrees of freedom."""
@@ -32,7 +32,7 @@ QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571)
 
 @dataclass(frozen=True)
 class Stratum:
-    """Neighbouring units, and those of them that were drawn."""
+    """Run of neighbouring units, and the sampled ones among them."""
 
     first: int
     num_units: int
@@ -40,14 +40,14 @@ class Stratum:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was found in a stratum.
+class StratumSample:
+    """Counts of a stratum's sampled units.
 
     Attributes:
-        num_units: that it has.
-        sizes: stored bytes of those that were drawn, shape (n,).
-        counts: what was counted in each.
-        variances: of these counts, where a unit was not counted whole; else 0.
+        num_units: number of units in the stratum.
+        sizes: stored bytes of each sampled unit, shape (n,).
+        counts: count in each sampled unit, shape (n,).
+        variances: variance of each count, shape (n,); 0 for a unit that was counted whole.
     """
 
     num_units: int
@@ -58,7 +58,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A total, and the interval that holds the true one in 95 of 100 samples."""
+    """Total, with the interval that contains the true total in 95 of 100 samples."""
 
     total: float
     low: float
@@ -66,16 +66,16 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Half of the interval, as a share of the total."""
+        """Half of the interval as a share of the total."""
         return (self.high - self.low) / 2 / self.total if self.total else 0.0
 
 
-def draw(sizes: NDArray[np.int64], count: int, seed: int) -> list[Stratum]:
-    """Some `count` units: two of each of count / 2 strata of about equal bytes, or all of a stratum that has fewer.
+def draw_strata(sizes: NDArray[np.int64], count: int, seed: int) -> list[Stratum]:
+    """Draw about `count` units: two of each of count / 2 strata of about equal bytes, or all of a smaller stratum.
 
     Args:
         sizes: bytes of each unit, shape (num_units,).
-        seed: of the choice.
+        seed: of the sample.
     """
     if not len(sizes):
         return []
@@ -94,8 +94,8 @@ def draw(sizes: NDArray[np.int64], count: int, seed: int) -> list[Stratum]:
     ]
 
 
-def estimate_total(seen: Sequence[Seen], total_bytes: int) -> Estimate:
-    """The count in all units, by its ratio to their `total_bytes`."""
+def estimate_total(seen: Sequence[StratumSample], total_bytes: int) -> Estimate:
+    """Return the total count of all units, by its ratio to their `total_bytes`."""
     weights = [each.num_units / len(each.sizes) for each in seen]
     size = sum(weight * each.sizes.sum() for weight, each in zip(weights, seen, strict=True))
     count = sum(weight * each.counts.sum() for weight, each in zip(weights, seen, strict=True))
@@ -103,21 +103,21 @@ def estimate_total(seen: Sequence[Seen], total_bytes: int) -> Estimate:
         return Estimate(0.0, 0.0, 0.0)
     ratio = count / size
     total = ratio * total_bytes
-    margin = student(sum(max(len(each.sizes) - 1, 0) for each in seen if len(each.sizes) < each.num_units)) * (
+    margin = student_quantile(sum(max(len(each.sizes) - 1, 0) for each in seen if len(each.sizes) < each.num_units)) * (
         math.sqrt(sum(_variance(each, ratio) for each in seen)) * total_bytes / size
     )
     return Estimate(total, max(total - margin, 0.0), total + margin)
 
 
-def _variance(each: Seen, ratio: float) -> float:
-    """Of what a stratum adds to the total."""
+def _variance(each: StratumSample, ratio: float) -> float:
+    """Return the variance of a stratum's contribution to the total."""
     drawn, most = len(each.sizes), each.num_units
     spread = np.var(each.counts - ratio * each.sizes, ddof=1) if drawn > 1 else 0.0
     return float(most**2 * (1 - drawn / most) * spread / drawn + most / drawn * each.variances.sum())
 
 
-def student(degrees: int) -> float:
-    """Student's t at 97.5 %; 1.96 for 0 degrees, where nothing varies but what is within units.
+def student_quantile(degrees: int) -> float:
+    """Return Student's t at 97.5 %; 1.96 for 0 degrees of freedom, if only the counts within units vary.
 
     Source: Cornish and Fisher's expansion, right to five thousandths beyond the table.
     """

@@ -58,8 +58,6 @@ KINDS = {
     "lone surrogate": "the string cannot be encoded in UTF-8",
     "too long": "the line is longer than the limit",
 }
-
-
 """Kind of a Problem -> its meaning."""
 
 

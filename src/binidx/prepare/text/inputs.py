@@ -77,17 +77,9 @@ def sort_matches(name: str, found: Sequence[str]) -> list[str]:
 
 
 IN_FLIGHT = 32
-
-
 Item = TypeVar("Item")
-
-
 Result = TypeVar("Result")
-
-
 NOT_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)
-
-
 """Suffixes of files that binidx writes, some of which end like an input format."""
 
 
@@ -174,7 +166,7 @@ def _input(uri: str, reader: RangeReader | None, format: str | None, options: Op
         if find_blocks is None:
             return Input(uri, format, file_identity(status))
     reader = reader or open_stored(uri, storage_options=options)
-    return Input(uri, format, reader.identity, find_blocks(reader) if find_blocks else ())  # type: ignore[attr-defined]
+    return Input(uri, format, reader.identity, find_blocks(reader) if find_blocks else ())
 
 
 def _stat(path: str) -> os.stat_result:

@@ -39,8 +39,6 @@ from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offset
 from binidx.prepare.text.slices import Extent, Slice
 
 NEWLINE = re.compile(rb"\n")
-
-
 Bytes = bytes | memoryview
 
 
@@ -122,23 +120,11 @@ def group_lines(pieces: Iterable[tuple[int, Bytes]], batch_bytes: int, max_line_
 
 
 BOM = b"\xef\xbb\xbf"
-
-
 BLANK = "blank line"
-
-
 WHITESPACE = b" \t\r\n"
-
-
 TEXTS = list[str | list[str]]
-
-
 DECODER = msgspec.json.Decoder(dict[str, Any])
-
-
 REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
 Parsed = tuple[list[dict[str, Any]], dict[int, "NotADocument"]]
 
 

@@ -36,19 +36,11 @@ from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import create_object, object_exists
 
 Options = Mapping[str, Any] | None
-
-
 WHOLE = 1 << 62
-
-
 """Bytes of a part: each input becomes one slice."""
 
-
 COMPRESSION_RATIO = 6
-
-
 """Assumed plain bytes per stored byte, if they are unknown: higher than that of most text."""
-
 
 NEWLINE = ord("\n")
 

@@ -34,7 +34,7 @@ from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
 from binidx.storage.stores.filesystem import local_path
-from binidx.storage.threads import Threads
+from binidx.storage.threads import READS
 
 try:
     import pyarrow as pa
@@ -49,7 +49,6 @@ PAGE_BYTES = 1 << 20
 """Bytes of a column that pyarrow reads at once; without the limit it would hold a whole column of a row group."""
 
 MOST_ROWS = 64 << 10
-THREADS = Threads("binidx-columns", lambda: AHEAD_BYTES // BLOCK_BYTES)
 
 
 class ReadAheadFile(ReadableFile):
@@ -97,7 +96,7 @@ class ReadAheadFile(ReadableFile):
         blocks = self._streams[stream]
         for each in range(number, min(number + self._ahead + 1, len(blocks))):
             if (stream, each) not in self._fetched:
-                self._fetched[stream, each] = THREADS.submit(lambda at=blocks[each]: self._reader.read([at])[0])  # type: ignore[misc]
+                self._fetched[stream, each] = READS.submit(lambda at=blocks[each]: self._reader.read([at])[0])  # type: ignore[misc]
         return self._fetched[stream, number].result()
 
     def close(self) -> None:
@@ -132,7 +131,7 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
     """
     piece, names = request.piece, [*request.keys, *request.fields]
     reader = open_stored(piece.uri, storage_options=request.options)
-    check_identity(piece, reader.identity)  # type: ignore[attr-defined]
+    check_identity(piece, reader.identity)
     groups = range(piece.first, piece.last or 0)
     metadata = _open_parquet(piece.uri, ReadableFile(reader)).metadata
     request.extent.end = metadata.num_rows

@@ -21,14 +21,9 @@ from binidx.prepare.text.stored_bytes import Options, ReadRequest, check_unmodif
 from binidx.storage.interfaces import RangeReader
 
 BATCH_BYTES = 1 << 20
-
-
 """Larger batches cost more: the kernel maps their buffers page by page each time."""
 
-
 MAX_LINE_BYTES = 256 << 20
-
-
 Batches = Iterator[tuple[list[Batch], list[Strings]]]
 Pieces = Iterable[bytes | memoryview]
 
@@ -169,7 +164,6 @@ class InputFormat:
 
 _LINES = (".jsonl", ".json", ".ndjson")
 
-
 FORMATS = {
     JSONL: InputFormat(_LINES),
     GZIP: InputFormat(
@@ -178,6 +172,4 @@ FORMATS = {
     ZSTD: InputFormat(tuple(f"{each}.zst" for each in _LINES), find_zstd_blocks, _decompress_frames),
     PARQUET: InputFormat((".parquet",), _parquet_blocks, None, _read_parquet),
 }
-
-
 """Name of an input format -> its row. A new format is a module with its functions and a row here."""

@@ -23,20 +23,10 @@ from binidx.storage.stores.head import found_of
 from binidx.storage.writing.copy import map_in_flight
 
 Options = Mapping[str, Any] | None
-
-
 LOCAL_BYTES = 1 << 20
-
-
 REQUEST_BYTES = 2 << 20
-
-
 IN_FLIGHT = 4
-
-
 LINE_BYTES = 64 << 10
-
-
 """Bytes past the end of a slice in its last request; the slice's last line mostly ends there."""
 
 
@@ -96,7 +86,7 @@ def file_identity(status: os.stat_result) -> dict[str, Any]:
 
 
 def _stream_file(piece: Slice, path: str) -> Generator[bytes]:
-    check_identity(piece, open_stored(path).identity)  # type: ignore[attr-defined]
+    check_identity(piece, open_stored(path).identity)
     with open(path, "rb", buffering=0) as file:
         file.seek(piece.stored)
         while data := file.read(LOCAL_BYTES):
@@ -107,7 +97,7 @@ def _stream_object(piece: Slice, options: Options) -> Generator[memoryview]:
     try:
         # Requests are pinned to the version in the plan, so no HEAD request is needed.
         reader = open_stored(piece.uri, storage_options=options, found=found_of(piece.identity))
-        check_identity(piece, reader.identity)  # type: ignore[attr-defined]
+        check_identity(piece, reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
         with closing(map_in_flight(lambda each: reader.read([each])[0], ranges, IN_FLIGHT)) as responses:

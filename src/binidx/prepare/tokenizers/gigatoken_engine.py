@@ -179,7 +179,7 @@ FIRST_LEAD = 0xDF
 LEADS = np.zeros(1 << 16, bool)
 
 
-"""Whether two bytes, as one big-endian number, begin the UTF-8 of a code point in RUNS."""
+"""Table over two bytes, as one big-endian number: True if they begin the UTF-8 of a code point in RUNS."""
 
 
 LEADS[[int.from_bytes(chr(each).encode()[:2], "big") for run in RUNS.tolist() for each in range(*run)]] = True
@@ -191,5 +191,5 @@ def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -
     positions = first + np.flatnonzero(texts[first : max(first, stop - 1)] >= FIRST_LEAD)
     positions = positions[LEADS[texts[positions].astype(np.int64) << 8 | texts[positions + 1]]]
     candidates = np.unique(np.searchsorted(offsets, positions, side="right") - 1)
-    found = [n for n in candidates.tolist() if NEW_CODE_POINT.search(*decode_texts(texts, offsets[n : n + 2]))]
+    found = [n for n in candidates.tolist() if NEW_CODE_POINT.search(decode_texts(texts, offsets[n : n + 2])[0])]
     return np.array(found, np.int64)
