@@ -1,4 +1,4 @@
-"""A map dataset that remembers what it was asked, and loaders of it that read ahead and that do not."""
+"""A map-style dataset that records its requests, and loaders of it with and without read-ahead."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from binidx.storage.requests.cancellation import current_scope
 
 
 class Numbers:
-    """A map dataset: sample i is i times 3. Remembers what it was asked; slow, failing or hanging where it is told."""
+    """A map dataset: sample i is i times 3. Records its requests; slow, failing or hanging on request."""
 
     def __init__(
         self, count: int, seconds: float = 0.0, bad: Sequence[int] = (), hangs_from: int | None = None
     ) -> None:
         self.count, self.seconds, self.bad, self.hangs_from = count, seconds, bad, hangs_from
-        self.asked: list[list[int]] = []
+        self.requested: list[list[int]] = []
 
     def __len__(self) -> int:
         return self.count
@@ -32,7 +32,7 @@ class Numbers:
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, idxs: Sequence[int]) -> list[torch.Tensor]:
-        self.asked.append([*idxs])
+        self.requested.append([*idxs])
         time.sleep(self.seconds)
         if self.hangs_from is not None and max(idxs) >= self.hangs_from:
             hang()

@@ -46,7 +46,7 @@ def test_an_error_in_a_group_is_raised_at_its_batch(monkeypatch: pytest.MonkeyPa
     batches = iter(loader(dataset, 32, m=2))
     needed = values(plain(Numbers(400), m=2))
     assert values(islice(batches, 50)) == needed[:50]
-    assert max(map(len, dataset.asked)) == 16
+    assert max(map(len, dataset.requested)) == 16
     with pytest.raises(ValueError, match="sample 101 is bad"):
         next(batches)
     assert values(batches) == needed[51:]
@@ -57,17 +57,17 @@ def test_groups_give_the_batches_one_by_one(monkeypatch: pytest.MonkeyPatch) -> 
     for m, num_ahead in ((1, 8), (2, 100), (30, 100), (4, 1), (4, 2)):
         dataset = Numbers(600)
         assert values(loader(dataset, num_ahead, m=m)) == values(plain(Numbers(600), m=m))
-        assert max(map(len, dataset.asked)) == max(m, min(num_ahead // 4 * m, 64 // m * m))
-        assert sorted(chain(*dataset.asked)) == [*range(600)]
+        assert max(map(len, dataset.requested)) == max(m, min(num_ahead // 4 * m, 64 // m * m))
+        assert sorted(chain(*dataset.requested)) == [*range(600)]
 
 
-def test_no_more_is_read_ahead_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_read_ahead_than_look_ahead_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     for num_ahead in (1, 2, 5, 16):
         dataset = Numbers(2000)
         for served, _ in enumerate(loader(dataset, num_ahead, m=2), 1):
             time.sleep(0.0002)
-            assert sum(map(len, dataset.asked)) <= 2 * (served + num_ahead)
+            assert sum(map(len, dataset.requested)) <= 2 * (served + num_ahead)
 
 
 def test_dropping_an_iteration_ends_what_is_in_flight() -> None:
@@ -144,7 +144,7 @@ def test_it_pickles_without_what_it_read_and_passes_attributes_on() -> None:
     assert values(DataLoader(again, batch_size=100)) == [[*range(3 * s, 3 * s + 300, 3)] for s in range(0, 400, 100)]
 
 
-def test_two_threads_that_ask_at_once_both_get_what_they_asked_for() -> None:
+def test_threads_that_request_batches_at_once_get_theirs() -> None:
     ahead = ReadAheadDataset(
         Numbers(4000, seconds=0.001), build_sampler("single", range(4000), 0, 4, 0, 1), num_batches=8
     )

@@ -122,7 +122,7 @@ def test_kinds_with_ways_of_their_own(prefixes: list[str], kind: Any, num_worker
     assert_same_batches(served(dataset, 8, 4, look_ahead=6, num_workers=num_workers), needed)
 
 
-def test_it_is_on_by_itself_where_samples_are_ours_and_bytes_are_remote(prefixes: list[str], tmp_path: Path) -> None:
+def test_read_ahead_is_the_default_for_pure_samples_of_remote_bytes(prefixes: list[str], tmp_path: Path) -> None:
     def looks_ahead(dataset: Any) -> bool:
         loader: Any = binidx.build_pretraining_data_loader(dataset, 0, 4)
         return bool(loader._reads_ahead)
@@ -166,7 +166,7 @@ def test_a_part_of_a_group_is_a_batch_that_stands_alone(prefixes: list[str]) -> 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_line_at_the_end_says_what_was_read(s3_prefixes: list[str], num_workers: int, caplog: Any) -> None:
+def test_the_report_at_the_end_counts_the_bytes_read(s3_prefixes: list[str], num_workers: int, caplog: Any) -> None:
     dataset = build(s3_prefixes)
     loader = binidx.build_pretraining_data_loader(dataset, 0, 8, num_workers=num_workers)
     assert loader is not None

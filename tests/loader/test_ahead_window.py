@@ -1,4 +1,4 @@
-"""How far is read ahead: as far as the trainer waits, within a budget, and not at all where it need not wait."""
+"""The read-ahead window: it grows with the trainer's waiting, within a budget."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_trainer_that_is_faster_than_the_link_does_not_open_the_window_for_not
     assert 32 <= ahead._queue._window.batches <= 128
 
 
-def test_whatever_is_asked_for_and_however_slow_it_is_the_batches_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_right_for_any_order_of_requests_and_any_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jumps, restarts and strangers, while looking ahead begins and ends all the time."""
     monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     rng = np.random.default_rng(3)
@@ -62,14 +62,14 @@ def test_whatever_is_asked_for_and_however_slow_it_is_the_batches_are_right(monk
         assert ahead._queue is not None
 
 
-def test_samples_are_weighed_each_tensor_once() -> None:
+def test_bytes_of_a_batch_count_each_tensor_once() -> None:
     shared = torch.zeros(1000, dtype=torch.int64)
     samples = [{"tokens": torch.zeros(10, dtype=torch.int64), "positions": shared, "id": 3} for _ in range(4)]
     assert batch_bytes(samples) == 4 * 80 + 8000
     assert batch_bytes("text") == 0
 
 
-def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_loader_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 MiB of a budget for samples of 64 KiB each, in batches of 4: 8 batches at most wait to be asked for."""
     monkeypatch.setattr(ahead_module, "is_pure", lambda dataset: True)
     monkeypatch.setattr(ahead_module, "BUDGET_BYTES", 2 << 20)
@@ -84,7 +84,7 @@ def test_a_budget_is_held_by_a_loader_that_never_rests(monkeypatch: pytest.Monke
     opened = []
     for served, start in enumerate(range(0, 600, 4), 1):
         assert ahead.__getitems__([*range(start, start + 4)])[3][0] == (start + 3) % 256
-        opened.append(sum(map(len, dataset.asked)) - 4 * served)
+        opened.append(sum(map(len, dataset.requested)) - 4 * served)
     assert max(opened) <= 4 * 8
     assert ahead._queue is not None
     assert ahead._queue._window.batches == 8

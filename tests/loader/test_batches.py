@@ -55,7 +55,7 @@ def test_writing_to_a_batch_changes_nothing_else(prefixes: list[str]) -> None:
     assert_same_sample(collate(dataset.__getitems__(range(4))), before)
 
 
-def test_a_kind_with_its_own_spans_or_assembly_is_asked_for_them(prefixes: list[str]) -> None:
+def test_spans_and_assembly_of_a_subclass_are_used(prefixes: list[str]) -> None:
     class Reversed(binidx.GPTDataset):
         def assemble(self, idx: Any, sequences: Any) -> Any:
             return super().assemble(idx, [sequence[::-1] for sequence in sequences])

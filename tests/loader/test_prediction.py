@@ -1,4 +1,4 @@
-"""What a copy of the sampler foretells is what each worker is asked for."""
+"""The predicted batches are those that each worker serves."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def sampler(
     return build_sampler(kind, range(total), consumed, m, rank, size, sharding)
 
 
-def foretold(prediction: Prediction) -> list[list[int]]:
+def predicted_batches(prediction: Prediction) -> list[list[int]]:
     return [*iter(prediction.next, None)]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
-def test_each_worker_is_told_its_own_batches(num_workers: int) -> None:
+def test_the_prediction_of_each_worker_is_its_own_batches(num_workers: int) -> None:
     rng = np.random.default_rng(num_workers)
     for kind, sharding in product(["single", "cyclic"], [True, False]):
         for _ in range(20):
@@ -35,7 +35,7 @@ def test_each_worker_is_told_its_own_batches(num_workers: int) -> None:
             predictions = [Prediction(drawn, worker, num_workers) for worker in range(num_workers)]
             batches = [*drawn]
             for worker, prediction in enumerate(predictions):
-                assert foretold(prediction) == batches[worker::num_workers]
+                assert predicted_batches(prediction) == batches[worker::num_workers]
 
 
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
@@ -49,7 +49,7 @@ def test_the_next_iterations_are_found_and_followed(kind: str, num_workers: int)
         if prediction.next() is None:
             assert prediction.find(mine[0])
             assert prediction.next() == mine[0]
-        assert foretold(prediction) == mine[1:]
+        assert predicted_batches(prediction) == mine[1:]
         for batch in mine:
             prediction.mark_served(batch)
 
@@ -69,7 +69,7 @@ def test_a_loader_that_was_left_early_is_found_again(kind: str, num_workers: int
         assert [batch for batch in told if batch in mine[1:]] == mine[1:]
 
 
-def test_what_was_skipped_is_forgotten() -> None:
+def test_skipped_batches_are_forgotten() -> None:
     prediction = Prediction(sampler("single", 1000, 0, 1))
     for _ in range(10):
         prediction.next()
@@ -79,7 +79,7 @@ def test_what_was_skipped_is_forgotten() -> None:
     assert prediction.next() == [10]
 
 
-def test_what_is_not_near_is_not_found() -> None:
+def test_distant_batches_are_not_found() -> None:
     prediction = Prediction(sampler("single", 1000, 0, 1))
     assert not prediction.find([999])
     assert not prediction.find([3, 4])
@@ -87,7 +87,7 @@ def test_what_is_not_near_is_not_found() -> None:
     assert prediction.next() == [3]
 
 
-def test_a_sampler_that_fails_foretells_nothing() -> None:
+def test_a_failing_sampler_predicts_nothing() -> None:
     drawn = sampler("cyclic", 20, 5, 2)
     with pytest.raises(ConfigError):
         next(iter(drawn))
@@ -96,5 +96,5 @@ def test_a_sampler_that_fails_foretells_nothing() -> None:
 
 def test_the_sampler_itself_is_not_moved() -> None:
     drawn = sampler("cyclic", 20, 4, 2)
-    foretold(Prediction(drawn))
+    predicted_batches(Prediction(drawn))
     assert drawn.consumed_samples == 4

@@ -22,21 +22,21 @@ def test_batches_and_their_order_are_the_same(num_ahead: int) -> None:
     assert values(loader(OneByOne(), num_ahead)) == values(plain(OneByOne()))
 
 
-def test_each_sample_is_read_once_and_before_it_is_asked_for() -> None:
+def test_each_sample_is_read_once_and_before_it_is_requested() -> None:
     dataset = Numbers(100)
     batches = iter(loader(dataset, 5))
     next(batches)
-    wait_for(lambda: len(dataset.asked) == 6)
-    assert sorted(chain(*dataset.asked)) == [*range(24)]
+    wait_for(lambda: len(dataset.requested) == 6)
+    assert sorted(chain(*dataset.requested)) == [*range(24)]
     values(batches)
-    assert sorted(chain(*dataset.asked)) == [*range(100)]
+    assert sorted(chain(*dataset.requested)) == [*range(100)]
 
 
 @pytest.mark.parametrize("consumed", [0, 4, 96])
 def test_a_resumed_loader_reads_ahead_from_there(consumed: int) -> None:
     dataset = Numbers(100)
     assert values(loader(dataset, consumed=consumed)) == values(plain(Numbers(100), consumed=consumed))
-    assert sorted(chain(*dataset.asked)) == [*range(consumed, 100)]
+    assert sorted(chain(*dataset.requested)) == [*range(consumed, 100)]
 
 
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
@@ -54,7 +54,7 @@ def test_iterations_at_the_same_time_do_not_disturb_each_other() -> None:
     next(first)
     together = [(one.tolist(), other.tolist()) for one, other in zip(first, second, strict=False)]
     assert together == [*zip(needed[1:], needed, strict=False)]
-    wait_for(lambda: len(dataset.asked) == 50)  # the last one by a thread
+    wait_for(lambda: len(dataset.requested) == 50)  # the last one by a thread
 
 
 @pytest.mark.parametrize("kind", ["single", "cyclic"])
@@ -71,7 +71,9 @@ def test_workers_give_the_same_batches(kind: str, context: str, persistent: bool
 def test_persistent_workers_find_their_place_after_a_loader_was_left_early(num_workers: int) -> None:
     """What they were given is exact by itself; that they look ahead again is seen by who was asked for what."""
     for kind in ("single", "cyclic"):
-        ours = loader(Told(400), kind=kind, num_workers=num_workers, persistent_workers=True, prefetch_factor=2)
+        ours = loader(
+            ThreadRecorder(400), kind=kind, num_workers=num_workers, persistent_workers=True, prefetch_factor=2
+        )
         for count in (5, 3, 100):
             batches = [*islice(ours, count)]
             for batch in batches:
@@ -80,7 +82,7 @@ def test_persistent_workers_find_their_place_after_a_loader_was_left_early(num_w
         assert sum(bool(batch[0, 2]) for batch in late) >= len(late) - 2 * num_workers
 
 
-class Told(OneByOne):
+class ThreadRecorder(OneByOne):
     """Samples of (value, number, whether a thread asked for it)."""
 
     def __init__(self, count: int) -> None:
@@ -103,16 +105,16 @@ def test_under_another_sampler_every_batch_is_right() -> None:
     assert len(ahead) == 1000
 
 
-def test_looking_ahead_goes_on_after_a_surprise() -> None:
+def test_read_ahead_continues_after_an_unexpected_batch() -> None:
     dataset = Numbers(1000)
     ahead = ReadAheadDataset(dataset, build_sampler("single", range(1000), 0, 4, 0, 1), num_batches=4)
     for start in (0, 4, 8, 40, 44, 48, 52):
         ahead.__getitems__([*range(start, start + 4)])
-    wait_for(lambda: [68, 69, 70, 71] in dataset.asked)
-    assert sum(batch == [44, 45, 46, 47] for batch in dataset.asked) == 1
+    wait_for(lambda: [68, 69, 70, 71] in dataset.requested)
+    assert sum(batch == [44, 45, 46, 47] for batch in dataset.requested) == 1
 
 
-def test_what_is_local_is_not_read_ahead_unless_asked() -> None:
+def test_local_data_is_not_read_ahead_by_default() -> None:
     assert build_pretraining_data_loader(OneByOne(), 0, 4)._reads_ahead is False
     assert build_pretraining_data_loader(OneByOne(), 0, 4, look_ahead=3)._reads_ahead is True
     with pytest.raises(ConfigError, match="look_ahead: found -1"):

@@ -80,7 +80,7 @@ def test_megatrons_ranks_drift_apart_and_ours_do_not() -> None:
 
 
 @pytest.mark.parametrize(("m", "size"), TOPOLOGIES)
-def test_a_step_asked_for_by_its_number_is_the_one_that_is_served(m: int, size: int) -> None:
+def test_a_step_by_its_number_is_the_one_that_is_served(m: int, size: int) -> None:
     for rank, total in product(range(size), [15, 30, 47]):
         sequential = MegatronPretrainingSampler(total, 0, m, rank, size)
         assert [sequential.batch(step) for step in range(total // (m * size))] == list(sequential)

@@ -79,7 +79,7 @@ def test_a_state_is_good_for_any_number_of_ranks() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loader_told_its_consumed_samples_begins_there(kind: str) -> None:
+def test_a_loader_begins_at_the_consumed_samples_it_is_given(kind: str) -> None:
     unbroken, moved = values(loader(Numbers(60), 8, kind=kind)), loader(Numbers(60), 8, kind=kind)
     for step in (5, 2, 14, 0):
         moved.consumed_samples = 4 * step

@@ -43,14 +43,6 @@ class ConfiguredDataset(Protocol):
 
 
 @runtime_checkable
-class OrderedDataset(Protocol):
-    """A dataset that identifies its samples and their order."""
-
-    order_identity: Any
-    """All that the samples and their order depend on, in JSON values; independent of the data's location."""
-
-
-@runtime_checkable
 class StoredTokens(Protocol):
     """A low-level dataset whose tokens are bytes of an object."""
 
@@ -96,8 +88,8 @@ def is_full_validation(dataset: Any) -> bool:
 
 
 def identify_order(dataset: Any) -> Any:
-    """Return all that the samples of a dataset depend on; its class name and length if it has no `order_identity`."""
-    if isinstance(dataset, OrderedDataset):
+    """Return all that the samples and their order depend on; class name and length of a user's own dataset."""
+    if isinstance(dataset, BlendedDataset | MegatronDataset):
         return dataset.order_identity
     return [recorded_name(type(dataset)), len(dataset)]
 

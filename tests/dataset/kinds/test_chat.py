@@ -47,7 +47,7 @@ def test_a_row_is_of_the_first_schema_that_fits(row: Any, needed: Any) -> None:
         ({"text": 3}, "text: int, needs text"),
     ],
 )
-def test_rows_that_fit_none_say_what_they_are(row: Any, needed: str) -> None:
+def test_rows_that_fit_no_schema_are_errors_with_their_fields(row: Any, needed: str) -> None:
     with pytest.raises(FormatError, match=needed):
         parse_row(row)
 
@@ -61,6 +61,6 @@ def test_each_system_message_begins_a_conversation() -> None:
     assert split_conversations(turns("u:a", "s:1")) == [turns("u:a"), turns("s:1")]
 
 
-def test_what_templates_do_not_know_is_left_out() -> None:
+def test_fields_unknown_to_templates_are_left_out() -> None:
     assert add_system_message([{"role": "", "content": None, "name": "x"}]) == turns("s:", "u:")
     assert add_system_message([*turns("s:be brief")]) == turns("s:be brief")

@@ -46,7 +46,7 @@ def hugging_face(template: str | None, **tokens: str) -> Any:
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["turn by turn", "marked"])
-def test_what_the_assistant_says_is_learnt_with_the_end_of_its_turn(template: str) -> None:
+def test_answers_are_trained_on_with_the_end_of_their_turn(template: str) -> None:
     chat = ChatTokenizer(hugging_face(template, eos_token="<eos>", pad_token="<pad>"))
     tokens, targets = chat.tokenize_conversation(CHAT, return_target=True, add_generation_prompt=False)
     text = chat.tokenizer.decode(tokens).replace(" ", "")

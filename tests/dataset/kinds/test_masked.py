@@ -130,7 +130,7 @@ def test_the_draw_of_an_ngram_is_numpys_choice() -> None:
             ]
 
 
-def test_no_more_tokens_are_hidden_than_asked_and_about_as_many(prefix: str) -> None:
+def test_about_as_many_tokens_are_masked_as_requested_and_no_more(prefix: str) -> None:
     for probability in (0.05, 0.15, 0.5):
         dataset = build(BERT, [prefix], masking_probability=probability, short_sequence_probability=0.0)[0]
         hidden = [int(dataset[idx]["loss_mask"].sum()) for idx in range(100)]
@@ -155,7 +155,7 @@ def test_a_token_that_the_tokenizer_does_not_know_is_an_error(prefix: str) -> No
             vocabulary.kinds(np.array([5, token]))
 
 
-def test_a_subclass_says_what_stands_in_the_place_of_a_hidden_token(prefix: str) -> None:
+def test_a_subclass_chooses_the_replacement_of_a_masked_token(prefix: str) -> None:
     class Zeroed(binidx.BERTMaskedWordPieceDataset):
         def _get_token_mask(self, numpy_random_state: np.random.RandomState) -> int | None:
             return 2
@@ -223,14 +223,14 @@ def test_splits_divide_documents_and_no_sample_crosses_two(kind: Any, prefix: st
         assert document.max() < end
 
 
-def test_one_epoch_is_enough_where_no_number_is_asked_though_megatron_cannot(prefix: str, tmp_path: Path) -> None:
+def test_without_a_number_of_samples_there_is_one_epoch_unlike_megatron(prefix: str, tmp_path: Path) -> None:
     dataset = build(BERT, [prefix], (None, None, None))[0]
     assert len(np.unique(dataset.sample_index[:, 0])) == len(dataset)
     with process_group(tmp_path), pytest.raises(TypeError):
         megatrons(BERT, prefix, binidx.Split.train, None, str(tmp_path / "cache"), **OPTIONS, **OWN[BERT])  # type: ignore[arg-type]
 
 
-def test_samples_asked_of_a_split_without_documents_are_an_error_that_names_it(prefix: str) -> None:
+def test_samples_of_a_split_without_documents_are_an_error_that_names_it(prefix: str) -> None:
     with pytest.raises(IndexBuildError, match=r"en, test split: found 0 samples in 0 documents, need 20"):
         build(BERT, [prefix], split="999,0,1")
     assert len(build(BERT, [prefix], (10, 0, 0), split="999,0,1")[2]) == 0

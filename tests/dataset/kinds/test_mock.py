@@ -74,7 +74,7 @@ def test_batches_of_made_up_samples_are_stacked_and_pickle() -> None:
     assert train.read_tokens([3]).shape == (1, 65)
 
 
-def test_a_run_that_forgot_its_data_is_told_so() -> None:
+def test_a_config_without_data_is_an_error_for_other_kinds() -> None:
     config = binidx.GPTDatasetConfig(**CONFIG)
     assert (config.mock, config.split) == (True, "1,1,1")
     builder = binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [1, 1, 1], lambda: True, config)

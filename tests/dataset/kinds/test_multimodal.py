@@ -194,7 +194,7 @@ def test_samples_count_from_the_end_too_and_there_are_no_others(prefix: str) -> 
             dataset[idx]
 
 
-def test_samples_asked_of_a_split_without_documents_are_an_error_that_names_it(prefix: str) -> None:
+def test_samples_of_a_split_without_documents_are_an_error_that_names_it(prefix: str) -> None:
     with pytest.raises(IndexBuildError, match=r"web, test split: no document has a sequence, 5 samples"):
         build([prefix], (5, 0, 5), split="999,0,1")
     assert len(build([prefix], (5, 0, 0), split="999,0,1")[2]) == 0

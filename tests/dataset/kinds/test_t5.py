@@ -73,7 +73,7 @@ def test_the_padding_sample_is_sample_0_without_loss(prefix: str) -> None:
     assert_same_masked(dataset[None], {**dataset[0], "loss_mask": np.zeros(128, np.int64)})
 
 
-def test_a_sample_that_does_not_fit_says_what_would(prefix: str) -> None:
+def test_a_sample_that_does_not_fit_is_an_error_with_the_length_needed(prefix: str) -> None:
     with pytest.raises(ConfigError, match=r"sequence_length_decoder: found 3, a sample needs \d+"):
         [*build(T5, [prefix], sequence_length_decoder=3)[0]]
     few = WordPieces(additional_special_tokens_ids=SENTINELS[:1])

@@ -83,7 +83,7 @@ def test_batches_of_a_blend_in_a_store_are_one_row_of_all_documents(s3: Bucket, 
         assert batch["dataset_id"].shape == (4,)
 
 
-def test_documents_that_are_not_told_apart_are_refused(tmp_path: Path) -> None:
+def test_samples_without_bounds_of_documents_are_refused(tmp_path: Path) -> None:
     prefix = write_with_megatron(tmp_path / "en", np.full(9, 9, np.int32), np.random.default_rng(0))
     with pytest.raises(ConfigError, match="inter_document_masking: found False, samples of documents need True"):
         build(VarlenGPTDataset, [prefix], inter_document_masking=False)
