@@ -27,8 +27,6 @@ from binidx.storage.open import open_object, read_document, read_whole
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import join_uri
 
-OPENED_AT_ONCE = 16
-
 
 @dataclass(frozen=True)
 class Baked:
@@ -123,8 +121,7 @@ class BakedDataset:
         uri = join_uri(directory, "baked.json")
         self.baked = read_baked(uri, config.storage_options)
         self._check_config(uri)
-        with OPENS.executor(OPENED_AT_ONCE) as threads:
-            self.parts = list(threads.map(self._open, self.baked.parts()))
+        self.parts = OPENS.map(self._open, self.baked.parts())
         self.dataset_ids = self._dataset_ids() if self.baked.blended else None
 
     def __len__(self) -> int:
@@ -172,8 +169,7 @@ class BakedDataset:
 
     def _dataset_ids(self) -> NDArray[np.int16]:
         uris = [f"{part_prefix(self.directory, part)}-dataset_id.npy" for part in self.baked.parts()]
-        with OPENS.executor(OPENED_AT_ONCE) as threads:
-            found = list(threads.map(lambda uri: parse_npy(_read(uri, self.config.storage_options)), uris))
+        found = OPENS.map(lambda uri: parse_npy(_read(uri, self.config.storage_options)), uris)
         ids: NDArray[np.int16] = np.concatenate([np.empty(0, np.int16), *found])
         if len(ids) != self.baked.stop - self.baked.first:
             raise FormatError(f"{self.directory}: {len(ids)} dataset ids, need one for each sample; bake it again")

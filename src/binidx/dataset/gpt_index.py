@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -252,38 +253,31 @@ class GPTIndices(MegatronDataset):
 
     def _build(self, writer: ArrayWriter) -> None:
         plan = self._plan
-        if self._is_small():
-            self._build_planned(writer, plan, 1)
-            return
-        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
-            self._build_planned(writer, plan, threads)
+        with self._threads(small=self._is_small()) as threads:
+            build_gpt_index(
+                writer,
+                self.dataset.sequence_lengths,
+                self.own_sequences,
+                plan,
+                RandomState(self.config.random_seed),
+                self.config.sequence_length,
+                add_extra_token=self.config.add_extra_token_to_sequence,
+                threads=threads,
+            )
 
-    def _build_planned(self, writer: ArrayWriter, plan: EpochPlan, threads: int) -> None:
-        build_gpt_index(
-            writer,
-            self.dataset.sequence_lengths,
-            self.own_sequences,
-            plan,
-            RandomState(self.config.random_seed),
-            self.config.sequence_length,
-            add_extra_token=self.config.add_extra_token_to_sequence,
-            threads=threads,
-        )
+    def _threads(self, *, small: bool) -> AbstractContextManager[int]:
+        """Return the number of threads for the block: 1 for a small split, else those of the build."""
+        return nullcontext(1) if small else self.build_context.threads(self.config.num_dataset_builder_threads)
 
     @property
     def _plan(self) -> EpochPlan:
         # No cached_property: before Python 3.12 it holds one lock for all datasets while one of them counts.
-        made = vars(self)
-        if "_plan" not in made:
-            made["_plan"] = self._plan_in_threads()
-        found: EpochPlan = made["_plan"]
-        return found
-
-    def _plan_in_threads(self) -> EpochPlan:
-        if len(self.own_sequences) <= SMALL:
-            return self._plan_epochs(1)
-        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
-            return self._plan_epochs(threads)
+        attributes = vars(self)
+        if "_plan" not in attributes:
+            with self._threads(small=len(self.own_sequences) <= SMALL) as threads:
+                attributes["_plan"] = self._plan_epochs(threads)
+        plan: EpochPlan = attributes["_plan"]
+        return plan
 
     def _plan_epochs(self, threads: int) -> EpochPlan:
         tokens_per_epoch = count_tokens(self.dataset.sequence_lengths, self.own_sequences, threads=threads)

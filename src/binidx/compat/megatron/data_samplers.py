@@ -70,8 +70,8 @@ def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
     sharded = getattr(args, "data_sharding", True)
     if args.dataloader_type == "cyclic" and not sharded and len(dataset) % (micro * topology[1]):
         logger.warning(
-            "%d samples do not fill steps of %d: the rest is dropped on all ranks; some Megatron versions serve it on some "
-            "ranks, and their epochs differ",
+            "%d samples do not fill steps of %d: the rest is dropped on all ranks; some Megatron versions serve it on "
+            "some ranks, and their epochs differ",
             len(dataset),
             micro * topology[1],
         )
