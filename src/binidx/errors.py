@@ -1,32 +1,29 @@
-"""URIs as they may be written down or said: without the passwords and signatures that some carry.
-
-https://user:password@host/en.jsonl                       https://host/en.jsonl
-https://bucket.host/en.jsonl?X-Amz-Signature=...&part=2   https://bucket.host/en.jsonl?part=2
-
-Every error of ours goes through `redacted_text`, drivers' words in it too.
-
-Every error this library raises on purpose.
+"""The library's exceptions, and the removal of secrets from their messages.
 
     BinidxError
-    ├── ConfigError        ValueError         the options contradict each other or the data
-    ├── FormatError        ValueError         bytes that are not what their header or index says
-    ├── IndexBuildError    ValueError         an index that cannot be built from what was given
-    │   ├── BlendError     IndexError         a blend that needs more samples of a dataset than it has
-    │   └── PeerError                         another process of the run could not build; its traceback is in the text
-    ├── MismatchError      ValueError         a tokenizer engine gave other ids than its reference
-    ├── MissingDriverError ImportError        a URI whose filesystem package is not installed
-    ├── WorkerError        RuntimeError       a process that was to do the work died, again and again
+    ├── ConfigError        ValueError         options contradict each other or the data
+    ├── FormatError        ValueError         bytes contradict their header or index
+    ├── IndexBuildError    ValueError         an index cannot be built from the given data
+    │   ├── BlendError     IndexError         a blend needs more samples of a dataset than it has
+    │   └── PeerError                         another process of the run failed; its traceback is in the message
+    ├── MismatchError      ValueError         a tokenizer engine returned other ids than its reference
+    ├── MissingDriverError ImportError        the filesystem package of a URI is not installed
+    ├── WorkerError        RuntimeError       a worker process died repeatedly
     └── StorageError       OSError
         ├── ObjectNotFoundError FileNotFoundError
-        ├── ObjectExistsError   FileExistsError   a put-if-absent, or a target nobody said to replace
-        ├── ObjectChangedError                    not the object that was opened
-        ├── AccessError         PermissionError   who asks may not, or nobody knows who asks
-        ├── UnreachableError    ConnectionError   nobody answers where the store should be
-        ├── CancelledReadError                    the reader was told to stop: storage.cancel
-        └── ShortReadError      EOFError          fewer bytes than were asked
+        ├── ObjectExistsError   FileExistsError   a put-if-absent, or a target that may not be replaced
+        ├── ObjectChangedError                    the stored object is not the opened version
+        ├── AccessError         PermissionError   the store refuses the credentials, or there are none
+        ├── UnreachableError    ConnectionError   the store does not respond
+        ├── CancelledReadError                    the scope of the read was cancelled
+        └── ShortReadError      EOFError          fewer bytes than requested
 
-Messages read `subject: found, needed; the way out`. Each class is also the builtin it stands beside, so code that
-catches `ValueError` or `OSError` goes on working. No message holds a password or a signature: see `redacted`.
+Messages read `subject: problem (found, needed); the way out`. Each class also derives from the builtin beside it, so
+code that catches `ValueError` or `OSError` goes on working. Every message passes through `redacted_text`, the text of
+drivers included:
+
+    https://user:password@host/en.jsonl                       https://host/en.jsonl
+    https://bucket.host/en.jsonl?X-Amz-Signature=...&part=2   https://bucket.host/en.jsonl?part=2
 """
 
 from __future__ import annotations
@@ -38,11 +35,11 @@ SECRETS = re.compile(
     r"|(aws|oss)accesskeyid|googleaccessid|key-pair-id|sig|s[evprst]|sdd|sip|spr|srt|sk(oid|tid|t|e|s|v)",
     re.IGNORECASE,
 )
-"""Names in a query that sign it or grant access. Source: signed URLs of S3, GCS, OSS and CloudFront; Azure's SAS."""
+"""Query parameters that sign a request or grant access. Source: URLs of S3, GCS, OSS, CloudFront; Azure's SAS."""
 
 
 def redacted(uri: str) -> str:
-    """Equal for two URLs of the same object that were signed at different times; a path stays as it is."""
+    """Return a URI without user, password and signature: equal for URLs signed at different times."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return uri
@@ -52,56 +49,56 @@ def redacted(uri: str) -> str:
 
 
 def redacted_text(text: str) -> str:
-    """Words with URLs in them: from the first of HTTP on no query keeps what signs or grants."""
+    """Return a text without the secrets of its URLs: no query after the first HTTP URL keeps a signature."""
     text = USER.sub("", text)
     start = URL.search(text)
     if start is None:
         return text
-    # To the end of the text, not of the URL: where that has a space in its path nobody can tell its end.
+    # To the end of the text, not of the URL: a URL with a space in its path has no recognizable end.
     return text[: start.start()] + QUERY.sub(lambda found: _without_secrets(found[1]), text[start.start() :])
 
 
 USER = re.compile(r"""(?<=://)[^/\s'"]*@""")
 URL = re.compile(r"https?://", re.IGNORECASE)
 QUERY = re.compile(r"""\?([^#\s'"<>]+?)(?=[]):;,.?}]*(?:[#\s'"<>]|$))""")
-"""Up to the punctuation behind it."""
+"""A query, without the punctuation that follows it in a sentence."""
 
 
 def _without_secrets(query: str) -> str:
-    """With its question mark, if anything is left."""
-    told = [each for each in query.split("&") if each and not SECRETS.fullmatch(each.partition("=")[0])]
-    return f"?{'&'.join(told)}" if told else ""
+    """Return a query with its question mark; empty if it held only secrets."""
+    kept = [each for each in query.split("&") if each and not SECRETS.fullmatch(each.partition("=")[0])]
+    return f"?{'&'.join(kept)}" if kept else ""
 
 
 class BinidxError(Exception):
-    """The root: `except BinidxError` catches what we raise and nothing else."""
+    """Base class: `except BinidxError` catches all errors that this library raises, and no others."""
 
-    def __init__(self, *told: object) -> None:
-        super().__init__(*(redacted_text(each) if isinstance(each, str) else each for each in told))
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redacted_text(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(BinidxError, ValueError):
-    """The options contradict each other or the data."""
+    """Options contradict each other or the data."""
 
 
 class FormatError(BinidxError, ValueError):
-    """Bytes that are not what their header or index says."""
+    """Stored bytes contradict their header or index."""
 
 
 class IndexBuildError(BinidxError, ValueError):
-    """An index that cannot be built from what was given."""
+    """An index cannot be built from the given data."""
 
 
 class BlendError(IndexBuildError, IndexError):
-    """A blend that needs more samples of a dataset than it has."""
+    """A blend needs more samples of a dataset than it has."""
 
 
 class PeerError(IndexBuildError):
-    """Another process of the run could not build, or has died; what it raised is in the text."""
+    """Another process of the run failed or died; its traceback is in the message."""
 
 
 class MismatchError(BinidxError, ValueError):
-    """A tokenizer engine gave other ids than its reference."""
+    """A tokenizer engine returned other ids than its reference."""
 
 
 class MissingDriverError(BinidxError, ImportError):
@@ -109,11 +106,11 @@ class MissingDriverError(BinidxError, ImportError):
 
 
 class WorkerError(BinidxError, RuntimeError):
-    """A process that was to do the work died, again and again."""
+    """A worker process died repeatedly."""
 
 
 class StorageError(BinidxError, OSError):
-    """The store did not do what was asked."""
+    """A request to a store failed."""
 
 
 class ObjectNotFoundError(StorageError, FileNotFoundError):
@@ -125,7 +122,7 @@ class ObjectExistsError(StorageError, FileExistsError):
 
 
 class ObjectChangedError(StorageError):
-    """The object under this URI is not the one that was opened."""
+    """The stored object is not the version that was opened."""
 
 
 class AccessError(StorageError, PermissionError):
@@ -133,12 +130,12 @@ class AccessError(StorageError, PermissionError):
 
 
 class UnreachableError(StorageError, ConnectionError):
-    """Nobody answers where the store should be: another endpoint, host or network is needed."""
+    """The store does not respond: another endpoint, host or network is needed."""
 
 
 class ShortReadError(StorageError, EOFError):
-    """The store gave fewer bytes than were asked."""
+    """A response has fewer bytes than were requested, or a range leaves its object."""
 
 
 class CancelledReadError(StorageError):
-    """The reader was told to stop before its read had ended."""
+    """The scope of a read was cancelled before the read had ended."""

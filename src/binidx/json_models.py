@@ -1,11 +1,12 @@
-"""JSON files as dataclasses: whatever is wrong with a file is one error with the file, the field's path and the value.
+"""JSON files as dataclasses: a malformed file is one error with the file, the path of the field and its value.
 
     PACKED = JsonFile(PackedDescription, error=ConfigError)
     PACKED.decode(b'{"sets": [{"name": 5}], ...}', "packed.json")
     ConfigError: packed.json: $.sets[0].name: expected str (found 5)
 
-The standard library parses, msgspec compares with the model: files written by `json.dumps` may hold what msgspec's own
-parser refuses, such as file names that are not UTF-8. A float field keeps an int only if its type is `int | float`.
+The standard library parses, and msgspec checks the values against the model: `json.dumps` may write strings that
+msgspec's parser refuses, such as file names that are not UTF-8. A float field keeps an int only if its type is
+`int | float`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ import msgspec
 from binidx.errors import BinidxError, FormatError
 
 MAX_BYTES = 1 << 30
-"""Of a file: 40 times a large tokenizer.json, or the manifest of 2.5 million inputs."""
+"""Bytes of the largest file: 40 times a large tokenizer.json, or the manifest of 2.5 million inputs."""
 
 MAX_DEPTH = 64
-"""Nested arrays and objects; few enough that comparing, hashing and writing the values never exceeds Python's stack."""
+"""Nested arrays and objects: few enough to compare, hash and write the values within Python's stack."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -38,10 +39,10 @@ class JsonFile(Generic[Model]):
 
     Args:
         model: dataclass of its fields, or any type that `msgspec.convert` takes.
-        tags: fields besides, which say what the file is: its format and version. They are compared before all others.
+        tags: further fields that identify format and version of the file; they are compared before all others.
         error: raised for a file that is not of this kind.
-        hint: the way out, for the error's text.
-        open: whether unknown fields are allowed, and left out.
+        hint: remedy, appended to the error message.
+        open: whether unknown fields are ignored; else they are an error.
     """
 
     model: type[Model]
@@ -54,10 +55,10 @@ class JsonFile(Generic[Model]):
         """Return the model of a file's bytes.
 
         Args:
-            subject: URI of the file, or what else the error's text begins with; may be empty.
+            subject: URI of the file or another beginning of the error message; may be empty.
 
         Raises:
-            BinidxError: `error`, whatever is wrong with the bytes.
+            BinidxError: `error`, for any malformed bytes.
         """
         return self.convert(self.parse(data, subject), subject)
 
@@ -109,7 +110,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _reworded(text: str, value: Any) -> str:
-    """Return msgspec's words in our order, with the found value: `$.a[0]: expected int (found 'x')`."""
+    """Return msgspec's message in our order, with the found value: `$.a[0]: expected int (found 'x')`."""
     problem, where, place = text.rpartition(" - at `")
     problem, path = (problem, place.replace("`", "")) if where else (text, "$")
     problem = problem.replace("`", "").replace("Object missing", "missing")
@@ -120,7 +121,7 @@ def _reworded(text: str, value: Any) -> str:
 
 
 def _found(value: Any, path: str) -> str:
-    """The value at a path of msgspec's; empty where the path leads through a mapping, whose key it leaves out."""
+    """Return the value at a path of msgspec; empty if the path leads through a mapping, whose key msgspec omits."""
     if re.fullmatch(r"\$(\.\w+|\[\d+\])*", path) is None:
         return ""
     for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
@@ -134,7 +135,7 @@ def _short(value: Any) -> str:
 
 
 def _unknown(value: Any, made: Any) -> str:
-    """Describe the first fields that no dataclass of the model has, behind their path; empty where there are none."""
+    """Return the path and names of the first unknown fields; empty if there are none."""
     inside: Iterable[tuple[Any, Any, Any]]
     if made is value:  # of type Any
         return ""

@@ -90,5 +90,5 @@ def test_cut_ends_in_a_shorter_part() -> None:
 
 @pytest.mark.parametrize("outside", [(0, 201), (200, 201), (201, 201), (-1, 5), (9, 8)])
 def test_ranges_outside_the_object_are_named(outside: Range) -> None:
-    with pytest.raises(ShortReadError, match=rf"^s3://b/k: bytes {outside[0]}-{outside[1]} asked, it has 200$"):
+    with pytest.raises(ShortReadError, match=rf"^s3://b/k: bytes {outside[0]}-{outside[1]} requested, it has 200$"):
         check_ranges("s3://b/k", 200, [(0, 200), outside])

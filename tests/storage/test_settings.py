@@ -13,7 +13,8 @@ from binidx.storage.stores.filesystem import tuned
 
 @pytest.fixture(autouse=True)
 def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BINIDX_INDEX_DIR")
+    for name in ("BINIDX_INDEX_DIR", "BINIDX_HEDGE", "BINIDX_DEADLINE_SECONDS"):
+        monkeypatch.delenv(name)
 
 
 def test_every_setting_can_be_given_by_the_environment() -> None:

@@ -1,16 +1,12 @@
-"""Objects where they lie: `open_object` stacks the readers that a URI and the settings ask for.
+"""Open an object: the stack of readers for a URI and the settings.
 
-    stored       LocalFile, mapped; remote: FsspecObject, few concurrent range requests
-    checked      CheckedObject                         where there are checksums: `format.bin_object`
+    stored       LocalFile, mapped; remote: RemoteObject, few concurrent range requests
+    checked      CheckedObject                         if there are checksums (`format.bin_file`)
     decoded      SegmentedObject                       .bin.zst
-    kept         DiskCache                             what is remote, where there is a cache_dir; index files always
-                 ChunkCache                            else: small remote objects, and segments, in memory
+    cached       DiskCache                             remote objects if there is a cache_dir; index files always
+                 ChunkCache                            else small remote objects, and segments, in memory
 
-A new backend is a class and a row in OPENERS; a codec is one in `segments.CODECS`.
-
-Which objects are kept in a directory, and in which: all in a cache_dir; index files without one, too.
-
-Whole objects rather than ranges of them: into memory at once, or in blocks.
+A new codec is a row in `segments.CODECS`.
 """
 
 from __future__ import annotations
@@ -37,11 +33,11 @@ from binidx.storage.stores.local import LocalFile
 from binidx.storage.vectored_reads import as_mapped
 
 Keep = bool | Literal["disk"] | None
-"""See `open_object`."""
+"""Argument `cache` of `open_object`."""
 
 SEGMENTS = ChunkStore(64 << 20)
-"""Decoded segments of all large objects. Neighbouring samples find theirs here; shuffled ones hardly ever, and in STORE
-they would push out what small objects have there: 130 samples/s of 8 segments fill its 256 MiB in 4 s."""
+"""Decoded segments of all large objects. Neighbouring samples hit them, shuffled ones hardly ever; in STORE they would
+evict the chunks of small objects, since 130 samples/s of 8 segments fill its 256 MiB in 4 s."""
 
 
 def open_object(
@@ -53,24 +49,31 @@ def open_object(
     codec: str | None = None,
     found: Found | None = None,
 ) -> RangeReader:
-    """The bytes of the object under a URI or path.
+    """Open an object for reading by ranges.
 
     Args:
-        uri: a path, file://, or anything fsspec opens.
-        storage_options: fsspec's own, for all but local files.
-        mmap: map local files; else they are read through fsspec like any other store.
-        cache: where what is remote is kept. By default in the cache_dir of the settings if there is one, else in a
-            ChunkCache if it is small enough to stay there: the shuffled samples of a larger one do not meet a chunk
-            again in time, and 64 KiB chunks moved 37 times their bytes. True: in a ChunkCache if not in a cache_dir.
-            "disk": there or in the index_dir, for what is read whole. False: nowhere, for what must come from the store
-            itself.
-        codec: how it is stored; by default as its name tells: the plain bytes of a .bin.zst are given. "raw" gives
-            those that lie there.
-        found: what the store told of a remote one, so that it is not asked for again: what is read is pinned to it.
+        uri: path, file://, or any URI that fsspec opens.
+        storage_options: options of fsspec for remote objects, and `ReadSettings` under the key "binidx".
+        mmap: map local files; else they are read through fsspec.
+        cache: of remote objects. None: on disk if there is a cache_dir, else in memory if the object is small enough
+            (samples of a larger one evict each other's chunks: 64 KiB chunks moved 37 times their bytes). True: the
+            same, but in memory whatever the size. "disk": on disk in cache_dir or index_dir, for objects that are read
+            whole. False: none.
+        codec: "raw" for the stored bytes; None: by the name, plain bytes of a `.bin.zst`.
+        found: result of an earlier HEAD of a remote object, which saves another one; reads are pinned to its version.
+
+    Returns:
+        A reader, with the layers of this module's table over it.
 
     Raises:
         ObjectNotFoundError, MissingDriverError, StorageError: each names the URI.
-        FormatError: it is not stored so.
+        FormatError: the stored bytes contradict the codec.
+
+    Example:
+        reader = binidx.open_object("s3://bucket/en.bin")
+        [view] = reader.read([(0, 4096)])
+
+    Source: ours; fsspec's `open` for ranges.
     """
     uri = os.fspath(uri)
     codec = codec or codec_of(uri)
@@ -87,10 +90,10 @@ def open_stored(
     mmap: bool = True,
     found: Found | None = None,
 ) -> RangeReader:
-    """The object as it lies there, with nothing over it.
+    """Open the stored bytes of an object, without layers.
 
     Args:
-        found: what `look_up` was told of a remote one, so that it is not asked for again.
+        found: result of an earlier HEAD of a remote object, which saves another one.
     """
     uri = os.fspath(uri)
     path = filesystem.local_path(uri)
@@ -113,11 +116,12 @@ def layered(
     end: bytes = b"",
     cache: Keep = None,
 ) -> RangeReader:
-    """Checked, decoded, kept: what belongs over a stored object.
+    """Return a stored object with the layers that check, decode and cache it.
 
     Args:
-        sums: its checksum file, if what is read is to be checked.
-        end: its last bytes, if they came along when it was looked up.
+        storage_options: of the object.
+        sums: reader of its checksum file; None: no checks.
+        end: its last bytes, if they are known.
     """
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
     local = filesystem.local_path(stored.uri) is not None
@@ -134,14 +138,14 @@ def layered(
     return reader
 
 
-# protocol -> what opens its URIs, where FsspecObject is not good enough
+# Protocol -> function that opens its URIs, if RemoteObject does not suit it.
 OPENERS: dict[str, Callable[[str, Mapping[str, Any] | None], RangeReader]] = {}
 
 
 def open_kept(
     uri: str, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
 ) -> DiskCache | None:
-    """This node's copy of the object that has this identity, there or to be made; None: it keeps none."""
+    """Return the disk cache of this node over the object with this identity; None if it is not cached on disk."""
     found = found_of(identity)
     reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
     return reader if isinstance(reader, DiskCache) else None
@@ -149,18 +153,18 @@ def open_kept(
 
 logger = logging.getLogger(__name__)
 READ_WHOLE = (".idx", ".npy", ".bundle")
-"""Arrays that are looked at for as long as a run lasts: one block each, so that they are views of one map, shared by
-all processes of the node, and not copied into the memory of each."""
+"""Suffixes of index files. Each is one block of a disk cache, so that its arrays are views of one map that all
+processes of the node share."""
 
 WHOLE_CHUNK_BYTES = 1 << 20
-"""Of what is read whole: a chunk is some 20 us of Python, which 64 KiB need to come from a disk."""
+"""Chunk of objects that are read whole: a chunk costs 20 us of Python, as much as reading 64 KiB from a disk."""
 
 
 def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool = False) -> RangeReader:
-    """The reader, over the directory of the settings if there is one, and if its content can be told from another.
+    """Return the reader under a disk cache; unchanged if there is no directory, or its version is unknown.
 
     Args:
-        whole: it is read whole: an index file has a directory of its own where there is no cache_dir.
+        whole: the object is read whole, so that an index file may be cached in index_dir.
     """
     is_index = reader.uri.endswith(READ_WHOLE)
     place: tuple[str, int | None] | None = None
@@ -183,10 +187,10 @@ def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool 
 
 
 def keep_whole(reader: DiskCache, data: memoryview) -> memoryview | None:
-    """Keep the whole content, which is at hand: nobody here has to fetch it.
+    """Store the whole content of an object in its disk cache.
 
     Returns:
-        The bytes as they are kept; None where they cannot be.
+        The cached bytes; None if they could not be stored.
     """
     cached, chunks = reader.cached, range(-(-reader.size // reader.content.chunk_bytes))
     if (
@@ -200,17 +204,17 @@ def keep_whole(reader: DiskCache, data: memoryview) -> memoryview | None:
 
 
 ROUND_BYTES = 64 << 20
-"""Read at once, over several connections: what is in memory of an object that is streamed."""
+"""Bytes of a streamed object that are read at once, over several connections, and held in memory."""
 
 
 def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]:
-    """The bytes of an object in order, up to `stop`, in views of up to 8 MiB and rounds of 64."""
+    """Yield the bytes of an object in order, up to `stop`, in views of up to 8 MiB; 64 MiB are read at once."""
     for around in cut((0, reader.size if stop is None else stop), ROUND_BYTES):
         yield from reader.read(cut(around, MAX_REQUEST))
 
 
 def read_whole(reader: RangeReader) -> memoryview:
-    """All bytes of an object: a view of the map when it lies on a disk, else of one buffer filled part by part."""
+    """Return all bytes of an object: a view of the map if it is mapped, else of one buffer that is filled part by part."""
     if as_mapped(reader):
         return reader.read([(0, reader.size)])[0]
     buffer, filled = memoryview(bytearray(reader.size)), 0
@@ -226,10 +230,10 @@ def read_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] 
 
 
 def read_document(file: JsonFile[Any], uri: str, storage_options: Mapping[str, Any] | None) -> bytes:
-    """Return all bytes of a file that must fit into memory, past every cache.
+    """Return all bytes of a small file, without any cache.
 
     Raises:
-        BinidxError: the file's own error, if it is too large to be of this kind.
+        BinidxError: `file.error`, if the file is larger than MAX_BYTES.
         ObjectNotFoundError: there is no such file.
     """
     reader = open_object(uri, storage_options=storage_options, cache=False)

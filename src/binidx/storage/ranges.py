@@ -1,8 +1,8 @@
-"""Ranges of bytes: what a reader is asked for, and how many ranges become few requests and views again.
+"""Byte ranges: few requests for many ranges, and views of the ranges in the responses. Pure functions.
 
-asked      [40,50) [0,10) [12,20) [44,60)         in any order, they may overlap
+ranges     [40,50) [0,10) [12,20) [44,60)         in any order; they may overlap
 coalesce   [0,20) [40,60)                         requests: sorted, disjoint
-assemble   views of 10, 10, 8 and 16 bytes        in the order asked, out of the two answers
+assemble   views of 10, 10, 8 and 16 bytes        in the order of the ranges, out of the two responses
 """
 
 from __future__ import annotations
@@ -13,30 +13,28 @@ from collections.abc import Sequence
 from binidx.errors import ShortReadError
 from binidx.storage.interfaces import Bytes, Range
 
-"""(start, stop) in bytes, half open."""
-
 
 def check_ranges(uri: str, size: int, ranges: Sequence[Range]) -> None:
-    """Every range lies in the object, or ShortReadError names the first that does not."""
+    """Raise ShortReadError for the first range that leaves [0, size)."""
     for start, stop in ranges:
         if not 0 <= start <= stop <= size:
-            raise ShortReadError(f"{uri}: bytes {start}-{stop} asked, it has {size}")
+            raise ShortReadError(f"{uri}: bytes {start}-{stop} requested, it has {size}")
 
 
 def coalesce(ranges: Sequence[Range], *, max_gap: int, max_request: int) -> list[Range]:
-    """Few requests that cover the ranges.
+    """Return few requests that cover the ranges.
 
-    Ranges at most `max_gap` bytes apart share a request as long as it stays within `max_request` bytes: the bytes in
-    the gap are cheaper than another first-byte latency. What overlaps is asked once. A stretch longer than
-    `max_request` is cut into parts of that size, so that one huge range arrives over many connections.
+    Ranges at most `max_gap` bytes apart share a request of up to `max_request` bytes: the bytes of the gap are cheaper
+    than the latency of another request. Overlapping ranges are requested once. A longer stretch is split into requests
+    of `max_request` bytes, so that one large range arrives over many connections.
 
     Args:
-        ranges: any order; empty, equal and overlapping ones are welcome.
-        max_gap: bytes fetched in vain rather than a second request, at least 0.
-        max_request: bytes in one request, at least 1.
+        ranges: (start, stop) in bytes, in any order; they may be empty, equal or overlap.
+        max_gap: unused bytes to fetch rather than send a second request, at least 0.
+        max_request: bytes of one request, at least 1.
 
     Returns:
-        Sorted, disjoint, none empty. Each byte asked lies in exactly one of them.
+        Sorted, disjoint requests, none empty. Each byte of a range lies in exactly one of them.
     """
     stretches: list[Range] = []
     for start, stop in sorted(each for each in ranges if each[0] < each[1]):
@@ -51,25 +49,25 @@ def coalesce(ranges: Sequence[Range], *, max_gap: int, max_request: int) -> list
 
 
 def cut(stretch: Range, size: int) -> list[Range]:
-    """Parts of `size` bytes, the last one shorter."""
+    """Split a range into parts of `size` bytes, the last one shorter."""
     start, stop = stretch
     return [(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
-def assemble(ranges: Sequence[Range], requests: Sequence[Range], answers: Sequence[Bytes]) -> list[memoryview]:
-    """The bytes of each range out of the answers to `coalesce`'s requests.
+def assemble(ranges: Sequence[Range], requests: Sequence[Range], responses: Sequence[Bytes]) -> list[memoryview]:
+    """Return the bytes of each range from the responses to the requests of `coalesce`.
 
-    A range inside one request is a view of its answer; one that spans several is joined, which copies it once.
+    A range inside one request is a view of its response; a range across several is copied once.
     """
     starts = [start for start, _ in requests]
-    views = [memoryview(answer).cast("B").toreadonly() for answer in answers]
+    views = [memoryview(answer).cast("B").toreadonly() for answer in responses]
     return [_bytes_of(each, starts, requests, views) for each in ranges]
 
 
 def _bytes_of(
-    wanted: Range, starts: Sequence[int], requests: Sequence[Range], views: Sequence[memoryview]
+    whole: Range, starts: Sequence[int], requests: Sequence[Range], views: Sequence[memoryview]
 ) -> memoryview:
-    start, stop = wanted
+    start, stop = whole
     if start == stop:
         return memoryview(b"")
     position = bisect_right(starts, start) - 1
@@ -80,6 +78,6 @@ def _bytes_of(
     while start < stop:
         first, last = requests[position]
         end = min(stop, last)
-        joined[start - wanted[0] : end - wanted[0]] = views[position][start - first : end - first]
+        joined[start - whole[0] : end - whole[0]] = views[position][start - first : end - first]
         start, position = end, position + 1
     return memoryview(joined).toreadonly()

@@ -1,9 +1,9 @@
-"""How objects are read: settings of ours, beside those of the filesystems.
+"""Read settings of this library, beside the options of the filesystems.
 
     storage_options={"endpoint_url": ..., "binidx": {"cache_dir": "/nvme/binidx"}}      for one dataset
     BINIDX_CACHE_DIR=/nvme/binidx                                                       for all of a process
 
-The key `binidx` of `storage_options` is taken out before fsspec sees them; what stands there wins over the environment.
+The key `binidx` of `storage_options` is removed before fsspec gets them; it takes precedence over the environment.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from typing import Any
 from binidx.errors import ConfigError
 
 OURS = "binidx"
-"""The key of `storage_options` that holds our settings."""
+"""Key of `storage_options` with the settings of this library."""
 
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """What a reader of objects can be told.
+    """Settings of a reader.
 
     Args:
-        fast: ask s3:// and gs:// by signed URLs, without their drivers' work for each request; None: where that works.
-        cache_dir: a directory of this node, or of all nodes, that keeps what was read: `disk_cache`. None: none.
-        cache_bytes: the most that lies in it; None: what leaves a tenth of its file system free.
-        cache_chunk_bytes: what is fetched into it where one byte is asked; None: 64 KiB. A thin link wants less.
-        index_dir: a directory of this node that keeps `.idx` files and arrays of indices where there is no cache_dir;
-            None: one of this user's in the temporary directory. "off": none, each process has its own in memory.
-        index_bytes: the most that lies in it; None: what leaves a tenth of its file system free.
-        verify: check what is read against the sums beside the object; None: where there are any.
-        deadline_seconds: after this a read gives up, whatever was tried again in it.
-        hedge: ask once more for a range that is much later than its like, and take the first answer.
-        concurrency: requests in flight at once, of all objects and threads of the process that say the same; None: 64,
-            128 where they are asked without their driver.
-        max_gap: bytes fetched in vain rather than a second request; 0: not one; None: what a request costs in bytes.
+        fast: send requests to s3:// and gs:// by signed URLs, without their drivers; None: where that works.
+        cache_dir: directory of a disk cache, on this node or shared by nodes; None: no disk cache.
+        cache_bytes: limit of all files in cache_dir; None: leave a tenth of its file system free.
+        cache_chunk_bytes: bytes that a cache fetches together; None: 64 KiB. A slow link needs less.
+        index_dir: directory of this node for `.idx` files and index arrays if there is no cache_dir; None: a directory
+            of this user in the temporary directory. "off": each process holds them in its own memory.
+        index_bytes: limit of all files in index_dir; None: leave a tenth of its file system free.
+        verify: compare data with the checksums beside an object; None: if there are any.
+        deadline_seconds: time after which a read fails, retries included.
+        hedge: send a second request for a range that is much later than others, and use the first response.
+        concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for
+            requests without a driver.
+        max_gap: unused bytes to fetch rather than send a second request; None: the cost of a request in bytes.
 
     Raises:
-        ConfigError: a setting that is none of these, or a value that cannot be read, or makes no sense.
+        ConfigError: an unknown setting, or a value that is malformed or out of range.
+
+    Source: ours.
     """
 
     fast: bool | None = None
@@ -57,13 +59,12 @@ class ReadSettings:
     max_gap: int | None = None
 
     def __post_init__(self) -> None:
-        # A bound that nothing fits into, or a time that is none, would be waited for in vain.
-        for name, least in LEAST.items():
+        for name, minimum in MINIMUMS.items():
             value = getattr(self, name)
             if value is None and getattr(type(self), name) is None:
                 continue
-            if not isinstance(value, int | float) or not value >= least or math.isnan(value):
-                raise ConfigError(f"{name}: found {value!r}, needs a number, at least {least}")
+            if not isinstance(value, int | float) or not value >= minimum or math.isnan(value):
+                raise ConfigError(f"{name}: found {value!r}, needs a number, at least {minimum}")
         if self.deadline_seconds == 0:
             raise ConfigError("deadline_seconds: found 0, needs a number above it; no read would ever be in time")
         if self.cache_dir is not None and not self.cache_dir.strip():
@@ -71,9 +72,9 @@ class ReadSettings:
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
-        """Those of the options, else of the environment (BINIDX_FAST=0, ...), else the defaults.
+        """Return the settings of the options, else of the environment (BINIDX_FAST=0, ...), else the defaults.
 
-        Text means the same in both, so that options may come from a file: {"cache_bytes": "500GB"}.
+        Text has the same meaning in both, so that options may come from a file: {"cache_bytes": "500GB"}.
         """
         given = (storage_options or {}).get(OURS) or {}
         unknown = sorted(given.keys() - PARSERS.keys()) if isinstance(given, Mapping) else [repr(given)]
@@ -88,17 +89,17 @@ class ReadSettings:
 
 @functools.lru_cache(64)
 def _of_environment(found: tuple[tuple[str, bytes], ...]) -> ReadSettings:
-    """They are asked for with each object that is opened, and environments seldom change."""
+    """Return the settings of the environment; cached, since every opened object needs them."""
     return ReadSettings(**{name: _parsed(f"BINIDX_{name.upper()}", name, os.fsdecode(text)) for name, text in found})
 
 
 def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options without ours: what fsspec may see."""
+    """Return the options without the settings of this library, for fsspec."""
     return {name: value for name, value in (storage_options or {}).items() if name != OURS}
 
 
 def parse_bytes(text: str) -> int:
-    """`"500GB"`, `"64MiB"`, `"1.5T"` or plain digits, in bytes; a bare unit counts in thousands."""
+    """Return `"500GB"`, `"64MiB"`, `"1.5T"` or digits in bytes; units without an i are powers of 1000."""
     number = text.strip().rstrip("iBbKMGTPkmgtp ")
     unit = text.strip()[len(number) :].strip().lower().removesuffix("b")
     power = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}[unit.removesuffix("i")]
@@ -112,12 +113,12 @@ def parse_flag(text: str) -> bool:
 
 
 def parse_index_dir(text: str) -> str:
-    """A directory; "", which is none, for what switches it off."""
+    """Return the directory, or "" for a word that means off."""
     return "" if text.lower() in ("0", "off", "no", "false") else text
 
 
 def _parsed(subject: str, name: str, value: Any) -> Any:
-    """A value as it is, unless it is text or a path."""
+    """Parse a value that is text or a path; return others as they are."""
     if not isinstance(value, str | os.PathLike):
         return value
     try:
@@ -139,12 +140,12 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     "concurrency": int,
     "max_gap": parse_bytes,
 }
-"""setting -> how its text in the environment is read"""
+"""Setting -> parser of its text."""
 
 VARIABLES = [(name, f"BINIDX_{name.upper()}".encode()) for name in PARSERS]
-"""As the environment has them: to ask for them as text takes ten times the time."""
+"""Settings and their variables in bytes, as `os.environb` has them: text would take ten times as long."""
 
-LEAST: dict[str, float] = {
+MINIMUMS: dict[str, float] = {
     "cache_bytes": 0,
     "cache_chunk_bytes": 1,
     "index_bytes": 0,
@@ -152,4 +153,4 @@ LEAST: dict[str, float] = {
     "concurrency": 1,
     "max_gap": 0,
 }
-"""setting that is a number -> the least it may be"""
+"""Numeric setting -> its minimum."""

@@ -1,18 +1,16 @@
-"""What reading cost: counters on every reader, and their sum over the process.
+"""Counters of reads: of each reader, of each store and cache of the process, and a report of them in one line.
 
-requests      ranges sent to the store, with those below (of a local file: views taken)
-retries       of these, sent again because the answer before was none
-hedges        of these, sent beside one that was late; the first answer wins
-bytes_asked   what the caller wanted
-bytes_moved   what came over the wire for it: more through gaps and whole chunks, less through a cache
-seconds       time spent waiting, summed over objects, also of those waited for together
-
-What reading cost, in one line for people: requests, bytes, caches, waiting, money.
+    requests      requests to the store, retries and hedges included (local files: ranges)
+    retries       of these, sent again after a failed or wrong response
+    hedges        of these, sent beside a late request; the first response is used
+    bytes_asked   bytes that the caller requested
+    bytes_moved   bytes that the store sent: more through gaps and whole chunks, fewer through a cache
+    seconds       waiting time, summed over objects, also of those that are read at the same time
 
     819,200 tokens in 4.10 s, waited 0.02 s (0.5%); 1,412 requests (2 retries, 1 hedge) moved 1.78 MB for 1.64 MB wanted
     (1.09x); chunk cache 12% hits; requests $0.00056 at list price, $689.45 for 1e+12 tokens
 
-Counters are collected into one flat table, name -> number, which can be added, subtracted and shared between processes.
+`usage` returns all counters as one flat table, name -> number, which processes can add, subtract and send.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from typing import Any
 
 @dataclass
 class ReadStats:
-    """Counters of one reader. Use `add`, from any thread; read the fields at any time."""
+    """Counters of one reader. Any thread may call `add`, and read the fields."""
 
     requests: int = 0
     bytes_asked: int = 0
@@ -56,19 +54,19 @@ class ReadStats:
                 each.hedges += hedges
 
     def _counted_in(self) -> tuple[ReadStats, ...]:
-        """The counters that grow when these do."""
+        """Return all counters to which `add` adds: these, and sums."""
         return (self,)
 
     def __sub__(self, before: ReadStats) -> ReadStats:
-        """What happened since `before`."""
+        """Return the difference to earlier counters."""
         return ReadStats(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(ReadStats)))
 
 
 class ObjectStats(ReadStats):
-    """The same for readers that talk to a store themselves: these also count in `total()`.
+    """Counters of a reader that sends requests to a store; they also count in `total()`.
 
     Args:
-        store: the protocol, "file" for local ones; what requests cost depends on it.
+        store: protocol, "file" for local files; the price of a request depends on it.
     """
 
     def __init__(self, store: str = "other") -> None:
@@ -81,11 +79,11 @@ class ObjectStats(ReadStats):
         return self, self._in_store
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectStats, (self.store,)  # another process counts for itself, from zero
+        return ObjectStats, (self.store,)  # another process counts from zero
 
 
 class LayerStats(ReadStats):
-    """Of a reader over a reader: `requests` and `bytes_moved` are what it asked of the one below it."""
+    """Counters of a reader over another one; `requests` and `bytes_moved` are of its reads of that one."""
 
     def _counted_in(self) -> tuple[ReadStats, ...]:
         return self, _layers
@@ -93,12 +91,12 @@ class LayerStats(ReadStats):
 
 @dataclass
 class CacheStats(LayerStats):
-    """Of a cache.
+    """Counters of a cache.
 
-    hits, misses    chunks that were here, and that were not, when they were wanted
-    waits           of the misses: chunks that another read was fetching already
-    damaged         of the misses: chunks that were here, but not as their sums say
-    cache           the kind whose sum they count in: "memory" or "disk"
+    hits, misses    requested chunks that were cached, and that were not
+    waits           of the misses: chunks that another read was fetching
+    damaged         of the misses: cached chunks that differ from their checksums
+    cache           kind of the cache: "memory" or "disk"
     """
 
     hits: int = 0
@@ -117,7 +115,7 @@ class CacheStats(LayerStats):
 
 
 def total() -> ReadStats:
-    """What all objects read in this process have cost so far. A cache is not counted: what it fetches is, below it."""
+    """Return the sum of all readers that send requests in this process; reads of caches do not count."""
     found = ReadStats()
     for each in by_store().values():
         found.add(**asdict(each))
@@ -125,31 +123,31 @@ def total() -> ReadStats:
 
 
 def by_store() -> dict[str, ReadStats]:
-    """The same for each protocol."""
+    """Return the sums of each protocol."""
     with _lock:
         return {store: replace(each) for store, each in _stores.items()}
 
 
 def remote_requests() -> int:
-    """Requests to all stores but the files of this machine."""
+    """Return the requests to all stores except local files."""
     with _lock:
         return sum(each.requests for store, each in _stores.items() if store != "file")
 
 
 def in_layers() -> ReadStats:
-    """What was asked of all layers over objects, and what they asked below: the difference is what they added."""
+    """Return the sums of all layers; `bytes_moved` minus `bytes_asked` are the bytes that layers added."""
     with _lock:
         return replace(_layers)
 
 
 def by_cache() -> dict[str, CacheStats]:
-    """Chunks found and missed by all caches of each kind; their other counters are `in_layers`."""
+    """Return the sums of each kind of cache; only its chunks are counted here."""
     with _lock:
         return {cache: replace(each) for cache, each in _caches.items()}
 
 
 def _after_fork() -> None:
-    # Another thread may have held the lock when the parent forked; nobody in the child would ever release it.
+    # Another thread may have held the lock when the parent forked; it does not exist in the child.
     global _lock
     _lock = threading.Lock()
 
@@ -165,25 +163,25 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 Usage = Mapping[str, float]
-"""Counter -> its value, such as "s3 requests": 12; names are those of NAMES."""
+"""Counter -> value, such as "s3 requests": 12; the names are those of NAMES."""
 
 DOLLARS_PER_REQUEST = {"s3": 0.0004 / 1_000, "gs": 0.004 / 10_000}
-"""Of a GET, for storage that is read often; transfer within a region is free and between regions is not counted here.
+"""List price of a GET from standard storage; transfer within a region is free, between regions it is not counted.
 
 S3 Standard, us-east-1: $0.0004 per 1,000 GET requests (aws.amazon.com/s3/pricing).
 GCS Standard, one region: $0.004 per 10,000 class B operations (cloud.google.com/storage/pricing).
-Both as known in November 2026; other regions ask up to about a half more.
+Both as known in November 2026; other regions cost up to half as much again.
 """
 
 STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http", "file": "file"}
-"""Protocol -> the store it is counted under; all others are "other"."""
+"""Protocol -> store in the table; all others are "other"."""
 
 CACHES = {"memory": "chunk cache", "disk": "disk cache"}
-"""Kind of cache -> its name in the line."""
+"""Kind of cache -> name in the report."""
 
 AGAIN = {"retries": "retry", "hedges": "hedge"}
 SERVED = ("samples", "tokens", "seconds", "wait_seconds")
-"""What loaders count: what they gave, since when, and how much of that time the trainer waited for them."""
+"""Counters of loaders: samples and tokens served, seconds since the first batch, and seconds that the trainer waited."""
 
 NAMES = [
     *(f"{store} {each.name}" for store in dict.fromkeys([*STORES.values(), "other"]) for each in fields(ReadStats)),
@@ -194,7 +192,7 @@ NAMES = [
 
 
 def usage() -> dict[str, float]:
-    """All counters of this process so far, and what its loaders' workers told it."""
+    """Return all counters of this process, those of its loaders' workers included."""
     found = dict.fromkeys(NAMES, 0.0)
     for protocol, reads in by_store().items():
         for each in fields(ReadStats):
@@ -205,37 +203,45 @@ def usage() -> dict[str, float]:
     layers = in_layers()
     found["layers added"] = layers.bytes_moved - layers.bytes_asked
     with _lock:
-        return {name: count + _told[name] for name, count in found.items()}
+        return {name: count + _added[name] for name, count in found.items()}
 
 
 def add_usage(counts: Usage) -> None:
-    """Add to the counters of this process what no reader in it counts."""
+    """Add counters of other processes, or of loaders, to those of this process."""
     with _lock:
         for name, count in counts.items():
-            _told[name] += count
+            _added[name] += count
 
 
 def since(before: Usage) -> dict[str, float]:
-    """What was counted after `before`."""
+    """Return the difference to an earlier `usage`."""
     return {name: count - before[name] for name, count in usage().items()}
 
 
 def report(run_tokens: float = 1e12) -> str:
-    """The line of this process so far.
+    """Return a one-line report of all reads of this process.
 
     Args:
-        run_tokens: of the run that the cost of the requests is stated for.
+        run_tokens: tokens of the run for which the cost of the requests is extrapolated.
+
+    Returns:
+        Tokens, waiting time, requests, bytes, cache hits and cost; parts without a value are left out.
+
+    Example:
+        print(binidx.report())
+
+    Source: ours.
     """
     return report_line(usage(), run_tokens)
 
 
 def log_report(used: Usage) -> None:
-    """The line to the logger "binidx", at INFO."""
+    """Log the report of some counters to the logger "binidx" at INFO."""
     logging.getLogger("binidx").info("%s", report_line(used))
 
 
 def report_line(used: Usage, run_tokens: float = 1e12) -> str:
-    """One line for people; parts without anything to say are left out."""
+    """Return a one-line report of some counters; parts without a value are left out."""
     parts = [served_part(used), reads_part(used), *caches_parts(used), cost_part(used, run_tokens)]
     return "; ".join(filter(None, parts)) or "nothing was read"
 
@@ -250,7 +256,7 @@ def served_part(used: Usage) -> str:
 
 
 def reads_part(used: Usage) -> str:
-    """Requests that went to stores, and what came for what was wanted above all layers: less than that from caches."""
+    """Return requests, moved bytes, and the bytes requested above all layers, some of which came from caches."""
     requests, moved = remote(used, "requests"), remote(used, "bytes_moved")
     if not requests:
         return f"{bytes_text(used['file bytes_asked'])} from local files" if used["file bytes_asked"] else ""
@@ -262,13 +268,13 @@ def reads_part(used: Usage) -> str:
 
 
 def caches_parts(used: Usage) -> list[str]:
-    """How much of what was asked of each cache was there."""
+    """Return the hit rate of each cache."""
     chunks = {cache: used[f"{cache} hits"] + used[f"{cache} misses"] for cache in CACHES}
     return [f"{CACHES[cache]} {used[f'{cache} hits'] / count:.0%} hits" for cache, count in chunks.items() if count]
 
 
 def cost_part(used: Usage, run_tokens: float) -> str:
-    """What the requests cost at list price, and those of a run of so many tokens that goes on like this."""
+    """Return the list price of the requests, and of a run of `run_tokens` tokens at the same rate."""
     dollars = dollars_of(used)
     if not dollars:
         return ""
@@ -277,12 +283,12 @@ def cost_part(used: Usage, run_tokens: float) -> str:
 
 
 def dollars_of(used: Usage) -> float:
-    """The list price of the requests."""
+    """Return the list price of the requests."""
     return sum(used[f"{store} requests"] * price for store, price in DOLLARS_PER_REQUEST.items())
 
 
 def remote(used: Usage, count: str) -> float:
-    """A counter summed over the stores that are not files of this machine."""
+    """Return a counter summed over all stores except local files."""
     return sum(used[f"{store} {count}"] for store in {*STORES.values(), "other"} - {"file"})
 
 
@@ -291,7 +297,7 @@ def counted(count: float, one: str, many: str) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Decimal units, as stores bill them: 1.64 MB."""
+    """Format bytes in decimal units, as stores bill them: 1.64 MB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.3g} {unit}"
@@ -299,7 +305,7 @@ def bytes_text(count: float) -> str:
     return f"{count:,.3g} TB"
 
 
-_told = dict.fromkeys(NAMES, 0.0)
+_added = dict.fromkeys(NAMES, 0.0)
 
 
 os.register_at_fork(after_in_child=_after_fork)

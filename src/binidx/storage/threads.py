@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -32,6 +33,7 @@ Second = TypeVar("Second")
 
 WAITING_THREADS = 32
 OPENING_THREADS = 128
+NO_POOLS: Mapping[str, int] = MappingProxyType({})
 MAX_COMPUTING_THREADS = 8
 
 
@@ -120,4 +122,5 @@ def _pool(pid: int, threads: Threads, depth: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads.count(), thread_name_prefix=name)
 
 
-_depths: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("binidx_pool_depths", default={})  # noqa: B039
+_depths: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("binidx_pool_depths", default=NO_POOLS)
+"""Pool name -> how many tasks of that pool this code runs in, one inside another."""

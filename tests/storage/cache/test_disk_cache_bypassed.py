@@ -19,7 +19,7 @@ import pytest
 from helpers.versioned_objects import LoggedObject, MarkedObject, fetched
 
 from binidx.errors import ConfigError
-from binidx.storage.cache.cached_object import CachedObject, cached_object
+from binidx.storage.cache.cached_object import CachedObject, get_cached_object
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.testing import MemoryObject, ended_well, forked
 
@@ -71,7 +71,7 @@ def test_without_room_exactly_what_is_asked_is_read(tmp_path: Path, caplog: pyte
         assert bytes(reader.read([(start, start + 10), (2_500, 2_600)])[0]) == DATA[start : start + 10]
     assert below.asked == [[(0, 3000)], [(5_000, 5_010)], [(6_000, 6_010)]]
     assert [record.message for record in caplog.records] == [
-        f"{tmp_path}/full: everything in it is in use (bound: 3500 bytes); what it has not is read without being kept"
+        f"{tmp_path}/full: everything in it is in use (bound: 3500 bytes); reads go on without being cached"
     ]
 
 
@@ -157,7 +157,7 @@ def test_a_directory_that_cannot_be_made_is_done_without(tmp_path: Path) -> None
 
 def test_objects_of_a_process_are_shared_and_go_with_their_readers(tmp_path: Path) -> None:
     one, two = small(MarkedObject(DATA), tmp_path), small(MarkedObject(DATA), tmp_path)
-    assert one.cached is two.cached is cached_object(one.directory, one.content, None)
+    assert one.cached is two.cached is get_cached_object(one.directory, one.content, None)
     held = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
     one.read([(0, 100_000)])
     del one, two

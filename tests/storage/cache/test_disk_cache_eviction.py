@@ -69,7 +69,7 @@ def test_a_stream_through_a_small_cache_pushes_out_its_own_past(tmp_path: Path) 
 
 
 def test_threads_that_push_each_other_out_come_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(eviction, "PAUSE_SECONDS", 0.0)
     below = MarkedObject(DATA)
     reader = small(below, tmp_path, 2 * (BLOCK + TABLE))
 
@@ -172,7 +172,7 @@ def test_a_forked_child_holds_what_its_parent_held_when_that_is_gone(tmp_path: P
         time.sleep(0.01)
 
 
-def test_idle_blocks_are_let_go_and_used_ones_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_blocks_are_unmapped_and_used_ones_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(cached_object.time, "monotonic", lambda: clock[0])
     reader = small(MarkedObject(DATA), tmp_path)
@@ -203,7 +203,7 @@ def test_many_processes_evict_at_once_and_nobody_reads_a_wrong_byte(tmp_path: Pa
             assert bytes(reader.read([(start, start + 9000)])[0]) == DATA[start : start + 9000]
             if choose.random() < 0.1:
                 reader.cached.release()
-                reader.cached.room._full_until = 0.0
+                reader.cached.quota._paused_until = 0.0
 
     children = [forked(partial(child, seed)) for seed in range(6)]
     assert all(map(ended_well, children))
@@ -220,7 +220,7 @@ def test_where_files_cannot_be_locked_blocks_are_kept_and_never_evicted(
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(block_files, "_lock", refused)
-    monkeypatch.setattr(eviction, "FULL_SECONDS", 0.0)
+    monkeypatch.setattr(eviction, "PAUSE_SECONDS", 0.0)
     limit = 3 * (BLOCK + TABLE)
     reader = small(MarkedObject(DATA), tmp_path, limit)
     for _ in range(2):
@@ -233,10 +233,10 @@ def test_where_files_cannot_be_locked_blocks_are_kept_and_never_evicted(
 def test_the_count_of_bytes_is_mended_by_a_sweep(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 4 * (BLOCK + TABLE))
     read_blocks(reader, 0)
-    room = reader.cached.room
-    room._add(10**9)  # as a process would that is killed before it writes
+    quota = reader.cached.quota
+    quota._add(10**9)  # as a process would that is killed before it writes
     read_blocks(reader, 1)
-    assert abs(room.used() - disk_bytes(tmp_path)) <= BLOCK + TABLE
+    assert abs(quota.used() - disk_bytes(tmp_path)) <= BLOCK + TABLE
     assert blocks(tmp_path) in ([0, 1], [1])
 
 
@@ -250,7 +250,7 @@ def test_when_one_process_finds_all_in_use_the_others_do_not_look_again(tmp_path
     def child() -> None:
         eviction.block_files = None  # type: ignore[assignment]  # whoever looks fails
         cached_object._objects.clear()
-        cached_object._rooms.clear()
+        cached_object._quotas.clear()
         read_blocks(small(MarkedObject(DATA), tmp_path, limit), 6)
 
     assert ended_well(forked(child))
@@ -265,10 +265,10 @@ def test_a_process_that_is_stopped_with_the_lock_does_not_stop_the_others(
 ) -> None:
     monkeypatch.setattr(eviction, "COUNT_WAIT_SECONDS", 0.05)
     reader = small(MarkedObject(DATA), tmp_path, 10**9)
-    room = reader.cached.room
+    quota = reader.cached.quota
 
     def stop() -> None:
-        assert room._lock_byte(eviction.COUNTER, 1.0)
+        assert quota._lock_byte(eviction.COUNTER, 1.0)
         (tmp_path / "stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -286,7 +286,7 @@ def test_an_old_count_is_not_believed(tmp_path: Path, monkeypatch: pytest.Monkey
     read_blocks(reader, 0)
     monkeypatch.setattr(eviction, "COUNT_AGAIN_SECONDS", -1.0)
     CacheQuota(str(tmp_path), 10**9)._add(5)
-    assert reader.cached.room.used() == disk_bytes(tmp_path) + 5
+    assert reader.cached.quota.used() == disk_bytes(tmp_path) + 5
 
 
 def test_least_recent_first_by_hand() -> None:

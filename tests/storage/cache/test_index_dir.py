@@ -41,9 +41,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.delenv("BINIDX_INDEX_DIR")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    layout._of_this_user.cache_clear()
+    layout._default_directory.cache_clear()
     yield tmp_path
-    layout._of_this_user.cache_clear()
+    layout._default_directory.cache_clear()
 
 
 def ours(directory: Path) -> Path:

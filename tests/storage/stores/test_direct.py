@@ -183,7 +183,7 @@ def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket, monkeypa
     reader = RemoteObject(uri)
     direct = [read_and_look(reader), read_and_look(reader)]
     assert direct[0] is direct[1]
-    monkeypatch.setattr("binidx.storage.stores.address.RENEW_SECONDS", 0)
+    monkeypatch.setattr("binidx.storage.stores.direct.RENEW_SECONDS", 0)
     assert read_and_look(reader) is not direct[0]
 
 

@@ -1,11 +1,11 @@
-"""One block of a cached object: its file mapped, and held so that no evictor takes it.
+"""Block files of the disk cache: mapped, and locked against eviction.
 
-Who maps a block holds a shared flock on it until the mapping and the last view of it are gone, kill -9 included; who
-evicts one needs an exclusive flock, at once. A mapping keeps the description of the file it was made from, and that
-keeps the lock: one descriptor a block, and a forked child holds what its parent held.
+A process that maps a block holds a shared flock on its file until the mapping and the last view of it are gone, also if
+it is killed; an evictor needs an exclusive flock without waiting. A mapping keeps the description of its file open, and
+with it the lock: one descriptor a block, and a forked child holds the locks of its parent.
 
-Files on NFS are locked over all nodes (not with nolock or local_lock), on Lustre with -o flock. Where files cannot be
-locked at all blocks are mapped without, and none can be evicted.
+On NFS, flocks hold on all nodes (not with nolock or local_lock), on Lustre with -o flock. On file systems without
+locks, blocks are mapped without one, and none can be evicted.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from binidx.storage.cache.layout import ENTRY_BYTES, NOT_HERE, Layout
+from binidx.storage.cache.layout import ABSENT, ENTRY_BYTES, Layout
 from binidx.storage.interfaces import Bytes
 from binidx.storage.stores.local import keep_room, with_room
 
 ATTEMPTS = 50
 PAUSE_SECONDS = 0.002
-"""An evictor holds a block for some microseconds."""
+"""An evictor locks a block for some microseconds."""
 
 CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 class MappedBlock:
-    """A mapped block.
+    """Mapped block of an object.
 
     Attributes:
+        number: of the block.
         data: read-only view of its bytes of the object.
-        address: where they begin in memory.
-        inode: of its file.
+        address: of its first byte in memory.
+        inode: device and inode of its file.
     """
 
     def __init__(self, mapped: mapping.mmap, layout: Layout, number: int, inode: tuple[int, int]) -> None:
@@ -50,16 +51,16 @@ class MappedBlock:
         self.address = int(np.frombuffer(self.data, np.uint8).ctypes.data)
 
     def holds(self, chunk: int) -> bool:
-        """Whether there is an entry for a chunk; its bytes may still be anything."""
-        return self._entry(chunk) != NOT_HERE
+        """Return whether the table has a checksum of a chunk; the chunk itself is not checked."""
+        return self._entry(chunk) != ABSENT
 
     def is_good(self, chunk: int) -> bool:
-        """Whether the bytes of a chunk are those of the object: 6 us for 64 KiB in memory."""
+        """Return whether a chunk agrees with its checksum: 6 us for 64 KiB in memory."""
         entry = self._entry(chunk)
-        return entry != NOT_HERE and entry == self._layout.entry_of(chunk, self._bytes(chunk))
+        return entry != ABSENT and entry == self._layout.entry_of(chunk, self._bytes(chunk))
 
     def read_ahead(self, chunk: int) -> None:
-        """Ask the disk for a chunk: before many are looked at, so that it works on all of them at once."""
+        """Let the disk read a chunk: called for all chunks before the first is checked, it reads them at once."""
         first = self._offset + (chunk - self._first_chunk) * self._chunk_bytes
         first -= first % mapping.PAGESIZE
         self._map.madvise(mapping.MADV_WILLNEED, first, min(self._chunk_bytes, len(self._map) - first))
@@ -74,10 +75,13 @@ class MappedBlock:
 
 
 def map_block(path: str, layout: Layout, number: int, *, create: bool = False) -> MappedBlock | None:
-    """The block of a file, made if `create`; None where there is none, or none that can be mapped as it is.
+    """Map a block, with `create` from a new file if there is none.
+
+    Returns:
+        The block; None if there is no file, or an evictor holds it.
 
     Raises:
-        OSError: neither.
+        OSError: the file can be neither opened nor mapped.
     """
     for _ in range(ATTEMPTS):
         try:
@@ -103,21 +107,22 @@ def _mapped(descriptor: int, layout: Layout, number: int, create: bool) -> Mappe
         # Touching a hole of a mapped file on a full tmpfs kills the process: no table is a hole.
         with contextlib.suppress(AttributeError):  # macOS
             os.posix_fallocate(descriptor, 0, layout.table_bytes(number))
-        # Two at once set the same length, and nobody ever makes it shorter.
+        # Two processes set the same length, and none ever makes it shorter.
         os.ftruncate(descriptor, needed)
     mapped = mapping.mmap(descriptor, needed, access=mapping.ACCESS_READ)
-    # Random reads through the kernel's read-ahead fetch 125 bytes from a cold disk for each byte asked.
+    # Random reads through the kernel's read-ahead fetch 125 bytes from a cold disk for each byte that is read.
     mapped.madvise(mapping.MADV_RANDOM)
     keep_room(descriptor)
     return MappedBlock(mapped, layout, number, (found.st_dev, found.st_ino))
 
 
 def write_chunks(path: str, layout: Layout, block: MappedBlock, first: int, data: Bytes) -> None:
-    """Put neighbouring chunks from `first` on, all of this block, into its file: their bytes, then their entries.
+    """Write neighbouring chunks of one block into its file: their bytes, then their checksums.
 
     Raises:
-        OSError: the disk is full or broken, or the file is no longer the one that was mapped; what was written of the
-            chunks is without an entry, or under one that does not agree.
+        OSError: the disk is full or broken, or the file was replaced; chunks that were written by then have no
+        checksum,
+            or a wrong one.
     """
     view, size = memoryview(data), layout.chunk_bytes
     chunks = range(first, first - (-len(view) // size))
@@ -136,17 +141,17 @@ def write_chunks(path: str, layout: Layout, block: MappedBlock, first: int, data
 
 
 def erase_entries(path: str, layout: Layout, chunks: Sequence[int]) -> None:
-    """Forget chunks of one block: who has not read them yet fetches them again."""
+    """Erase the checksums of chunks of one block, so that the next reader fetches the chunks again."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for chunk in chunks:
-            _write(descriptor, memoryview(NOT_HERE), layout.place_of(chunk)[1] * ENTRY_BYTES)
+            _write(descriptor, memoryview(ABSENT), layout.place_of(chunk)[1] * ENTRY_BYTES)
     finally:
         os.close(descriptor)
 
 
 def evict_block(path: str) -> bool:
-    """Remove a block unless somebody has it mapped; whether it is gone."""
+    """Remove a block unless some process has it mapped; return whether it is removed."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -165,12 +170,12 @@ def evict_block(path: str) -> bool:
 
 
 def revalidate(path: str) -> None:
-    """Let an NFS client ask its server whether the pages it has of a file are still those of the file."""
+    """Open a file, which lets an NFS client ask its server whether its pages of the file are still valid."""
     os.close(os.open(path, os.O_RDONLY))
 
 
 def lock_file(descriptor: int, how: int) -> bool:
-    """flock, at once; whether nobody else has it. Where files cannot be locked nobody has it."""
+    """Lock a file without waiting; return whether it is locked. File systems without locks count as locked."""
     try:
         return _lock(descriptor, how)
     except OSError as error:
@@ -188,7 +193,7 @@ def _lock(descriptor: int, how: int) -> bool:
 
 
 def is_same(descriptor: int, path: str) -> bool:
-    """Whether the file is still the one under the name."""
+    """Return whether an open file is still the one under its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

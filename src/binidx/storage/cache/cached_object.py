@@ -1,21 +1,17 @@
-"""Which process fetches a chunk: a lock on one byte of a file for each, which dies with its process.
+"""State of one cached object in one process: mapped blocks, checked chunks, and locks of chunks that are being fetched.
 
-POSIX record locks: they work on NFS and on every Unix, and a forked child has none of its parent's. What belongs to a
-process does not tell its threads apart, so threads agree first (`single_flight`); and closing any descriptor of the
-file drops the process' locks on it, so there is one ChunkLocks for a file in a process.
+    range -> chunk checked?  yes: view of the mapped block           0.5 us, no system call, no lock
+                             no: map the block, compare the chunk with its checksum; once for a chunk and process
+                                 different or absent: the chunk is missing
 
-Nothing depends on these locks but that a chunk is fetched once: where they do not work everybody fetches.
+`BlockMaps` only ever grows, so threads read it without a lock: a chunk marked as checked in one `BlockMaps` is checked
+in the block that the same one has mapped. To unmap blocks, the object gets another `BlockMaps`; readers of the old one
+keep its blocks mapped.
 
-The blocks of an object that a process has mapped, and what it found good in them.
-
-Only ever added to, so that threads may read it without a lock: a chunk that is marked good in one `Maps` is good in the
-block that the same one has mapped. Letting blocks go makes another `Maps`; who still uses the old one keeps its blocks.
-
-One object of a cache directory in this process: which blocks are mapped, which chunks were found good, and views.
-
-range ─► chunk is good? ─► block's data[first:stop]          0.5 us, no system call, no lock
-          else ─► map the block, compare chunk and entry      once for a chunk and process
-                   else ─► it is lacking
+`ChunkLocks` decides which process fetches a chunk. They are POSIX record locks, which work on NFS and on every Unix,
+die with their process, and are not inherited by forks. They do not separate threads (`SingleFlight` does), and closing
+any descriptor of a file drops all locks of the process on it, so a process has one ChunkLocks for a file. Where they do
+not work, several processes fetch the same chunk, and nothing else is lost.
 """
 
 from __future__ import annotations
@@ -43,30 +39,30 @@ from binidx.storage.interfaces import Range
 
 
 class ChunkLocks:
-    """The locks of one object.
+    """Locks of the chunks of one object, against other processes.
 
     Raises:
-        OSError: the file can be neither opened nor made.
+        OSError: the file can be neither opened nor created.
     """
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
     @contextlib.contextmanager
-    def held(self, chunks: Sequence[int]) -> Iterator[list[int]]:
-        """Those of the sorted chunks that no other process holds, held for the block; nobody is waited for."""
-        held: list[tuple[int, int]] = []
+    def locked(self, chunks: Sequence[int]) -> Iterator[list[int]]:
+        """Lock sorted chunks for the block, without waiting; yield those that no other process has locked."""
+        locked: list[tuple[int, int]] = []
         try:
             for run in runs_of(chunks):
-                self._take(run, held)
-            yield [chunk for run in held for chunk in range(*run)]
+                self._lock_run(run, locked)
+            yield [chunk for run in locked for chunk in range(*run)]
         finally:
-            for first, stop in held:
+            for first, stop in locked:
                 with contextlib.suppress(OSError):
                     fcntl.lockf(self._descriptor, fcntl.LOCK_UN, stop - first, first)
 
-    def _take(self, run: tuple[int, int], held: list[tuple[int, int]]) -> None:
-        """Lock a run, or what can be had of it: by halves."""
+    def _lock_run(self, run: tuple[int, int], locked: list[tuple[int, int]]) -> None:
+        """Lock a run of chunks, or those halves of it that are free."""
         first, stop = run
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, stop - first, first)
@@ -74,9 +70,9 @@ class ChunkLocks:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 middle = (first + stop) // 2
                 for half in ((first, middle), (middle, stop)) if middle > first else ():
-                    self._take(half, held)
+                    self._lock_run(half, locked)
                 return
-        held.append(run)
+        locked.append(run)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # At the end of the interpreter modules may be gone before this object.
@@ -86,15 +82,21 @@ class ChunkLocks:
             pass
 
 
-class Maps:
-    """Blocks by number, and per chunk whether it was compared; `used` has the number of the last read of each.
+class BlockMaps:
+    """Mapped blocks of an object, and which of its chunks were checked.
 
     Args:
         layout: of the object.
-        like: has what this is to have, but for the blocks `without`.
+        like: state to copy; None: nothing is mapped.
+        without: blocks that are not copied.
+
+    Attributes:
+        blocks, data, addresses: of each block: the mapping, its bytes and their address.
+        used: of each block: number of the last read that used it.
+        good: of each chunk: whether it was checked.
     """
 
-    def __init__(self, layout: Layout, like: Maps | None = None, without: Sequence[int] = ()) -> None:
+    def __init__(self, layout: Layout, like: BlockMaps | None = None, without: Sequence[int] = ()) -> None:
         self._layout = layout
         if like is None:
             self.blocks: list[MappedBlock | None] = [None] * layout.num_blocks
@@ -116,49 +118,54 @@ class Maps:
         self.placed = PlacedBlocks(self.good, self.addresses, self.used, *sizes)
 
     def add(self, block: MappedBlock) -> None:
-        """Last in `blocks`: who finds it there marks chunks, and who finds chunks marked looks at the others."""
+        """Add a mapped block; to `blocks` last, since threads mark chunks of the blocks that they find there."""
         self.addresses[block.number] = block.address
         self.data[block.number] = block.data
         self.blocks[block.number] = block
 
-    def without(self, numbers: Sequence[int]) -> Maps:
-        """The same, but for these blocks."""
-        return Maps(self._layout, self, numbers)
+    def without(self, numbers: Sequence[int]) -> BlockMaps:
+        """Return a copy without these blocks."""
+        return BlockMaps(self._layout, self, numbers)
 
     def mapped(self) -> list[int]:
-        """Numbers of the blocks that are mapped, least recently used first."""
+        """Return the numbers of the mapped blocks, least recently used first."""
         return sorted(np.flatnonzero(self.addresses).tolist(), key=self.used.__getitem__)
 
 
 logger = logging.getLogger(__name__)
 IDLE_SECONDS = 60.0
-"""A block that was not read for so long is no longer mapped; one that was is marked as used for all processes."""
+"""A block without a read for so long is unmapped; the file of any other is marked as used, for all processes."""
 
 RELEASED_PART = 4
 NO_ROOM_TO_MAP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class CachedObject:
-    """Get it from `cached_object`: there is one for a directory and content in a process.
+    """Cached object of a directory; `get_cached_object` returns the only one of a process.
 
-    Where the directory cannot be written to, `writable` is false, and what lies there is read.
+    Attributes:
+        writable: whether chunks can be added; if not, cached chunks are still read.
+        maps: mapped blocks and checked chunks.
+        quota: of the directory.
+        locks: of chunks that this process fetches.
+        flights: chunks that threads of this process fetch.
     """
 
     def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
         self.uri, self.layout = content.uri, Layout.of(content)
         self.path = os.path.join(directory, "objects", content.key)
         self._content = content
-        self.maps = Maps(self.layout)
+        self.maps = BlockMaps(self.layout)
         self._tick, self._beat_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
         self.after_fork()
         self.writable = True
         try:
             write_meta(self.path, content)
-            self.room = room_of(directory, limit)
+            self.quota = get_quota(directory, limit)
             self.locks = ChunkLocks(os.path.join(self.path, "locks"))
         except OSError as error:
             self.writable = False
-            _warn_once(directory, f"cache cannot be written to, what it has not is read without being kept: {error}")
+            _warn_once(directory, f"cache cannot be written to, reads go on without being cached: {error}")
 
     def after_fork(self) -> None:
         self._lock, self._writing = threading.RLock(), threading.Lock()
@@ -166,16 +173,16 @@ class CachedObject:
 
     # Reading
 
-    def begin(self) -> tuple[Maps, int]:
-        """What one read looks at, and its number."""
+    def begin(self) -> tuple[BlockMaps, int]:
+        """Start a read; return the maps that it uses, and its number."""
         self._tick = tick = self._tick + 1
         return self.maps, tick
 
     def views(self, ranges: Sequence[Range]) -> tuple[list[memoryview | None], int, int]:
-        """The bytes of each range, None where a chunk lacks or was not compared yet; how many are None; and of how many
-        chunks they all are.
+        """Return views of ranges, how many are None, and the number of chunks of all ranges.
 
-        Ranges lie in the object. Those that cross blocks are copied together.
+        A view is None if a chunk of its range is absent or not checked yet; a range across blocks is copied. Ranges
+        must lie in the object.
         """
         maps, tick = self.begin()
         chunk_bytes, block_bytes = self.layout.chunk_bytes, self.layout.block_bytes
@@ -201,8 +208,8 @@ class CachedObject:
                 found.append(view)
         return found, lacking, count
 
-    def _across(self, maps: Maps, start: int, stop: int) -> memoryview:
-        """Bytes of several chunks, all of them good."""
+    def _across(self, maps: BlockMaps, start: int, stop: int) -> memoryview:
+        """Return the bytes of several chunks, all of them checked."""
         size, parts = self.layout.block_bytes, []
         for number in range(start // size, -(-stop // size)):
             view, first = maps.data[number], number * size
@@ -211,8 +218,8 @@ class CachedObject:
             parts.append(view[max(start - first, 0) : stop - first])
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def lacking(self, chunks: Sequence[int]) -> list[int]:
-        """Those of the sorted chunks that are not here, or not as they should be."""
+    def check_chunks(self, chunks: Sequence[int]) -> list[int]:
+        """Check sorted chunks; return those that are absent or damaged."""
         maps = self.maps
         for number in {self.layout.place_of(chunk)[0] for chunk in chunks}:
             maps.used_at[number] = self._tick
@@ -226,22 +233,23 @@ class CachedObject:
         return [chunk for chunk in unsure if not maps.good_at[chunk]]
 
     def absent(self, chunks: Sequence[int]) -> list[int]:
-        """Those of the chunks that were not written down; what was, is not compared."""
+        """Return the chunks that were never written; damage is not checked."""
         maps = self.maps
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
         return [chunk for chunk in unsure if (block := self._block(maps, chunk)) is None or not block.holds(chunk)]
 
-    def lacking_afresh(self, chunks: Sequence[int]) -> tuple[list[int], int]:
-        """The same for who may now fetch them: another node may have written what this one has older pages of.
+    def recheck(self, chunks: Sequence[int]) -> tuple[list[int], int]:
+        """Check chunks again after locking them: another node may have written chunks of which this one has old pages.
 
-        And how many of them are here, but damaged: all are counted, one is named for an object and process.
+        Returns:
+            The absent or damaged chunks, and the number of damaged ones. A warning names one for an object and process.
         """
-        blocks = {chunk: self._block(self.maps, chunk) for chunk in self.lacking(chunks)}
+        blocks = {chunk: self._block(self.maps, chunk) for chunk in self.check_chunks(chunks)}
         held = {chunk: block is not None and block.holds(chunk) for chunk, block in blocks.items()}
         for number in {self.layout.place_of(chunk)[0] for chunk in held}:
             with contextlib.suppress(OSError):
                 revalidate(block_path(self.path, number))
-        lacking = self.lacking(chunks)
+        lacking = self.check_chunks(chunks)
         if damaged := [chunk for chunk in lacking if held[chunk]]:
             what = f"chunk {damaged[0]} was damaged; fetched again, as will be others that are"
             _warn_once(f"{self.uri}: its copy in {self.path}", what)
@@ -249,8 +257,8 @@ class CachedObject:
 
     # Keeping
 
-    def keep(self, first: int, data: memoryview) -> bool:
-        """Write neighbouring chunks from `first` on; whether they are here now."""
+    def store(self, first: int, data: memoryview) -> bool:
+        """Write neighbouring chunks from `first` on; return whether all of them are cached and valid now."""
         size = self.layout.chunk_bytes
         numbers = range(first, first - (-len(data) // size))
         for number, group in itertools.groupby(numbers, key=lambda chunk: self.layout.place_of(chunk)[0]):
@@ -259,9 +267,9 @@ class CachedObject:
             try:
                 self._write(number, chunks[0], part)
             except OSError as error:
-                self.room.full(f"cannot be written to: {error.strerror}")
+                self.quota.pause(f"cannot be written to: {error.strerror}")
                 return False
-        return not self.lacking(numbers)
+        return not self.check_chunks(numbers)
 
     def _write(self, number: int, first: int, data: memoryview) -> None:
         path = block_path(self.path, number)
@@ -270,20 +278,20 @@ class CachedObject:
             block = self._block(maps, first, create=True)
             try:
                 if block is not None:
-                    # Of many that write to one file the kernel lets one, and the others burn their cores meanwhile.
+                    # The kernel lets one thread at a time write to a file; waiting ones would spin on their cores.
                     with self._writing:
                         return write_chunks(path, self.layout, block, first, data)
             except FileNotFoundError:
-                # Somebody removed files of a cache in use; what is mapped lives on.
+                # The files of a cache in use were removed; mapped blocks live on.
                 if attempt == 2:
                     raise
-                self._let_go([number])
+                self._unmap([number])
         raise OSError(errno.EAGAIN, "block cannot be mapped", path)
 
     # Blocks
 
-    def _block(self, maps: Maps, chunk: int, *, create: bool = False) -> MappedBlock | None:
-        """The block of a chunk, mapped; None where there is none, or with `create` where an evictor is at it."""
+    def _block(self, maps: BlockMaps, chunk: int, *, create: bool = False) -> MappedBlock | None:
+        """Map the block of a chunk; return None if there is none, or if an evictor has locked it."""
         number = self.layout.place_of(chunk)[0]
         block = maps.blocks[number]
         if block is not None:
@@ -318,12 +326,12 @@ class CachedObject:
         return block
 
     def release(self) -> None:
-        """Let go of the least recently used quarter of what this process has mapped, not of what it reads now."""
+        """Unmap the least recently used quarter of the mapped blocks, but none that the current read uses."""
         mapped = [number for number in self.maps.mapped() if self.maps.used_at[number] < self._tick]
-        self._let_go(mapped[: -(-len(mapped) // RELEASED_PART)])
+        self._unmap(mapped[: -(-len(mapped) // RELEASED_PART)])
 
     def beat(self) -> None:
-        """Once a minute: say of the blocks in use that they are, and let go of the others."""
+        """Once a minute, mark the files of used blocks as used, and unmap the others."""
         now = time.monotonic()
         if now < self._beat_at:
             return
@@ -333,33 +341,33 @@ class CachedObject:
         self._seen_tick = self._tick
         for number in mapped[len(idle) :]:
             _touch(block_path(self.path, number))
-        self._let_go(idle)
+        self._unmap(idle)
 
-    def _let_go(self, numbers: Sequence[int]) -> None:
+    def _unmap(self, numbers: Sequence[int]) -> None:
         if numbers:
             with self._lock:
                 self.maps = self.maps.without(numbers)
 
 
-def cached_object(directory: str, content: CachedContent, limit: int | None) -> CachedObject:
-    """The one of this process; the bound given last holds."""
+def get_cached_object(directory: str, content: CachedContent, limit: int | None) -> CachedObject:
+    """Return the only object of this process for a directory and content, with the given quota."""
     with _lock:
         key = (directory, content.key)
         found = _objects.get(key)
         if found is None:
             _objects[key] = found = CachedObject(directory, content, limit)
         elif found.writable:
-            found.room = room_of(directory, limit)
+            found.quota = get_quota(directory, limit)
         return found
 
 
-def room_of(directory: str, limit: int | None) -> CacheQuota:
-    """The one of this process, which asks all objects there to let go before it sweeps."""
-    room = _rooms.get((directory, limit))
-    if room is None:
-        room = _rooms[directory, limit] = CacheQuota(directory, limit)
-        room.release = lambda: _release_all(directory)
-    return room
+def get_quota(directory: str, limit: int | None) -> CacheQuota:
+    """Return the only quota of this process for a directory and limit; its sweeps unmap blocks of all objects there."""
+    quota = _quotas.get((directory, limit))
+    if quota is None:
+        quota = _quotas[directory, limit] = CacheQuota(directory, limit)
+        quota.release = lambda: _release_all(directory)
+    return quota
 
 
 def _release_all(directory: str) -> None:
@@ -374,8 +382,8 @@ def _touch(path: str) -> None:
 
 
 def _warn_once(subject: str, message: str) -> None:
-    if subject not in _said:
-        _said.add(subject)
+    if subject not in _warned:
+        _warned.add(subject)
         logger.warning("%s: %s", subject, message)
 
 
@@ -387,9 +395,9 @@ def _after_fork() -> None:
 
 
 _lock = threading.Lock()
-_said: set[str] = set()
+_warned: set[str] = set()
 _objects: weakref.WeakValueDictionary[tuple[str, str], CachedObject] = weakref.WeakValueDictionary()
-_rooms: weakref.WeakValueDictionary[tuple[str, int | None], CacheQuota] = weakref.WeakValueDictionary()
+_quotas: weakref.WeakValueDictionary[tuple[str, int | None], CacheQuota] = weakref.WeakValueDictionary()
 
 
 os.register_at_fork(after_in_child=_after_fork)

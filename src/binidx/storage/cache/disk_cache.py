@@ -1,21 +1,16 @@
-"""Is what was fetched of the content that was opened? Asked before it is kept, of stores that cannot be told which one.
+"""Disk cache: a reader that stores the chunks it fetches in a directory.
 
-s3, gs             each response tells its ETag or generation: `response_check`
-http(s)            the same, with a strong ETag
-files, memory      looked at after each read
-the rest           looked at here, once for a fetch: one request more for a batch, and never new bytes under old names
+    read       [70000, 70100) [190000, 200000)      of an object in chunks of 64 KiB
+    chunks     1              2        3            1 and 2 are in the directory and agree with their checksums: views
+    fetch      [196608, 262144)                     3: fetched and stored by one process of all
 
-The cluster-local copy: a RangeReader over a RangeReader that keeps what it read in a directory.
+The directory lies on a disk of this node or on a file system of the cluster, and is shared by all processes and nodes
+that can access it. `layout` describes its files, `block_files` the locks against eviction, `cached_object` and
+`memory.SingleFlight` which process and thread fetches a chunk, `eviction` the quota.
 
-    asked      [70000, 70100) [190000, 200000)      of an object in chunks of 64 KiB
-    chunks     1              2        3            1 and 2 lie in the directory and agree with their sums: views
-    read       [196608, 262144)                     3: one process of all fetches it and writes it down
-
-The directory may lie on a disk of this node or on a file system of the cluster; all processes and nodes that see it
-share it. `cache_layout` has the format, `cache_block` who may evict, `chunk_locks` and `single_flight` who fetches,
-`cache_room` the bound. Nothing read from there is believed before its sum was compared, once for a chunk and process,
-so kill -9, loss of power, a full disk and flipped bits cost a second request, never a wrong byte. Not to be done to a
-directory in use: cutting its files short (SIGBUS, as with every mmap); removing them is fine on a local file system.
+No cached byte is used before its checksum was compared, once for a chunk and process. So after a kill, a loss of power,
+a full disk or flipped bits, chunks are fetched again, and wrong bytes are never returned. While a directory is used,
+its files must not be truncated (SIGBUS, as with every mmap); on a local file system they may be removed.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from binidx.errors import ConfigError
-from binidx.storage.cache.cached_object import cached_object
+from binidx.storage.cache.cached_object import get_cached_object
 from binidx.storage.cache.layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.memory import Flight, chunks_of, runs_of
 from binidx.storage.interfaces import Range, RangeReader, VersionedReader, as_block_reader, stored_reader
@@ -47,36 +42,37 @@ def check_content(reader: RangeReader) -> None:
 
 
 ROUND_BYTES = 32 << 20
-"""Fetched at once by a thread, and in memory until it is written."""
+"""Bytes that a thread fetches at once, and holds in memory until they are written."""
 
 FILLERS = 3
-"""Threads that bring a large object: one's bytes come while another's are written and compared."""
+"""Threads that fetch a large object: some bytes arrive while others are written and checked."""
 
 PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS = 30.0, 0.5
-"""So long another process may take to fetch chunks before what is asked is read here, too; and, after that happened,
-until it is seen to go on: it may be stopped, and hold its locks for ever."""
+"""How long to wait for chunks that another process fetches before reading them from the store; and how long after such
+a wait has failed, until one succeeds: a stopped process holds its locks."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
 MARKS = ("etag", "generation", "version", "mtime")
-"""Without one of these nobody could tell a new content from an old one of the same size. A time is the weakest: who
-replaces an object within one tick of its store's clock, by one of equal size, is not seen."""
+"""Parts of an identity, of which a cached object needs one, else a new content of the same size would go unnoticed. A
+time is the weakest: it misses an object that is replaced within one tick of the store's clock by one of equal size."""
 
 
 class DiskCache:
-    """A reader whose chunks are kept in a directory. Same bytes as the reader below.
+    """Reader that caches the chunks of another reader in a directory.
 
     Args:
-        reader: of one content: its `identity` has a mark of it. Its own `read` coalesces and runs requests at once.
-        directory: made if it is not there.
-        limit: bytes that may lie in it, of all objects; None: what leaves a tenth of its file system free.
-        chunk_bytes: unit of fetching, checking and keeping.
-        block_bytes: unit of evicting, a multiple of it.
+        reader: of one version of an object; its `identity` has one of MARKS.
+        directory: created if it does not exist.
+        limit: bytes of all objects in it; None: as many as leave a tenth of its file system free.
+        chunk_bytes: unit of fetching, checking and storing.
+        block_bytes: unit of evicting, a multiple of `chunk_bytes`.
 
     Raises:
-        ConfigError: the reader has no mark of its content, or sizes that make no sense.
+        UncacheableError: the version of the object is unknown.
+        ConfigError: a size is out of range.
 
-    Views are of the mapped files, and stay valid when their block is evicted. Where nothing can be kept, the ranges
-    asked are read, and not whole chunks. Pickles as its arguments; another process, forked or not, maps for itself.
+    Views are of mapped files, and stay valid when their block is evicted. If nothing can be cached, the exact ranges
+    are read instead of whole chunks. Pickles as its arguments; each process maps blocks for itself.
     """
 
     def __init__(
@@ -101,7 +97,7 @@ class DiskCache:
         self.stats = CacheStats(cache="disk")
         self._ask_ahead = AskAhead()
         self._patience = PATIENCE_SECONDS
-        self.cached = cached_object(self.directory, self.content, limit)
+        self.cached = get_cached_object(self.directory, self.content, limit)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -129,88 +125,92 @@ class DiskCache:
         return True
 
     def _read_rest(self, ranges: Sequence[Range], views: list[memoryview | None], count: int) -> list[memoryview]:
-        """With what `views` lacks."""
+        """Return the views, with those that are None fetched."""
         lacking = [place for place, view in enumerate(views) if view is None]
         asked = [ranges[place] for place in lacking]
-        chunks = self.cached.lacking(chunks_of(asked, self.content.chunk_bytes))
+        chunks = self.cached.check_chunks(chunks_of(asked, self.content.chunk_bytes))
         self.stats.count_chunks(hits=max(0, count - len(chunks)), misses=len(chunks))
-        loose = self._bring(chunks) if chunks and self.cached.writable else {}
+        unstored = self._fetch_into_cache(chunks) if chunks and self.cached.writable else {}
         found, _, _ = self.cached.views(asked)
-        found = [view or self._from_loose(each, loose) for view, each in zip(found, asked, strict=True)]
+        found = [view or self._join_unstored(each, unstored) for view, each in zip(found, asked, strict=True)]
         exact = iter(self._fetch([each for view, each in zip(found, asked, strict=True) if view is None]))
         for place, view in zip(lacking, found, strict=True):
             views[place] = next(exact) if view is None else view
         return views  # type: ignore[return-value]
 
-    def _bring(self, lacking: Sequence[int]) -> dict[int, memoryview]:
-        """Get chunks into the directory; those that could not be written. Of many, some come while others are written.
+    def _fetch_into_cache(self, lacking: Sequence[int]) -> dict[int, memoryview]:
+        """Fetch chunks into the directory, many of them in several threads; return those that could not be written.
 
         Raises:
-            The first error, after all have ended.
+            The first error, after all threads have ended.
         """
         at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
         if len(lacking) <= at_once:
-            return self._bring_in_turn(lacking)
+            return self._fetch_missing(lacking)
         rounds = [lacking[first : first + at_once] for first in range(0, len(lacking), at_once)]
         shares = [[chunk for each in rounds[number::FILLERS] for chunk in each] for number in range(FILLERS)]
-        pending = [READS.submit(functools.partial(self._bring_in_turn, share)) for share in shares if share]
+        pending = [READS.submit(functools.partial(self._fetch_missing, share)) for share in shares if share]
         wait(pending)
         return {chunk: view for share in pending for chunk, view in share.result().items()}
 
-    def _bring_in_turn(self, lacking: Sequence[int]) -> dict[int, memoryview]:
-        """Get chunks into the directory, each fetched by one thread of one process; those that could not be written.
+    def _fetch_missing(self, lacking: Sequence[int]) -> dict[int, memoryview]:
+        """Fetch chunks into the directory, each by one thread of one process; return those that could not be written.
 
-        Nobody waits while he holds a lock. A chunk whose fetcher failed or died is fetched here, and none twice: where
-        there is no room, or what came is evicted before it is read, it stays away.
+        No thread waits while it holds a lock. A chunk whose fetcher failed or died is fetched here; none is fetched
+        twice, also if it could not be written or was evicted at once.
         """
-        loose: dict[int, memoryview] = {}
+        unstored: dict[int, memoryview] = {}
         waited: set[int] = set()
         done: set[int] = set()
         at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
         place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
         while lacking:
             with self.cached.flights.claimed(lacking[place : place + at_once]) as (ours, theirs):
-                with self.cached.locks.held(ours.keys) as held:
-                    absent, damaged = self.cached.lacking_afresh(held)
+                with self.cached.locks.locked(ours.keys) as held:
+                    absent, damaged = self.cached.recheck(held)
                     self.stats.count_chunks(damaged=damaged)
-                    if not self._fetch_chunks(absent, loose):
+                    if not self._fetch_chunks(absent, unstored):
                         break
-                ours.land(loose)
+                ours.land(unstored)
             place += at_once
             done |= {*held}
             if held:
                 place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
             elif place >= len(lacking):
                 waited |= {*lacking}
-                place, pause = 0, self._wait(theirs, loose, pause)
+                place, pause = 0, self._wait(theirs, unstored, pause)
             before = len(lacking)
-            lacking = [chunk for chunk in self.cached.lacking(lacking) if chunk not in loose and chunk not in done]
+            lacking = [
+                chunk for chunk in self.cached.check_chunks(lacking) if chunk not in unstored and chunk not in done
+            ]
             if len(lacking) < before:
                 self._patience = PATIENCE_SECONDS
             elif time.monotonic() > deadline:
                 self._patience = LEAST_PATIENCE_SECONDS
                 break
         self.stats.count_chunks(waits=len(waited))
-        return loose
+        return unstored
 
-    def _wait(self, theirs: Mapping[int, Flight[int, memoryview]], loose: dict[int, memoryview], pause: float) -> float:
-        """For a thread of this process, or a moment for another process; the next pause."""
+    def _wait(
+        self, theirs: Mapping[int, Flight[int, memoryview]], unstored: dict[int, memoryview], pause: float
+    ) -> float:
+        """Wait for a thread of this process, or for a pause for another process; return the next pause."""
         if theirs:
             claim = next(iter(theirs.values()))
             landed = claim.wait(LONGEST_PAUSE)
-            loose |= {each: landed[each] for each in theirs if each in landed}
+            unstored |= {each: landed[each] for each in theirs if each in landed}
             return FIRST_PAUSE
-        # A claim that nobody lands: for a moment, or until this thread's scope is cancelled.
+        # A flight without a fetcher: waits for the pause, or until this thread's scope is cancelled.
         Flight[int, memoryview]().wait(pause)
         return min(LONGEST_PAUSE, 1.5 * pause)
 
-    def _fetch_chunks(self, chunks: Sequence[int], loose: dict[int, memoryview]) -> bool:
-        """Fetch, write, and put what could not be written into `loose`. False: nothing more may be written."""
+    def _fetch_chunks(self, chunks: Sequence[int], unstored: dict[int, memoryview]) -> bool:
+        """Fetch and write chunks; add unwritable ones to `unstored`. Return False if the quota is spent."""
         if not chunks:
             return True
         content, layout = self.content, self.cached.layout
         count = len(chunks) * content.chunk_bytes
-        if not self.cached.room.reserve(count):
+        if not self.cached.quota.reserve(count):
             return False
         # In pieces of one request: longer ones would be put together, and so copied.
         whole = max(1, MAX_REQUEST // content.chunk_bytes)
@@ -219,26 +219,26 @@ class DiskCache:
             answers = self._fetch([layout.range_of(*run) for run in runs])
             check_content(self.reader)
         except BaseException:
-            self.cached.room.give_back(count)
+            self.cached.quota.release_reserved(count)
             raise
         for (first, stop), answer in zip(runs, answers, strict=True):
-            if not self.cached.keep(first, answer):
-                self.cached.room.give_back(min(count, len(answer)))
+            if not self.cached.store(first, answer):
+                self.cached.quota.release_reserved(min(count, len(answer)))
                 size = content.chunk_bytes
-                loose |= {
+                unstored |= {
                     each: answer[(each - first) * size : (each + 1 - first) * size] for each in range(first, stop)
                 }
         return True
 
-    def _from_loose(self, wanted: Range, loose: Mapping[int, memoryview]) -> memoryview | None:
-        """A range of which chunks could not be written; None where one was not even fetched."""
-        if not loose:
+    def _join_unstored(self, wanted: Range, unstored: Mapping[int, memoryview]) -> memoryview | None:
+        """Return a range, also from chunks that could not be written; None if a chunk of it was not fetched."""
+        if not unstored:
             return None
         parts = []
         for chunk in chunks_of([wanted], self.content.chunk_bytes):
             whole = self.cached.layout.range_of(chunk, chunk + 1)
             where = max(wanted[0], whole[0]), min(wanted[1], whole[1])
-            found = loose[chunk][where[0] - whole[0] : where[1] - whole[0]] if chunk in loose else None
+            found = unstored[chunk][where[0] - whole[0] : where[1] - whole[0]] if chunk in unstored else None
             view = self.cached.views([where])[0][0] if found is None else found
             if view is None:
                 return None
@@ -263,11 +263,11 @@ class DiskCache:
 
 
 class UncacheableError(ConfigError):
-    """Nobody could tell a new content of this object from its old one."""
+    """The version of an object is unknown, so a cache could not detect that it is replaced."""
 
 
 def check_cacheable(reader: RangeReader, chunk_bytes: int, limit: int | None) -> None:
-    """ConfigError unless a cache can be made of this."""
+    """Raise ConfigError if the reader cannot be cached with these sizes."""
     if chunk_bytes < 1:
         raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
     if limit is not None and limit < 0:

@@ -1,16 +1,16 @@
-"""How much may lie in a cache directory, and who has to leave: whole blocks, the least recently used first.
+"""Quota of a cache directory, and eviction of the least recently used blocks.
 
-    DIR/usage     int64      bytes in all objects
+    DIR/usage     int64      bytes of all blocks
                   float64    when they were counted
-                  float64    when a sweep last found too much in use
+                  float64    when a sweep last failed to free enough
 
-Every process adds what it is about to write, under a lock on that file; counting the files anew, which a sweep does,
-mends what a kill left wrong. So the bound holds over all processes without one of them looking at 10,000 files for each
-chunk.
+Every process adds the bytes that it is about to write, under a lock on that file, so the quota holds over all processes
+although none of them counts 10,000 files for each chunk. A sweep counts the files anew, which corrects the sum after a
+killed process.
 
-A sweep frees a sixteenth of the bound more than it must, so that the next one is some time away. What is mapped
-anywhere is in use and stays. If everything is, or the disk has no room for other reasons, reads go on without being
-kept, and it is tried again after ten seconds.
+A sweep frees a sixteenth of the quota more than it must, so that sweeps are rare. Blocks that any process has mapped
+stay. If all are mapped, or the disk is full of other files, reads go on without caching, and caching is tried again
+after ten seconds.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from binidx.storage.cache.block_files import evict_block
 
 logger = logging.getLogger(__name__)
 FREE_PART = 10
-"""Without a bound of its own a cache leaves this part of its file system free."""
+"""A cache without a quota leaves this fraction (1/10) of its file system free."""
 
 SWEEP_PART = 16
 USAGE = struct.Struct("<qdd")
 COUNT_AGAIN_SECONDS = 3600.0
-FULL_SECONDS = 10.0
+PAUSE_SECONDS = 10.0
 SWEEP_WAIT_SECONDS = 5.0
-"""A sweep looks at 10,000 files in 100 ms."""
+"""A sweep of 10,000 files takes 100 ms."""
 
 COUNT_WAIT_SECONDS = 2.0
-"""Changing the number takes 10 us; who was stopped in it (SIGSTOP, a frozen node) must not stop the others."""
+"""An update of the sum takes 10 us; a process stopped in it (SIGSTOP, a frozen node) must not stop the others."""
 
 COUNTER, SWEEPER = 0, 1
-"""Bytes of `usage` that are locked: to change the number, and to sweep."""
+"""Bytes of `usage` that are locked to update the sum, and to sweep."""
 
 
 @dataclass(frozen=True)
 class BlockFile:
-    """A block as the file system sees it: bytes that it takes, and when it was last used."""
+    """File of a block: its bytes on the disk, and when it was last used."""
 
     path: str
     num_bytes: int
@@ -57,24 +57,24 @@ class BlockFile:
 
 
 def least_recent_first(blocks: Sequence[BlockFile]) -> list[BlockFile]:
-    """The order in which blocks leave."""
+    """Sort blocks in the order in which they are evicted."""
     return sorted(blocks, key=lambda each: (each.used_at, each.path))
 
 
 def block_files(directory: str) -> list[BlockFile]:
-    """All blocks of a cache directory, by one look at each: 10 us."""
+    """Return all blocks of a cache directory, by one stat of each: 10 us."""
     return [found for name in object_directories(directory) for found in blocks_of(name)]
 
 
 def object_directories(directory: str) -> list[str]:
-    """The directories of its objects."""
+    """Return the directories of the cached objects."""
     with contextlib.suppress(OSError), os.scandir(os.path.join(directory, "objects")) as entries:
         return sorted(entry.path for entry in entries if entry.is_dir())
     return []
 
 
 def blocks_of(object_directory: str) -> list[BlockFile]:
-    """The blocks of one object."""
+    """Return the blocks of one cached object."""
     found = []
     with contextlib.suppress(OSError), os.scandir(object_directory) as entries:
         for entry in entries:
@@ -86,56 +86,59 @@ def blocks_of(object_directory: str) -> list[BlockFile]:
 
 
 class CacheQuota:
-    """The bound of one cache directory, in this process.
+    """Quota of one cache directory in this process.
 
     Args:
-        directory: exists.
-        limit: bytes; None: what leaves a tenth of the file system free.
+        directory: an existing directory.
+        limit: bytes of all blocks; None: as many as leave a tenth of the file system free.
+
+    Attributes:
+        release: called before a sweep, to unmap blocks of this process.
 
     Raises:
-        OSError: its `usage` can be neither opened nor made.
+        OSError: the file `usage` can be neither opened nor created.
     """
 
     def __init__(self, directory: str, limit: int | None) -> None:
         self.directory, self.limit = directory, limit
         self._descriptor = os.open(os.path.join(directory, "usage"), os.O_RDWR | os.O_CREAT, 0o666)
-        self._full_until = 0.0
+        self._paused_until = 0.0
         self.release: Callable[[], object] = lambda: None
         self.after_fork()
-        _rooms.add(self)
+        _quotas.add(self)
 
     def after_fork(self) -> None:
         self._lock, self._sweeping = threading.Lock(), threading.Lock()
 
     def reserve(self, count: int) -> bool:
-        """Whether so many bytes more may be written; what is least recently used makes room for them."""
-        if time.monotonic() < self._full_until:
+        """Reserve bytes, evicting the least recently used blocks if need be; return whether they may be written."""
+        if time.monotonic() < self._paused_until:
             return False
         try:
             self._add(count)
-            if self.excess(count) <= 0 or (not self._is_stuck() and self.make_room(count) <= 0):
+            if self.excess(count) <= 0 or (not self._is_stuck() and self.free_space(count) <= 0):
                 return True
             self._add(-count)
         except OSError as error:
-            logger.warning("%s: usage cannot be kept, reads go on without being cached: %s", self.directory, error)
-        self.full("everything in it is in use" if self.limit is not None else "its file system is full of other things")
+            logger.warning("%s: usage unknown, reads go on without being cached: %s", self.directory, error)
+        self.pause("everything in it is in use" if self.limit is not None else "its file system is full of other files")
         return False
 
-    def give_back(self, count: int) -> None:
-        """So much of what was reserved was not written."""
+    def release_reserved(self, count: int) -> None:
+        """Return reserved bytes that were not written."""
         with contextlib.suppress(OSError):
             self._add(-count)
 
-    def full(self, why: str) -> None:
-        """Keep nothing for ten seconds; said once a directory and process."""
-        self._full_until = time.monotonic() + FULL_SECONDS
-        if self.directory not in _said:
-            _said.add(self.directory)
+    def pause(self, why: str) -> None:
+        """Stop caching for ten seconds; warn once for a directory in a process."""
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        if self.directory not in _warned:
+            _warned.add(self.directory)
             bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
-            logger.warning("%s: %s (bound: %s); what it has not is read without being kept", self.directory, why, bound)
+            logger.warning("%s: %s (bound: %s); reads go on without being cached", self.directory, why, bound)
 
-    def make_room(self, coming: int = 0) -> int:
-        """Sweep, or wait until another process has; bytes that are too many afterwards."""
+    def free_space(self, coming: int = 0) -> int:
+        """Sweep, or wait until another process has swept; return the bytes above the quota afterwards."""
         with self._locked(SWEEPER, self._sweeping, SWEEP_WAIT_SECONDS) as ours:
             if ours and self.excess(coming) > 0 and not self._is_stuck():
                 self.release()
@@ -143,8 +146,8 @@ class CacheQuota:
         return self.excess(coming)
 
     def _is_stuck(self) -> bool:
-        """Whether somebody swept in the last ten seconds, and found too much in use: 64 processes need not all look."""
-        return 0 <= time.time() - self._usage()[2] < FULL_SECONDS
+        """Return whether a sweep of any process has failed to free enough in the last ten seconds."""
+        return 0 <= time.time() - self._usage()[2] < PAUSE_SECONDS
 
     def _sweep(self, coming: int) -> None:
         blocks = self.recount(coming)
@@ -162,29 +165,29 @@ class CacheQuota:
                 self._write(*self._usage()[:2], time.time())
 
     def recount(self, coming: int = 0) -> list[BlockFile]:
-        """Count what lies there, and what others should know is coming; all blocks."""
+        """Count all blocks anew, add the coming bytes, and return the blocks."""
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
             blocks = block_files(self.directory)
             self._write(sum(block.num_bytes for block in blocks) + coming, time.time())
         return blocks
 
     def excess(self, coming: int = 0) -> int:
-        """Bytes that are too many, or, if negative, that may still come.
+        """Return the bytes above the quota; negative if bytes are left.
 
         Args:
-            coming: bytes that were added, but do not show on the disk yet.
+            coming: reserved bytes that are not on the disk yet.
         """
         if self.limit is not None:
             return self.used() - self.limit
-        stat = os.fstatvfs(self._descriptor)  # of a directory that is gone, too
+        stat = os.fstatvfs(self._descriptor)  # also of a removed directory
         return (stat.f_blocks // FREE_PART - stat.f_bavail) * stat.f_frsize + coming
 
     def used(self) -> int:
-        """Bytes in the directory, as far as is known."""
+        """Return the counted bytes of the directory."""
         return self._usage()[0]
 
     def _add(self, count: int) -> None:
-        """So many bytes more; they are counted anew once an hour."""
+        """Add bytes to the sum, which is counted anew once an hour."""
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
             used, counted_at, stuck_at = self._usage()
             if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
@@ -201,7 +204,7 @@ class CacheQuota:
 
     @contextlib.contextmanager
     def _locked(self, byte: int, threads: threading.Lock, seconds: float) -> Iterator[bool]:
-        """Alone among threads and processes; after `seconds` perhaps not, and the block is told so."""
+        """Lock a byte of `usage` against threads and processes; yield whether it was locked within `seconds`."""
         ours = threads.acquire(timeout=seconds)
         try:
             yield ours and self._lock_byte(byte, seconds)
@@ -219,7 +222,7 @@ class CacheQuota:
                 return True
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    return True  # no locks here: the number may be off by what two processes write at once
+                    return True  # a file system without locks: concurrent updates may be lost
                 if time.monotonic() >= deadline:
                     return False
             time.sleep(pause)
@@ -234,12 +237,12 @@ class CacheQuota:
 
 
 def _after_fork() -> None:
-    for room in list(_rooms):
-        room.after_fork()
+    for quota in list(_quotas):
+        quota.after_fork()
 
 
-_rooms: weakref.WeakSet[CacheQuota] = weakref.WeakSet()
-_said: set[str] = set()
+_quotas: weakref.WeakSet[CacheQuota] = weakref.WeakSet()
+_warned: set[str] = set()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,29 +1,24 @@
-"""Where a cached object lies in a cache directory, and what its files hold. Pure but for meta.json.
+"""Files of a cache directory: names, formats, and the default directory of index files.
 
     DIR/
-      usage                     bytes in all, and when they were counted: `cache_room`
-      objects/KEY/              KEY: digest of the URI, the size, the store's mark of the content, and the sizes below
-        meta.json               the same in words, for `binidx cache`
-        locks                   empty; byte c of it is locked by who fetches chunk c
+      usage                     bytes of all blocks, and when they were counted (`eviction`)
+      objects/KEY/              KEY: digest of URI, size, identity and the sizes below
+        meta.json               the same values, for `binidx cache`
+        locks                   empty; a process that fetches chunk c locks byte c of it
         00000007.block          bytes [7 B, 8 B) of the object, a sparse file:
 
     offset      bytes
-    0           16 n            of each chunk: XXH3-128 of its bytes, seeded with KEY and its number; zeros: not here
-    16 n        ...             up to a multiple of 4096
-    data        up to B         the chunks, of C bytes each; the last of the object is shorter
+    0           16 n            XXH3-128 of each chunk, seeded with KEY and the chunk's number; zeros: chunk is absent
+    16 n        ...             zeros up to a multiple of 4096
+    data        up to B         chunks of C bytes each; the last of the object is shorter
 
-A chunk is written before its entry, and believed only when both agree: whatever was torn, lost or flipped, or belongs
-to another object, is fetched again. Table and data are one file, so they come and go together.
+A chunk is written before its checksum, and valid only if both agree: chunks that are torn, lost, flipped or of another
+object are fetched again. Table and data are one file, so both appear and disappear together.
 
-The directory of a node through which index files of remote stores come down once, for all its processes.
-
-    {tempdir}/binidx-{uid}      0700, ours and nobody else's: what lies there is believed by its sums alone, and sums
-                                can be made to agree by whoever can write them
-
-It is a `disk_cache`, for what is read whole and kept for as long as a run lasts: `.idx` files and arrays of indices.
-BINIDX_INDEX_DIR names another one, or with "off" none; where there is a cache_dir, they go there with the rest. Where
-no such directory can be had (none that is ours, a file system that is read-only or full) each process has them in its
-own memory, which is said once.
+Index files of remote stores are cached for all processes of a node in {tempdir}/binidx-{uid}, which only this user may
+write to (mode 0700): its checksums do not protect against a user who can rewrite them. BINIDX_INDEX_DIR names another
+directory, "off" none; a cache_dir holds index files, too. Without a usable directory each process keeps index files in
+its own memory, and logs that once.
 """
 
 from __future__ import annotations
@@ -51,26 +46,26 @@ from binidx.storage.settings import ReadSettings
 
 FORMAT = 1
 CHUNK_BYTES = 64 << 10
-"""What is fetched where one byte is asked. A request takes one of 64 connections for 30 ms; 64 KiB take 0.7 ms more, so
-a first epoch of random reads fills the cache at 137 MB/s a process where 4 KiB would fill it at 9. A thin link wants
-less: at 25 MB/s it carries 380 such chunks a second, which is 60 samples before chunks are met again."""
+"""Bytes that are fetched together. A request takes one of 64 connections for 30 ms; 64 KiB take 0.7 ms more, so a first
+epoch of random reads fills the cache at 137 MB/s a process, with chunks of 4 KiB at 9. A slow link needs smaller
+chunks: at 25 MB/s it carries 380 chunks of 64 KiB a second, enough for 60 samples of a cold cache."""
 
 BLOCK_BYTES = 64 << 20
-"""What is evicted: 1,600 files and maps for 100 GB; a table of 16 KiB."""
+"""Bytes that are evicted together: 1,600 files and maps for 100 GB, each with a table of 16 KiB."""
 
 ENTRY_BYTES = 16
-NOT_HERE = bytes(ENTRY_BYTES)
+ABSENT = bytes(ENTRY_BYTES)
 PAGE = 4096
 
 
 @dataclass(frozen=True)
 class CachedContent:
-    """What one directory below `objects` holds: the same values, the same bytes.
+    """Identity of the content of one directory below `objects`: equal values mean equal bytes.
 
     Args:
-        size: bytes kept: plain ones, if the object is compressed.
-        identity: what the store says of the object itself.
-        codec: how the object is stored.
+        size: bytes of the content; plain bytes, if the object is compressed.
+        identity: version of the stored object (`RangeReader.identity`).
+        codec: of the stored object.
     """
 
     uri: str
@@ -82,11 +77,11 @@ class CachedContent:
 
     @cached_property
     def key(self) -> str:
-        """Name of its directory."""
+        """Name of the directory."""
         return hashlib.blake2b(self.text(), digest_size=16).hexdigest()
 
     def text(self) -> bytes:
-        """meta.json."""
+        """Return the content of meta.json."""
         return json.dumps({**META_FILE.tags, **self._values()}, sort_keys=True, default=str).encode()
 
     def _values(self) -> dict[str, Any]:
@@ -98,7 +93,7 @@ META_FILE = JsonFile(CachedContent, {"format": FORMAT})
 
 @dataclass(frozen=True)
 class Layout:
-    """Which byte lies where."""
+    """Arithmetic of chunks and blocks of an object."""
 
     size: int
     chunk_bytes: int
@@ -122,7 +117,7 @@ class Layout:
         return self.block_bytes // self.chunk_bytes
 
     def range_of(self, first: int, stop: int) -> Range:
-        """Bytes of the chunks [first, stop)."""
+        """Return the range of bytes of chunks [first, stop)."""
         return first * self.chunk_bytes, min(stop * self.chunk_bytes, self.size)
 
     def chunks_in(self, block: int) -> range:
@@ -132,18 +127,18 @@ class Layout:
         return min(self.block_bytes, self.size - block * self.block_bytes)
 
     def table_bytes(self, block: int) -> int:
-        """Where the data of a block begins in its file."""
+        """Return the bytes before the data of a block in its file."""
         return -(-len(self.chunks_in(block)) * ENTRY_BYTES // PAGE) * PAGE
 
     def file_bytes(self, block: int) -> int:
         return self.table_bytes(block) + self.data_bytes(block)
 
     def place_of(self, chunk: int) -> tuple[int, int]:
-        """Block of a chunk, and its number there."""
+        """Return the block of a chunk, and the chunk's number in that block."""
         return divmod(chunk, self.chunks_per_block)
 
     def entry_of(self, chunk: int, data: Any) -> bytes:
-        """What stands in the table for a chunk with these bytes."""
+        """Return the checksum of a chunk with these bytes, as the table holds it."""
         return xxhash.xxh3_128_digest(data, seed=self.seed + chunk)
 
 
@@ -152,10 +147,10 @@ def block_path(directory: str, block: int) -> str:
 
 
 def write_meta(directory: str, content: CachedContent) -> None:
-    """Make the directory of an object and say in it what it holds, unless that stands there.
+    """Create the directory of an object with its meta.json, unless it exists.
 
     Raises:
-        OSError: not possible here.
+        OSError: the directory cannot be written to.
     """
     path = os.path.join(directory, "meta.json")
     try:
@@ -177,7 +172,7 @@ def write_meta(directory: str, content: CachedContent) -> None:
 
 
 def read_meta(directory: str) -> CachedContent | None:
-    """What the directory says it holds; None where it does not say."""
+    """Return the identity in the meta.json of a directory; None if there is no valid one."""
     try:
         with open(path := os.path.join(directory, "meta.json"), "rb") as file:
             META_FILE.check_size(os.fstat(file.fileno()).st_size, path)
@@ -188,24 +183,24 @@ def read_meta(directory: str) -> CachedContent | None:
 
 
 logger = logging.getLogger(__name__)
-OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def directory_of_index(settings: ReadSettings) -> tuple[str, int | None] | None:
-    """Where index files are kept and the bytes that may lie there, as `DiskCache` takes them; None: nowhere."""
+    """Return the directory of index files and its limit in bytes, as `DiskCache` takes them; None if there is none."""
     if settings.index_dir == "":
         return None
-    found = settings.index_dir or _of_this_user(os.getuid())
+    found = settings.index_dir or _default_directory(os.getuid())
     return (found, settings.index_bytes) if found else None
 
 
 @functools.cache
-def _of_this_user(uid: int) -> str | None:
-    """The default one, made and looked at once a process; None, with a line in the log, where it cannot be trusted."""
+def _default_directory(uid: int) -> str | None:
+    """Create and check the default directory, once in a process; None, with a warning, if it is not private."""
     path = ""
     try:
         path = os.path.join(tempfile.gettempdir(), f"binidx-{uid}")
-        trouble = _claim(path, uid)
+        trouble = _create_private(path, uid)
     except OSError as error:
         trouble = f"{error.strerror}"
     if trouble is None:
@@ -218,16 +213,16 @@ def _of_this_user(uid: int) -> str | None:
     return None
 
 
-def _claim(path: str, uid: int) -> str | None:
-    """Make the directory; what is wrong with the one that is there, if anything."""
+def _create_private(path: str, uid: int) -> str | None:
+    """Create a private directory; return why the existing one is unusable, or None."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    # Not through a link, which somebody else may have put there: nobody can move what is ours in a sticky /tmp.
+    # Not through a link, which another user may have created. In a sticky /tmp nobody else can move our directory.
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         return "found something else there, needed a directory"
     if found.st_uid != uid:
         return f"belongs to user {found.st_uid}, needed {uid}"
-    if found.st_mode & OTHERS_MAY_WRITE:
+    if found.st_mode & WRITABLE_BY_OTHERS:
         return f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}), needed 700"
     return None

@@ -1,8 +1,8 @@
-"""What lies in a cache directory, for people: list it, check it, remove of it. Also while others read from it.
+"""List, verify and prune a cache directory, also while runs use it.
 
-DIR/objects/KEY/meta.json             says what it is; without it nobody reads what lies there: litter
-                00000007.block        in use: somebody has it mapped, and it stays
-                *.tmp                 of a process that was killed: litter after an hour
+DIR/objects/KEY/meta.json             without it the blocks beside it are unusable, and are pruned
+                00000007.block        stays while any process has it mapped
+                *.tmp                 staging file; removed after an hour, when its process must be dead
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from binidx.storage.cache.eviction import (
 )
 from binidx.storage.cache.layout import ENTRY_BYTES, CachedContent, Layout, read_meta
 
-LITTER_SECONDS = 3600.0
+STALE_SECONDS = 3600.0
 Advance = Callable[[int], object]
-"""Told of the bytes that were looked at."""
+"""Called with the number of bytes that were processed."""
 
 
 @dataclass(frozen=True)
 class CachedObjectInfo:
-    """What is kept of one object.
+    """Cached part of one object.
 
     Args:
-        path: its directory.
-        content: None where nobody knows what it was.
-        blocks: its files.
-        num_bytes: of the object, that are here.
-        used_at: seconds since 1970; a run says it once a minute.
+        path: of its directory.
+        content: identity of the object; None without a valid meta.json.
+        blocks: files of its blocks.
+        num_bytes: cached bytes of the object.
+        used_at: last use in seconds since 1970; a run updates it once a minute.
     """
 
     path: str
@@ -57,16 +57,16 @@ class CachedObjectInfo:
 
 
 def check_cache(directory: str) -> None:
-    """ObjectNotFoundError unless a cache was made in the directory."""
+    """Raise ObjectNotFoundError if the directory is no cache."""
     if not os.path.isfile(os.path.join(directory, "usage")):
         raise ObjectNotFoundError(f"{directory}: no cache of binidx, needed one that a run or binidx cache warm made")
 
 
 def cached_contents(directory: str) -> list[CachedObjectInfo]:
-    """All that is kept, the last used first.
+    """Return all cached objects, the last used first.
 
     Raises:
-        ObjectNotFoundError: there is no cache.
+        ObjectNotFoundError: the directory is no cache.
     """
     check_cache(directory)
     return sorted(
@@ -75,7 +75,7 @@ def cached_contents(directory: str) -> list[CachedObjectInfo]:
 
 
 def inspect_cached_object(path: str) -> CachedObjectInfo:
-    """One object of a cache directory, by the tables of its blocks: 16 KiB are read for 64 MiB."""
+    """Return one object of a cache directory, by the tables of its blocks: 16 KiB are read for 64 MiB."""
     content, blocks = read_meta(path), blocks_of(path)
     used_at = max((block.used_at for block in blocks), default=0.0)
     return CachedObjectInfo(path, content, blocks, _bytes_here(content, blocks) if content else 0, used_at)
@@ -95,7 +95,7 @@ def _bytes_here(content: CachedContent, blocks: Sequence[BlockFile]) -> int:
 
 
 def _numbered(layout: Layout, blocks: Sequence[BlockFile]) -> Iterator[tuple[int, BlockFile]]:
-    """The blocks that this layout has, by their numbers."""
+    """Yield the blocks of a layout with their numbers."""
     for block in blocks:
         name = os.path.basename(block.path).removesuffix(".block")
         if name.isdigit() and int(name) < layout.num_blocks:
@@ -104,22 +104,22 @@ def _numbered(layout: Layout, blocks: Sequence[BlockFile]) -> Iterator[tuple[int
 
 @dataclass
 class CacheVerification:
-    """Chunks that were compared, and those that were damaged and are now forgotten."""
+    """Numbers of checked chunks, and of damaged ones, which will be fetched again."""
 
     num_chunks: int = 0
     num_bad: int = 0
 
 
-def verify(kept: CachedObjectInfo, advance: Advance = lambda num_bytes: None) -> CacheVerification:
-    """Compare all chunks of an object with their sums; forget what differs, so that it is fetched again.
+def verify(cached: CachedObjectInfo, advance: Advance = lambda num_bytes: None) -> CacheVerification:
+    """Compare all chunks of an object with their checksums; erase the checksums of damaged ones.
 
-    A file that is too short loses all it has: what is gone of it shows, what is left cannot be mapped.
+    A file that is too short is removed, since it cannot be mapped; it counts as one damaged chunk.
     """
     found = CacheVerification()
-    if kept.content is None:
+    if cached.content is None:
         return found
-    layout = Layout.of(kept.content)
-    for number, file in _numbered(layout, kept.blocks):
+    layout = Layout.of(cached.content)
+    for number, file in _numbered(layout, cached.blocks):
         _verify_block(layout, number, file.path, found)
         advance(file.num_bytes)
     return found
@@ -128,13 +128,13 @@ def verify(kept: CachedObjectInfo, advance: Advance = lambda num_bytes: None) ->
 def _verify_block(layout: Layout, number: int, path: str, found: CacheVerification) -> None:
     block = map_block(path, layout, number)
     if block is None:
-        # Gone meanwhile, or shorter than its length: then nobody has it mapped.
+        # Removed meanwhile, or too short: then no process has it mapped.
         if os.path.exists(path) and evict_block(path):
             found.num_chunks, found.num_bad = found.num_chunks + 1, found.num_bad + 1
         return
     here = [chunk for chunk in layout.chunks_in(number) if block.holds(chunk)]
     bad = [chunk for chunk in here if not block.is_good(chunk)]
-    # Once more: its fetcher may have been writing it.
+    # Again, since a process may have been writing the chunk.
     bad = [chunk for chunk in bad if block.holds(chunk) and not block.is_good(chunk)]
     if bad:
         try:
@@ -146,7 +146,7 @@ def _verify_block(layout: Layout, number: int, path: str, found: CacheVerificati
 
 @dataclass
 class CachePruning:
-    """Bytes on the disk that were freed, and that stay because somebody uses them."""
+    """Bytes on the disk that were removed, or that stay because a process uses them; and removed leftovers."""
 
     num_bytes: int = 0
     in_use_bytes: int = 0
@@ -160,24 +160,24 @@ def prune(
     older_than: float | None = None,
     chosen: Callable[[str], bool] | None = None,
 ) -> CachePruning:
-    """Remove what is litter, and blocks that fit any of the conditions, but never one in use.
+    """Remove leftovers of killed processes, and blocks that meet any of the conditions, but none in use.
 
     Args:
-        limit: the least recently used blocks, until no more than so many bytes lie there.
-        older_than: blocks not used since so many seconds.
-        chosen: all blocks of the URIs for which it is true.
+        limit: remove the least recently used blocks until at most so many bytes are left.
+        older_than: remove blocks that were not used for so many seconds.
+        chosen: remove all blocks of the URIs for which it returns true.
 
     Raises:
-        ObjectNotFoundError: there is no cache.
+        ObjectNotFoundError: the directory is no cache.
     """
     done, now = CachePruning(), time.time()
-    for kept in cached_contents(directory):
-        uri = kept.content.uri if kept.content else None
+    for cached in cached_contents(directory):
+        uri = cached.content.uri if cached.content else None
         unwanted = uri is None or (chosen is not None and chosen(uri))
-        for block in kept.blocks:
+        for block in cached.blocks:
             if unwanted or (older_than is not None and now - block.used_at > older_than):
                 _remove(block, done)
-        done.num_litter += _sweep_litter(kept.path, now)
+        done.num_litter += _remove_leftovers(cached.path, now)
     if limit is not None:
         _shrink(directory, limit, done)
     with contextlib.suppress(OSError):
@@ -203,18 +203,18 @@ def _shrink(directory: str, limit: int, done: CachePruning) -> None:
         excess -= done.num_bytes - before
 
 
-def _sweep_litter(path: str, now: float) -> int:
-    """Remove what killed processes left, and the directory of an object of which nothing is kept."""
+def _remove_leftovers(path: str, now: float) -> int:
+    """Remove staging files of killed processes, and the directory if it has no blocks; return how many were removed."""
     removed = 0
     for file in Path(path).iterdir():
         with contextlib.suppress(OSError):
-            if file.suffix == ".tmp" and now - file.stat().st_mtime > LITTER_SECONDS:
+            if file.suffix == ".tmp" and now - file.stat().st_mtime > STALE_SECONDS:
                 file.unlink()
                 removed += 1
     empty = {file.name for file in Path(path).iterdir()} <= {"meta.json", "locks"}
     with contextlib.suppress(OSError):
-        # Whoever opened it and has not read yet makes it anew.
-        if empty and now - os.stat(path).st_mtime > LITTER_SECONDS:
+        # A process that has opened it but not read yet creates it again.
+        if empty and now - os.stat(path).st_mtime > STALE_SECONDS:
             for name in ("meta.json", "locks"):
                 Path(path, name).unlink(missing_ok=True)
             os.rmdir(path)

@@ -1,18 +1,18 @@
-"""One fetch at a time of each thing: who comes second waits, and fetches himself if the first came back without it.
+"""LRU cache of fixed-size chunks in memory, over a reader; and `SingleFlight`, which lets one thread fetch.
+
+    read       [70000, 70100) [190000, 200000)      of an object in chunks of 64 KiB
+    chunks     1              2        3            2 is cached
+    fetch      [65536, 131072)        [196608, ...)  the others, neighbours in one range, all in one call
+
+The chunks of all readers share one store with one budget in bytes, so ten thousand shards do not need ten thousand
+budgets. A cached chunk owns its bytes: a view of a larger response would keep all of it in memory.
+
+Single flight: of threads that miss the same chunk, one fetches it and the others wait; if that one fails, they fetch.
 
     thread 1   claims a b      fetches a b ──────────► lands            a b
     thread 2   claims c        fetches c ──► lands, then waits for b ─► b c
 
-A thread waits only when it holds no claim, so two that want each other's things cannot wait for each other.
-
-An LRU of chunks in memory: a RangeReader over a RangeReader.
-
-    asked      [70000, 70100) [190000, 200000)      of an object in chunks of 64 KiB
-    chunks     1              2        3            2 is in the store
-    read       [65536, 131072)        [196608, ...)  the others, neighbours in one range, all in one call
-
-The chunks of all readers share one store with one budget in bytes, so that ten thousand shards do not keep ten thousand
-caches. A chunk owns its bytes: a view of a larger answer would keep all of it alive and the budget would mean nothing.
+A thread waits only when it holds no claim, so two threads never wait for each other.
 """
 
 from __future__ import annotations
@@ -40,19 +40,23 @@ Value = TypeVar("Value")
 
 
 class Flight(Generic[Key, Value]):
-    """Things that one thread fetches: `keys`. Others wait for `landed`."""
+    """Fetch of one thread, for which others may wait.
+
+    Attributes:
+        keys: that the thread fetches.
+    """
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
         self._landed: Future[Mapping[Key, Value]] = Future()
 
     def land(self, found: Mapping[Key, Value]) -> None:
-        """What there is to hand on; the first call counts."""
+        """Publish the fetched values to waiting threads; only the first call counts."""
         if not self._landed.done():
             self._landed.set_result(found)
 
     def wait(self, seconds: float | None = None) -> Mapping[Key, Value]:
-        """What landed; empty when it failed, or has not come in time.
+        """Wait; return the fetched values, none if the fetch failed or takes longer than `seconds`.
 
         Raises:
             CancelledReadError: the waiting thread's scope was cancelled.
@@ -67,7 +71,7 @@ class Flight(Generic[Key, Value]):
 
 
 class SingleFlight(Generic[Key, Value]):
-    """What the threads of a process are fetching. Make a new one after a fork: the fetchers are not in the child."""
+    """The flights of a process. Create a new one after a fork: the fetching threads do not exist in the child."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,9 +79,9 @@ class SingleFlight(Generic[Key, Value]):
 
     @contextlib.contextmanager
     def claimed(self, keys: Iterable[Key]) -> Iterator[tuple[Flight[Key, Value], dict[Key, Flight[Key, Value]]]]:
-        """Those of the keys that nobody fetches, until the end of the block, and the claims that hold the others.
+        """Claim, for the block, the keys that no thread fetches; yield the claim, and the flights of the other keys.
 
-        Look once more whether what was claimed is there: it may have landed after the caller looked.
+        The caller must look again for the claimed keys: they may have landed since it missed them.
         """
         ours: Flight[Key, Value] = Flight()
         theirs: dict[Key, Flight[Key, Value]] = {}
@@ -100,16 +104,16 @@ class SingleFlight(Generic[Key, Value]):
 CHUNK_BYTES = 64 << 10
 DEFAULT_BUDGET = 256 << 20
 
-# More than this part of the budget would push out everything else and not be found again either.
+# A larger fraction of the budget would evict all other chunks, and be evicted before it is read again.
 PART_OF_BUDGET = 8
 ChunkKey = tuple[int, int]
 """(reader, chunk)."""
 
 
 class ChunkStore:
-    """Chunks of any readers, least recently used out first, never more than `budget` bytes. Threads may share it.
+    """LRU store of chunks of any readers, at most `budget` bytes. Threads may share it.
 
-    After a fork the child starts empty: the parent may have been changing it in another thread.
+    It is empty after a fork, since another thread of the parent may have been changing it.
     """
 
     def __init__(self, budget: int = DEFAULT_BUDGET) -> None:
@@ -125,11 +129,11 @@ class ChunkStore:
 
     @property
     def largest(self) -> int:
-        """Bytes of the most that is worth keeping at once."""
+        """Bytes of the largest range that is cached."""
         return self.budget // PART_OF_BUDGET
 
     def set_budget(self, budget: int) -> None:
-        """From now on at most so many bytes; 0 keeps nothing."""
+        """Set the limit in bytes, evicting chunks if need be; 0 caches nothing."""
         if budget < 0:
             raise ConfigError(f"chunk cache: budget of {budget} bytes, needed 0 or more")
         with self._lock:
@@ -137,7 +141,7 @@ class ChunkStore:
             self._evict()
 
     def get(self, keys: Iterable[ChunkKey]) -> dict[ChunkKey, bytes]:
-        """Those of the chunks that are here; they are now the most recently used."""
+        """Return the cached ones of these chunks, and mark them as most recently used."""
         found = {}
         with self._lock:
             for key in keys:
@@ -163,15 +167,15 @@ class ChunkStore:
 
 
 class ChunkCache:
-    """A reader whose chunks are kept. Same bytes as the reader below, in fewer and larger reads.
+    """Reader that caches the chunks of another reader in memory.
 
     Args:
-        reader: whatever is read from; its own `read` coalesces further and runs its requests at the same time.
-        chunk_bytes: unit of reading and keeping, at least 1.
-        store: where the chunks are kept; by default the one of the process.
+        reader: of the object; its `read` coalesces the missing chunks, and fetches them at the same time.
+        chunk_bytes: unit of fetching and caching, at least 1.
+        store: of the chunks; by default the one of the process.
 
-    A range within a chunk is a view of it, and stays valid when the chunk is thrown out. Of threads that miss the same
-    chunk at once one fetches it. A range larger than an eighth of the budget is read exactly and not kept.
+    A range within a chunk is a view of it, and stays valid when the chunk is evicted. Of threads that miss the same
+    chunk, one fetches it. A range larger than an eighth of the budget is read exactly, and not cached.
     """
 
     def __init__(self, reader: RangeReader, *, chunk_bytes: int = CHUNK_BYTES, store: ChunkStore | None = None) -> None:
@@ -198,16 +202,15 @@ class ChunkCache:
         self.stats.count_chunks(hits=len(chunks), misses=len(wanted) - len(chunks))
         self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
 
-        rest = iter(self._bring([each for each in wanted if each not in chunks], large, chunks))
-        # A chunk alone is a run of one.
+        rest = iter(self._fetch_missing([each for each in wanted if each not in chunks], large, chunks))
         places = [self._bytes_of((number, number + 1)) for _, number in wanted]
         views = iter(assemble(small, places, [chunks[each] for each in wanted]))
         return [next(rest) if stop - start > limit else next(views) for start, stop in ranges]
 
-    def _bring(
+    def _fetch_missing(
         self, missing: Sequence[ChunkKey], large: Sequence[Range], chunks: dict[ChunkKey, bytes]
     ) -> list[memoryview]:
-        """Fill `chunks` with those that miss; and the bytes of the large ranges, asked for in the same read."""
+        """Add the missing chunks to `chunks`; return the bytes of the large ranges, which the same read fetches."""
         with self.store.flights.claimed(missing) as (ours, theirs):
             chunks |= self.store.get(ours.keys)
             runs = runs_of([key[1] for key in ours.keys if key not in chunks])
@@ -221,7 +224,7 @@ class ChunkCache:
             landed = claim.wait()
             chunks |= {key: landed[key] for key, holder in theirs.items() if holder is claim and key in landed}
         if failed := [key for key in theirs if key not in chunks]:
-            self._bring(failed, [], chunks)
+            self._fetch_missing(failed, [], chunks)
         return answers[len(runs) :]
 
     def _fetch(self, requests: Sequence[Range]) -> list[memoryview]:
@@ -235,7 +238,7 @@ class ChunkCache:
         return first * self.chunk_bytes, min(stop * self.chunk_bytes, self.size)
 
     def _cut(self, runs: Sequence[tuple[int, int]], answers: Sequence[memoryview]) -> dict[ChunkKey, bytes]:
-        """The chunks of each run, each with its own bytes."""
+        """Split responses into chunks, each with its own bytes."""
         size = self.chunk_bytes
         return {
             (self._number, chunk): bytes(answer[(chunk - first) * size : (chunk - first + 1) * size])
@@ -251,13 +254,13 @@ class ChunkCache:
 
 
 def chunks_of(ranges: Sequence[Range], chunk_bytes: int) -> list[int]:
-    """The chunks that hold the ranges, each once, in order."""
+    """Return the numbers of the chunks that hold the ranges, sorted, each once."""
     spans = (range(start // chunk_bytes, -(-stop // chunk_bytes)) for start, stop in ranges if start < stop)
     return sorted(set(itertools.chain.from_iterable(spans)))
 
 
 def runs_of(chunks: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours together: [3, 4, 7] -> [(3, 5), (7, 8)]."""
+    """Group neighbouring numbers: [3, 4, 7] -> [(3, 5), (7, 8)]."""
     runs: list[tuple[int, int]] = []
     for chunk in chunks:
         first = runs.pop()[0] if runs and runs[-1][1] == chunk else chunk

@@ -1,15 +1,14 @@
-"""Filling a disk cache before anybody waits for it: whole objects, or the ranges that a run will read.
+"""Fill a disk cache in advance, with whole objects or with the ranges that a run will read.
 
-24 threads, each with 8 MiB under way: at 25 ms to the first byte a connection is 77 % busy with parts of 8 MiB, so
-they carry 1.8 GB/s where each connection has 100 MB/s. What is there already is compared and not fetched, so to go on
-after a break is to begin again.
+24 threads fetch parts of 8 MiB: at 25 ms to the first byte a connection is then 77 % busy, so they move 1.8 GB/s where
+one connection has 100 MB/s. Cached chunks are checked and not fetched, so an interrupted fill goes on when it is run
+again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from binidx.storage.cache.disk_cache import DiskCache
@@ -17,16 +16,17 @@ from binidx.storage.cache.memory import chunks_of, runs_of
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
 from binidx.storage.requests.cancellation import Scope, cancellable
+from binidx.storage.threads import READS
 
 PART_BYTES = 8 << 20
 THREADS = 24
 Job = tuple[DiskCache, Sequence[Range]]
-"""An object, and the bytes of it that are wanted."""
+"""An object, and the ranges of it to cache."""
 
 
 @dataclass(frozen=True)
 class Warmed:
-    """Bytes that were wanted, in whole chunks; those that were fetched for it; and those that found no room."""
+    """Bytes of the requested chunks; bytes that were fetched; and bytes that are missing, since the cache is full."""
 
     num_bytes: int
     fetched_bytes: int
@@ -34,18 +34,18 @@ class Warmed:
 
 
 def wanted_bytes(jobs: Sequence[Job]) -> int:
-    """What the wanted bytes take in the cache: whole chunks."""
+    """Return the bytes of all chunks that hold the ranges."""
     return sum(stop - start for reader, ranges in jobs for start, stop in _stretches(reader, ranges))
 
 
 def warm(jobs: Sequence[Job], advance: Callable[[int], object] = lambda num_bytes: None) -> Warmed:
-    """Have all wanted bytes in the cache.
+    """Fetch all ranges into their caches.
 
     Args:
-        advance: told of bytes that are there, from several threads, one at a time.
+        advance: called with the number of bytes that are cached now, by one thread at a time.
 
     Raises:
-        StorageError: the first read that fails; the others are stopped.
+        StorageError: the first failed read; the others are cancelled.
     """
     before = sum(reader.stats.bytes_moved for reader, _ in jobs)
     parts = ((reader, part) for reader, ranges in jobs for part in parts_of(_stretches(reader, ranges)))
@@ -58,7 +58,7 @@ def warm(jobs: Sequence[Job], advance: Callable[[int], object] = lambda num_byte
 
 
 def parts_of(stretches: Sequence[Range]) -> Iterator[list[Range]]:
-    """Lists of ranges of 8 MiB in all, or one longer by less than that."""
+    """Group ranges into lists of 8 MiB or more, but less than 16 MiB, in all."""
     part: list[Range] = []
     for each in (piece for stretch in stretches for piece in cut(stretch, PART_BYTES)):
         part.append(each)
@@ -83,7 +83,7 @@ def _run(parts: Iterator[tuple[DiskCache, list[Range]]], advance: Callable[[int]
                 with lock:
                     advance(sum(stop - start for start, stop in ranges))
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="binidx-warm") as pool:
+    with READS.executor(THREADS) as pool:
         workers = [pool.submit(work) for _ in range(THREADS)]
         try:
             for worker in workers:
@@ -94,7 +94,7 @@ def _run(parts: Iterator[tuple[DiskCache, list[Range]]], advance: Callable[[int]
 
 
 def _stretches(reader: DiskCache, ranges: Sequence[Range]) -> list[Range]:
-    """The ranges widened to whole chunks, neighbours together."""
+    """Widen ranges to whole chunks, and join neighbours."""
     layout = reader.cached.layout
     return [layout.range_of(*run) for run in runs_of(chunks_of(ranges, layout.chunk_bytes))]
 

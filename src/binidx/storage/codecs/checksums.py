@@ -1,28 +1,23 @@
-"""Checksums of the blocks of a plain object, in a file beside it: `<name>.xxh3`. No I/O happens here.
+"""Checksums of the blocks of a plain object, in a file `<name>.xxh3` beside it; and the reader that compares with them.
 
     offset  bytes  field
     0       8      `BINXXH3` and a NUL byte
     8       4      u32 version, 1
-    12      4      u32 bytes of a block, B: 16384 as we write it
+    12      4      u32 bytes of a block, B: 16384 as written by this library
     16      8      u64 bytes of the object, N
     24      8      u64 xxh3_64 of the 24 bytes before
     32      8 n    u64 xxh3_64 of each block of B bytes, the last one shorter; n = ceil(N / B)
 
 All little-endian. Prohibited: another magic, version or size of the file; B outside 512 to 2^30.
 
-Why 16 KiB. A piece of a document, 2 KiB, mostly lies in one block: 16 KiB are read for it, less than the gap of 64 KiB
-that a second request is worth. The sums of 100 GB are 50 MB, and after 800 reads of 64 KiB all are in memory; blocks of
-4 KiB would need 200 of the 256 MB there, blocks of 64 KiB would move 64 KiB for 2. Price: 2 us a block, 0.05 % more
-to store.
+    read      [20000, 21000)          data     [16384, 32768)   ─┐ read at the same time
+    block     1                       sums     [40, 48)         ─┴► equal: a view; else both again; else an error
 
-Source: us. No peer checks ranged reads: an ETag is for the whole object, S3's own checksums are for whole parts.
+Blocks of 16 KiB: a piece of a document, 2 KiB, mostly is in one block, and 16 KiB are less than the gap of 64 KiB that
+saves a request. The checksums of 100 GB are 50 MB, and after 800 reads of 64 KiB all are in memory; blocks of 4 KiB
+would need 200 of its 256 MB, blocks of 64 KiB would move 64 KiB for 2. Cost: 2 us a block, 0.05 % more to store.
 
-A reader that checks what it reads against the checksums beside the object: `checksums` is their format.
-
-    asked     [20000, 21000)          data     [16384, 32768)   ─┐ read at the same time
-    block     1                       sums     [40, 48)         ─┴► equal? a view; else both once more; else an error
-
-A read is widened to whole blocks. The sums come through a ChunkCache: a chunk of them is for 128 MiB of data.
+Source: ours. No other format checks ranged reads: an ETag is for a whole object, S3's checksums are for whole parts.
 """
 
 from __future__ import annotations
@@ -56,7 +51,7 @@ SUM_BYTES = 8
 
 @dataclass(frozen=True)
 class Sums:
-    """What the header of a checksum file says."""
+    """Header of a checksum file."""
 
     block_bytes: int
     size: int
@@ -66,18 +61,18 @@ class Sums:
         return -(-self.size // self.block_bytes)
 
     def block(self, number: int) -> Range:
-        """Its bytes in the object."""
+        """Return the range of a block in the object."""
         return number * self.block_bytes, min((number + 1) * self.block_bytes, self.size)
 
 
 def format_sums_header(size: int, block_bytes: int = BLOCK_BYTES) -> bytes:
-    """The 32 bytes before the sums of an object of `size` bytes."""
+    """Return the header of the checksums of an object of `size` bytes."""
     head = struct.pack("<8sIIQ", MAGIC, VERSION, block_bytes, size)
     return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
 
 
 def parse_sums_header(head: memoryview, file_bytes: int, uri: str) -> Sums:
-    """What a checksum file of `file_bytes` bytes says in its first 32.
+    """Return the header of a checksum file of `file_bytes` bytes, from its first 32.
 
     Raises:
         FormatError: a rule of the format is broken.
@@ -101,10 +96,10 @@ def parse_sums_header(head: memoryview, file_bytes: int, uri: str) -> Sums:
 
 
 class BlockSums:
-    """The sums of bytes that come in any pieces.
+    """Checksums of the blocks of a stream of bytes.
 
     Args:
-        keep: takes arrays of sums as they get ready, uint64.
+        keep: called with each new array of checksums, uint64.
     """
 
     def __init__(self, keep: Callable[[NDArray[np.uint64]], object], block_bytes: int = BLOCK_BYTES) -> None:
@@ -122,11 +117,11 @@ class BlockSums:
             self._close()
         blocks = (len(view) - head) // self._block_bytes
         starts = range(head, head + blocks * self._block_bytes, self._block_bytes)
-        self._keep(sums_of([view[start : start + self._block_bytes] for start in starts]))
+        self._keep(compute_checksums([view[start : start + self._block_bytes] for start in starts]))
         self._open.update(view[head + blocks * self._block_bytes :])
 
     def finish(self) -> None:
-        """The last block, if it is a short one."""
+        """Finish a last block that is shorter than the others."""
         if self.size % self._block_bytes:
             self._close()
 
@@ -135,36 +130,38 @@ class BlockSums:
         self._open.reset()
 
 
-def sums_of(blocks: Sequence[Bytes]) -> NDArray[np.uint64]:
-    """xxh3_64 of each."""
+def compute_checksums(blocks: Sequence[Bytes]) -> NDArray[np.uint64]:
+    """Return xxh3_64 of each block, uint64."""
     return np.array([xxhash.xxh3_64_intdigest(block) for block in blocks], np.uint64)
 
 
 NUM_PROBES = 16
-"""Other blocks that are looked at to tell which side is stale."""
+"""Other blocks that are checked for the error message, to find out whether the checksums are of other data."""
 
 
 class CheckedObject:
-    """A reader that gives the bytes of another one if they are what their checksums say.
+    """Reader that compares the bytes of another reader with their checksums. Reads are widened to whole blocks.
 
     Args:
         reader: of the object.
-        sums: of its checksum file.
+        sums: reader of its checksum file; its chunks are cached in memory, each for 128 MiB of data.
 
     Raises:
-        FormatError: the checksum file is none, or of an object of another size. On read: a block is not what it was
-            when the sums were taken, also when both were read a second time; the message tells which side seems to be
-            another: one block that differs is damage, most of them are sums of other data.
+        FormatError: the checksum file is malformed, or of an object of another size. On read: a block differs from its
+            checksum, also after both were read again; the message says whether the block seems damaged (few blocks
+            differ) or the checksums seem to be of other data (most differ).
     """
 
     def __init__(self, reader: RangeReader, sums: RangeReader) -> None:
         self.reader, self.sums = reader, sums
         self.uri, self.size = reader.uri, reader.size
-        self._kept = ChunkCache(sums)
-        self.header = parse_sums_header(self._kept.read([(0, min(HEADER.size, sums.size))])[0], sums.size, sums.uri)
+        self._sums_cache = ChunkCache(sums)
+        self.header = parse_sums_header(
+            self._sums_cache.read([(0, min(HEADER.size, sums.size))])[0], sums.size, sums.uri
+        )
         if self.header.size != self.size:
             raise FormatError(
-                f"{self.uri}: {self.size} bytes, {sums.uri} is for {self.header.size}; {_way_out(stale=True)}"
+                f"{self.uri}: {self.size} bytes, {sums.uri} is for {self.header.size}; {_remedy(stale=True)}"
             )
         self.stats = LayerStats()
         self.stored_bytes, self.codec = self.size, "raw"
@@ -181,25 +178,25 @@ class CheckedObject:
         check_ranges(self.uri, self.size, ranges)
         runs = runs_of(chunks_of(ranges, self.header.block_bytes))
         stretches = [(self.header.block(first)[0], self.header.block(stop - 1)[1]) for first, stop in runs]
-        answers = self._fetch(runs, stretches, self._kept) if runs else []
+        answers = self._fetch(runs, stretches, self._sums_cache) if runs else []
         self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
         return assemble(ranges, stretches, answers)
 
     def _fetch(self, runs: Sequence[Range], stretches: Sequence[Range], sums: RangeReader) -> list[Bytes]:
-        """The bytes of whole blocks, from `sums` the second time not from memory."""
+        """Return the checked bytes of runs of blocks."""
         began = time.perf_counter()
         answers: list[Bytes] = []
         found, needed = self._read_both(runs, stretches, sums)
         self.stats.add(requests=len(stretches), bytes_moved=sum(map(len, found)), seconds=time.perf_counter() - began)
         for (first, _), data, right in zip(runs, found, needed, strict=True):
-            wrong = (np.flatnonzero(self._sums_of(data) != right) + first).tolist()
-            answers.append(self._mended(first, data, wrong) if wrong else data)
+            wrong = (np.flatnonzero(self._checksums_of(data) != right) + first).tolist()
+            answers.append(self._reread(first, data, wrong) if wrong else data)
         return answers
 
     def _read_both(
         self, runs: Sequence[Range], stretches: Sequence[Range], sums: RangeReader
     ) -> tuple[list[memoryview], list[NDArray[np.uint64]]]:
-        """The data of runs of blocks, and their sums, read at the same time."""
+        """Return the data of runs of blocks and their checksums, read at the same time."""
         places = [(HEADER.size + SUM_BYTES * first, HEADER.size + SUM_BYTES * stop) for first, stop in runs]
         pending = REQUESTS.submit(lambda: sums.read(places))
         try:
@@ -208,22 +205,22 @@ class CheckedObject:
             wait([pending])
         return data, [np.frombuffer(view, "<u8") for view in pending.result()]
 
-    def _sums_of(self, data: memoryview) -> NDArray[np.uint64]:
+    def _checksums_of(self, data: memoryview) -> NDArray[np.uint64]:
         size = self.header.block_bytes
-        return sums_of([data[start : start + size] for start in range(0, len(data), size)])
+        return compute_checksums([data[start : start + size] for start in range(0, len(data), size)])
 
-    def _mended(self, first: int, data: memoryview, wrong: Sequence[int]) -> bytearray:
-        """The data with the blocks that were wrong read again, and their sums from the store itself."""
-        self._kept = ChunkCache(self.sums)  # what it held may be what was damaged
-        mended = bytearray(data)
+    def _reread(self, first: int, data: memoryview, wrong: Sequence[int]) -> bytearray:
+        """Return the data with its wrong blocks read again, and their checksums read from the store."""
+        self._sums_cache = ChunkCache(self.sums)  # its cached chunks may be damaged
+        data_again = bytearray(data)
         runs = [(block, block + 1) for block in wrong]
         found, needed = self._read_both(runs, [self.header.block(block) for block in wrong], self.sums)
         for block, view, right in zip(wrong, found, needed, strict=True):
-            if self._sums_of(view)[0] != right[0]:
+            if self._checksums_of(view)[0] != right[0]:
                 raise self._error(block)
             start = self.header.block(block)[0] - self.header.block(first)[0]
-            mended[start : start + len(view)] = view
-        return mended
+            data_again[start : start + len(view)] = view
+        return data_again
 
     def _error(self, block: int) -> FormatError:
         start, stop = self.header.block(block)
@@ -236,17 +233,17 @@ class CheckedObject:
         )
         return FormatError(
             f"{self.uri}: block {block}, bytes {start}-{stop}, is not what {self.sums.uri} says, read twice; "
-            f"{what}; {_way_out(stale=stale)}"
+            f"{what}; {_remedy(stale=stale)}"
         )
 
     def _probe(self, block: int) -> tuple[int, int]:
-        """How many other blocks differ from their sums, of how many that were looked at."""
+        """Return how many other blocks differ from their checksums, and how many were checked."""
         count = self.header.num_blocks
         others = sorted({number * count // NUM_PROBES for number in range(min(NUM_PROBES, count))} - {block})
         found, needed = self._read_both(
             [(each, each + 1) for each in others], [self.header.block(each) for each in others], self.sums
         )
-        differ = (self._sums_of(view)[0] != right[0] for view, right in zip(found, needed, strict=True))
+        differ = (self._checksums_of(view)[0] != right[0] for view, right in zip(found, needed, strict=True))
         return sum(map(bool, differ)), len(others)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -256,7 +253,7 @@ class CheckedObject:
         return f"CheckedObject({self.reader!r}, {self.sums!r})"
 
 
-def _way_out(*, stale: bool) -> str:
+def _remedy(*, stale: bool) -> str:
     if stale:
         return (
             "if the data is right, write the sums again with binidx convert --checksums; BINIDX_VERIFY=0 ignores them"

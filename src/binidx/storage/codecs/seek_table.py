@@ -1,4 +1,4 @@
-"""The seek table at the end of a zstd-compressed object: where its segments lie, stored and plain. No I/O happens here.
+"""Seek table at the end of a zstd-compressed object: the stored and plain bytes of its segments. No I/O.
 
     segment 0 │ segment 1 │ ... │ mark │ table              each a zstd frame; to a decoder, mark and table hold nothing
 
@@ -17,11 +17,11 @@
     24                        8      u64 xxh3_64 of the table's entries before the mark's own
 
 All little-endian. The table is zstd's seekable format; `zstd -d` restores the plain bytes, and readers of that format
-seek in them. Frames of any size are read, as others write them. The mark is ours: every frame checks itself, but a
-flipped bit in the table would move all that follows it, and every frame would still be sound.
+seek in them. Frames of any size are read, as other programs write them. The mark is ours: every frame has its own
+checksum, but a flipped bit in the table would shift all plain bytes behind it without damage to a frame.
 
 Prohibited: entries that do not add up to the object; more than 1 GiB plain in a frame (zstd's own limit), or more than
-32 KiB for each stored byte (a block of 128 KiB takes 4 bytes at least): nothing is allocated because a table says so.
+32 KiB for each stored byte (a block of 128 KiB takes 4 bytes at least): so no table makes a reader allocate more.
 
 Source: zstd_seekable_compression_format.md of facebook/zstd; the mark is ours.
 """
@@ -55,13 +55,13 @@ MAX_EXPANSION = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class SeekTable:
-    """Where the segments lie; those without plain bytes (marks, other people's notes) are left out.
+    """Stored and plain bytes of the segments, without frames that hold no plain bytes (marks, notes of other programs).
 
     Attributes:
         stored_starts, stored_stops: bytes in the object, shape (num_segments,) int64.
         plain_starts: first plain byte of each, then the plain size, shape (num_segments + 1,) int64.
         checksums: lower half of XXH64 of each, shape (num_segments,) uint32; None where the table has none.
-        marked: whether a mark of ours vouches for the table.
+        marked: whether our mark has a checksum of the table.
     """
 
     stored_starts: NDArray[np.int64]
@@ -79,11 +79,11 @@ class SeekTable:
 
     @property
     def largest(self) -> int:
-        """Plain bytes of the largest segment; 0 where there is none."""
+        """Plain bytes of the largest segment; 0 without segments."""
         return int(np.diff(self.plain_starts).max(initial=0))
 
     def covering(self, ranges: Sequence[Range]) -> list[int]:
-        """The segments that hold plain ranges, each once, in order."""
+        """Return the numbers of the segments that hold plain ranges, sorted, each once."""
         asked = np.array([each for each in ranges if each[0] < each[1]], np.int64).reshape(-1, 2)
         firsts = np.searchsorted(self.plain_starts, asked[:, 0], "right") - 1
         stops = np.searchsorted(self.plain_starts, asked[:, 1], "left")
@@ -91,16 +91,16 @@ class SeekTable:
         return sorted(set(chain.from_iterable(spans)))
 
     def stored(self, segment: int) -> Range:
-        """Its bytes in the object."""
+        """Return the range of a segment in the stored object."""
         return int(self.stored_starts[segment]), int(self.stored_stops[segment])
 
     def plain(self, segment: int) -> Range:
-        """Its bytes in the plain object."""
+        """Return the range of a segment in the plain bytes."""
         return int(self.plain_starts[segment]), int(self.plain_starts[segment + 1])
 
 
 def format_table(stored_sizes: NDArray[np.uint32], plain_sizes: NDArray[np.uint32]) -> bytes:
-    """Mark and table: what stands after segments of these sizes, shape (num_segments,) each."""
+    """Return mark and table for segments of these sizes, shape (num_segments,) each."""
     entries = np.stack([stored_sizes, plain_sizes], 1).astype("<u4").tobytes()
     plain_bytes = int(plain_sizes.sum(dtype=np.uint64))
     mark = MARK.pack(MARKS, MARK.size - HEADER.size, TAG, plain_bytes, xxhash.xxh3_64_intdigest(entries))
@@ -110,7 +110,7 @@ def format_table(stored_sizes: NDArray[np.uint32], plain_sizes: NDArray[np.uint3
 
 
 def tail_bytes(end: memoryview, size: int, uri: str) -> int:
-    """How many bytes of the end of an object `parse_table` wants to see.
+    """Return how many bytes of the end of an object `parse_table` needs.
 
     Args:
         end: its last bytes, at least `SMALLEST` or all there are.
@@ -124,7 +124,7 @@ def tail_bytes(end: memoryview, size: int, uri: str) -> int:
 
 
 def parse_table(tail: memoryview, size: int, uri: str) -> SeekTable:
-    """The table of an object of `size` bytes from its last `tail_bytes`, or more.
+    """Return the table of an object of `size` bytes, from its last `tail_bytes` or more.
 
     Raises:
         FormatError: a rule of the format is broken; the message names it.
@@ -178,7 +178,7 @@ def _check_entries(columns: NDArray[np.uint32], num_bytes: int, uri: str) -> Non
 
 
 def _check_mark(before: memoryview, entries: memoryview, columns: NDArray[np.uint32], uri: str) -> bool:
-    """Whether our mark stands before the table; if so, it vouches for the entries."""
+    """Return whether our mark precedes the table; check the entries against it."""
     if len(before) < MARK.size or not len(columns) or tuple(columns[-1, :2]) != (MARK.size, 0):
         return False
     magic, length, tag, plain_bytes, digest = MARK.unpack(before)

@@ -1,30 +1,24 @@
-"""The plain bytes of a zstd-compressed object, by ranges: one frame of 64 KiB holds a segment, and decodes alone.
+"""zstd segments: plain bytes in frames of 64 KiB that decode alone, and a seek table.
 
-    asked       plain [70000, 70100)            plain_starts ─► segment 1
-    read        stored [31512, 62871)           all segments of one read in one vectored read
-    decoded     plain [65536, 131072)           checked: lengths, and the frame's own XXH64
-    given       a view of 100 bytes
-
-Price of a random sample of 4,096 tokens that lie together: 70 us of one core, where a plain read takes 5; and 31 KiB
-over the wire (uint16; int32: 20 KiB of 16 KiB plain), which are 0.2 ms on a way of 30. A read decodes no segment twice;
-from 4 segments on it decodes in threads.
-
-When: to store and send less (natural text at level 3: uint16 1.4 times, int32 2.5 times), to copy a corpus to a node's
-disk sooner over a thin link. When not: local files that are read at random and fit on the disk as they are; a plain
-`.bin` there is mapped and costs 2 us a sample. The defaults, 64 KiB and level 3, are where ratio and random access
-meet: 256 KiB gain 4 to 9 % and cost three times the time and bytes of a sample; level 9 gains 4 to 8 % and takes four
-times as long to write, which pays for an archive; a byte shuffle loses; a dictionary gains 5 % and ties readers to a
-second file.
-
-A new codec is a class that is a RangeReader, one that writes, and a row in CODECS.
-
-Plain bytes -> zstd frames of 64 KiB and their seek table, compressed over the cores, in a bounded memory.
+    read        plain [70000, 70100)            plain_starts ─► segment 1
+    fetch       stored [31512, 62871)           all segments of one read in one vectored read
+    decode      plain [65536, 131072)           checked: lengths, and the frame's own XXH64
+    return      a view of 100 bytes
 
     write ──► 1 MiB batches ──► threads ──► frames, in order ──► the object
                                               └─ sizes ──► table, at the end
 
-The bytes that come out depend on those that went in and on the level (and the version of libzstd), on nothing else: not
-on threads, not on how they were cut into writes. Memory: two batches for each thread, and 8 bytes a segment.
+Cost of a random sample of 4,096 neighbouring tokens: 70 us of one core, where a plain read takes 5; and 31 KiB over the
+network (uint16; int32: 20 KiB instead of 16 KiB), which take 0.2 ms of 30. A read decodes no segment twice, and uses
+threads from 4 segments on.
+
+Use it to store and send less (natural text at level 3: uint16 1.4 times, int32 2.5 times). Do not use it for local
+files that are read at random and fit on the disk: a mapped plain `.bin` costs 2 us a sample. Other settings measured:
+256 KiB gain 4 to 9 % and cost three times the time and bytes of a sample; level 9 gains 4 to 8 % and takes four times
+as long to write; a byte shuffle loses; a dictionary gains 5 % and needs a second file.
+
+The compressed bytes depend on the plain bytes, the level and the version of libzstd only. Memory of a writer: two
+batches for each thread, and 8 bytes a segment. A new codec is a reader, a writer, and a row in CODECS.
 """
 
 from __future__ import annotations
@@ -59,31 +53,29 @@ from binidx.storage.stats import LayerStats
 from binidx.storage.threads import CPU, map_over_cores, thread_count
 
 TAIL_BYTES = 64 << 10
-"""Read at opening, of S3 and HTTP in the request that finds the object. It holds the table of 8,000 segments, half a
-gibibyte; 100 GB have a table of 12 MB, which is one read more."""
+"""Bytes that are read at opening, on S3 and HTTP by the request for the size. They hold the table of 8,000 segments,
+half a gibibyte; 100 GB have a table of 12 MB, which needs one more read."""
 
-# Each takes 50 us, and handing work to a thread 20: a second thread pays from 4 of them on.
+# A segment takes 50 us, and handing work to a thread 20: a second thread pays from 4 segments on.
 SEGMENTS_A_THREAD = 2
 
 
 class SegmentedObject:
-    """A reader of the plain bytes of what `reader` reads compressed.
+    """Reader of the plain bytes of a compressed object.
 
     Args:
         reader: of an object in zstd's seekable format; frames may be of any size, with or without checksums.
-        end: its last bytes, if they are known already: `TAIL_BYTES` of them, or all there are.
+        end: last `TAIL_BYTES` of the object, or all of them, if they are known.
 
     Attributes:
         size: plain bytes.
-        stored_bytes: those of the object.
-        table: where its segments lie.
-        codec: tells its bytes from those that lie under the same URI.
+        stored_bytes: compressed bytes.
+        table: of its segments.
 
     Raises:
-        FormatError: there is no sound seek table at its end. On read: a segment is damaged, also when it was read a
-            second time; what is returned was always checked.
+        FormatError: the object has no valid seek table. On read: a segment is damaged, also after it was read again.
 
-    Nothing is kept between two reads: stack a ChunkCache for that, whose chunks are `segment_bytes` long.
+    Decoded segments are not cached: a ChunkCache with chunks of `block_bytes` over this reader does that.
     """
 
     codec = "zstd"
@@ -112,7 +104,7 @@ class SegmentedObject:
             self._decoded, list(zip(segments, stored, strict=True)), items_per_thread=SEGMENTS_A_THREAD
         )
         damaged = [place for place, found in enumerate(plain) if isinstance(found, str)]
-        # What was damaged on its way is whole the second time.
+        # A segment that was damaged in transit is intact the second time.
         again = self._fetch([segments[place] for place in damaged]) if damaged else []
         for place, data in zip(damaged, again, strict=True):
             plain[place] = self._decoded((segments[place], data))
@@ -130,11 +122,11 @@ class SegmentedObject:
         return answers
 
     def _decoded(self, fetched: tuple[int, memoryview]) -> bytes | str:
-        """The plain bytes of a segment from its stored ones, or what is wrong with it."""
+        """Return the plain bytes of a segment, or a description of its damage."""
         segment, data = fetched
         start, stop = self.table.plain(segment)
         try:
-            # Before anything of that size is allocated. Unknown (-1) is how some writers leave it.
+            # Before that size is allocated. Some writers leave it unknown (-1).
             if (claimed := zstandard.frame_content_size(data)) not in (-1, stop - start):
                 return f"its header says {claimed} plain bytes"
             found = _decompressor().decompress(data, max_output_size=stop - start, allow_extra_data=False)
@@ -168,10 +160,10 @@ class SegmentedObject:
 
 
 def read_table(reader: RangeReader, end: Bytes = b"") -> SeekTable:
-    """The table at the end of an object: one read unless its end is given, and one more where it is over 64 KiB.
+    """Read the table at the end of an object: one read unless `end` is given, and another one if it is over 64 KiB.
 
     Raises:
-        FormatError: there is none, or it is damaged.
+        FormatError: there is no table, or it is damaged.
     """
     size = reader.size
     if size < SMALLEST:
@@ -184,25 +176,27 @@ def read_table(reader: RangeReader, end: Bytes = b"") -> SeekTable:
     return parse_table(tail, size, reader.uri)
 
 
-_local = threading.local()
+class _PerThread(threading.local):
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_local = _PerThread()
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    """This thread's: it is not to be shared, and a new one for each segment would cost a sixth of its time."""
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
-    found: zstandard.ZstdDecompressor = _local.decompressor
-    return found
+    """Return the decompressor of this thread; a new one for each segment would cost a sixth of the segment's time."""
+    return _local.decompressor
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How the bytes of a `.bin` may be stored.
+    """Way to store the bytes of a `.bin`.
 
     Attributes:
         suffix: of the object, after `.bin`.
-        open: a reader of the plain bytes, over one of the stored ones; and the end of these, if it is known.
-        create: a Writer of plain bytes, over one of stored ones, and a level; whole at the end of its block.
+        open: returns a reader of the plain bytes over a reader of the stored ones and, if known, their end.
+        create: returns a Writer of plain bytes over a Writer of stored ones and a level; its end completes the object.
     """
 
     suffix: str
@@ -211,7 +205,7 @@ class Codec:
 
 
 def codec_of(uri: str) -> str:
-    """The codec of an object, by its name: `.bin.zst` is compressed; whatever else ends in .zst is as it is."""
+    """Return the codec of an object by its name: "zstd" for `.bin.zst`, else "raw", also for other names in .zst."""
     return next((name for name, codec in CODECS.items() if codec.suffix and uri.endswith(f".bin{codec.suffix}")), "raw")
 
 
@@ -219,15 +213,15 @@ SEGMENT_BYTES = 64 << 10
 
 
 class SegmentWriter:
-    """A Writer that compresses into another one; `finish`, or the end of its block, writes the seek table.
+    """Writer that compresses into another one; `finish`, or the end of its block, writes the seek table.
 
     Args:
-        writer: where the compressed bytes go.
-        level: 1 to 22, zstd's.
+        writer: of the compressed bytes.
+        level: of zstd, 1 to 22.
         segment_bytes: plain bytes of a segment; the last one may be shorter.
 
     Raises:
-        ConfigError: no such level or size.
+        ConfigError: a level or size out of range.
     """
 
     def __init__(
@@ -254,8 +248,8 @@ class SegmentWriter:
         return len(view)
 
     def finish(self) -> None:
-        """What is left, and the table."""
-        # Mostly all there is: not worth a thread.
+        """Write the last segments and the table."""
+        # Often the only batch: not worth a thread.
         last = compress_batch(bytes(self._rest), self.segment_bytes, self.level)
         while self._pending:
             self._write_first()
@@ -290,7 +284,7 @@ class SegmentWriter:
     ) -> None:
         if kind is None:
             self.finish()
-        # Else not waited for: in a forked child nobody is at work on them.
+        # An error does not wait for pending batches: after a fork their threads do not exist.
         self._pending.clear()
 
 
@@ -298,7 +292,7 @@ CODECS: dict[str, Codec] = {
     "raw": Codec("", lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer)),
     "zstd": Codec(".zst", SegmentedObject, SegmentWriter),
 }
-"""name -> codec, the one first that is read where both lie there"""
+"""Name -> codec; if objects of both are stored, the first is read."""
 
 DEFAULT_LEVEL = 3
 """340 MB/s a core; 9 is four times slower and 4 to 8 % smaller."""
@@ -307,14 +301,14 @@ BATCH_BYTES = 1 << 20
 
 
 def compress_batch(batch: bytes, segment_bytes: int, level: int) -> list[bytes]:
-    """A frame for each segment, with its plain size and XXH64 in it."""
+    """Return a frame for each segment, with its plain size and XXH64."""
     compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=True)
     view = memoryview(batch)
     return [compressor.compress(view[start:stop]) for start, stop in cut((0, len(view)), segment_bytes)]
 
 
 def check_level(level: int) -> int:
-    """The level, or ConfigError."""
+    """Return the level, or raise ConfigError."""
     if not 1 <= level <= zstandard.MAX_COMPRESSION_LEVEL:
         raise ConfigError(f"compression level {level}, needed 1 to {zstandard.MAX_COMPRESSION_LEVEL}")
     return level
