@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 USE_IT = """
-import binidx, binidx.native, binidx.tools, numpy, sys
+import binidx, binidx.native.permutations, binidx.tools, numpy, sys
 assert binidx.__file__.startswith(sys.argv[1]), binidx.__file__
 array = numpy.arange(10, dtype=numpy.int32)
 binidx.native.permutations.RandomState(1234).shuffle(array)

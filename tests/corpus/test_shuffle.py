@@ -119,7 +119,7 @@ DYING = """
 import os, signal, sys
 from binidx.corpus.shuffle import shuffle_datasets
 from binidx.storage.writing.copy import SilentWatcher
-class Dying(Silent):
+class Dying(SilentWatcher):
     def begin(self, what, total, done): self.what = what
     def advance(self, count):
         if self.what == sys.argv[1]: os.kill(os.getpid(), signal.SIGKILL)

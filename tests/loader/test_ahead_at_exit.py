@@ -77,13 +77,16 @@ def test_ctrl_c_interrupts_a_trainer_that_waits(hang: str) -> None:
 def test_after_ctrl_c_the_batches_go_on() -> None:
     then = """
 import os, signal
+begun = threading.Event()
 def interrupt():
+    begun.wait()  # until `Thread.start`, which waits, too, is over
     main = threading.main_thread().ident
     while sys._current_frames()[main].f_code.co_name != "wait":
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 next(batches), next(batches)
 threading.Thread(target=interrupt).start()
+begun.set()
 try:
     next(batches)
     sys.exit("nothing hung")
