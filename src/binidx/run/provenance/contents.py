@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -188,7 +187,7 @@ def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callab
     """Return the results of `work` for some sources, computed concurrently if they read from a store."""
     if datasets[0].access == "load":
         return [work(each) for each in present]
-    return run_concurrently([partial(work, each) for each in present], [True][: len(present)])
+    return run_concurrently([lambda _, each=each: work(each) for each in present], [True][: len(present)])
 
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
