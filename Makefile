@@ -1,4 +1,4 @@
-# The commands of this house. `make demo` and `make check` install all they need into .venv and ask for nothing else.
+# Commands of the project. `make demo` and `make check` install all they need into .venv and ask for nothing else.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -21,6 +21,7 @@ lint: $(VENV)/.test
 	rm -rf build/package && mkdir -p build/package && cp -r src/binidx build/package/ && cp -r tools build/package/binidx/tools
 	touch build/package/binidx/_native.py
 	PYTHONPATH=build/package $(BIN)/lint-imports
+	$(BIN)/python tests/structure.py
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist worksteal
