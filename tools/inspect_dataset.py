@@ -121,7 +121,7 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
     segmented = next((each for each in layers(dataset.bin_reader) if isinstance(each, SegmentedObject)), None)
     if segmented is not None:
-        sizes = {"segments": len(segmented.table), "segment_bytes": segmented.segment_bytes}
+        sizes = {"segments": len(segmented.table), "segment_bytes": segmented.block_bytes}
         return {"codec": source.codec, "bytes": segmented.stored_bytes, **sizes}
     return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": source.has_sums}
 

@@ -1,6 +1,5 @@
-"""From NumPy arrays and ints to what C takes: dtype, contiguity and bounds are checked before a pointer is.
-
-Which vector paths this machine can run: `native/cpu.c`.
+"""Arguments of C functions: NumPy arrays and ints, with dtype, contiguity and bounds checked; and the vector levels
+of the machine (`native/cpu.c`).
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ C_ITEMS = {
 }
 
 MAX_COUNT = 2**53
-"""Counts stay below this: sums of two fit int64, and each is exact as a double."""
+"""Exclusive limit of counts: sums of two fit int64, and each is exact as a double."""
 
 TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
-"""By the codes of an `.idx`."""
+"""Code of a dtype in an `.idx` -> bytes of a token."""
 
 
 def check_token(dtype_code: int, item_bytes: int) -> None:
-    """C divides by the bytes of a token, and reads so many as its dtype has."""
+    """Raise ValueError unless a token of this dtype has so many bytes: C divides by them."""
     if item_bytes != TOKEN_BYTES.get(dtype_code):
         raise ValueError(f"bytes of a token: {item_bytes} of dtype {dtype_code}, needs {TOKEN_BYTES}")
 
 
 def pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
-    """A `const void *` to an array that may be unaligned, as those mapped from an .idx are."""
+    """Return a `const void *` to an array, which may be unaligned, like those mapped from an `.idx`."""
     if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
         raise TypeError(f"needs a contiguous 1-D {np.dtype(dtype).name} array, found {array.ndim}-D {array.dtype}")
     return ffi.from_buffer(array)
 
 
 def items(array: NDArray[Any], dtype: DTypeLike, columns: int | None = None, *, write: bool = False) -> Any:
-    """A typed pointer to an aligned, C-contiguous array, 1-D or of shape (n, columns), writable for `write`."""
+    """Return a typed pointer to an aligned, C-contiguous array, 1-D or of shape (n, columns)."""
     found, needed, row = array.dtype, np.dtype(dtype), () if columns is None else (columns,)
     if found != needed or not array.flags.c_contiguous or not array.flags.aligned:
         raise TypeError(f"needs an aligned, contiguous {needed.name} array, found {found} with strides {array.strides}")
@@ -57,14 +56,14 @@ def items(array: NDArray[Any], dtype: DTypeLike, columns: int | None = None, *, 
 
 
 def count(name: str, value: int, least: int = 0) -> int:
-    """`value` as an int that C can add to another without overflow."""
+    """Return `value` as an int that C can add to another without overflow."""
     if not least <= value < MAX_COUNT:
         raise ValueError(f"{name}: {value}, needs {least} <= {name} < {MAX_COUNT}")
     return operator.index(value)
 
 
 class Level(IntEnum):
-    """A vector level of the C core; every level gives the same result."""
+    """Vector level of the C core; every level gives the same result."""
 
     PORTABLE = lib.BINIDX_PORTABLE
     AVX2 = lib.BINIDX_AVX2
@@ -73,7 +72,7 @@ class Level(IntEnum):
 
 
 LEVEL = Level(lib.binidx_cpu_level())
-"""The best of this machine."""
+"""Best level of this machine."""
 
 LEVELS = {
     Level.PORTABLE: (Level.PORTABLE,),
@@ -81,14 +80,14 @@ LEVELS = {
     Level.AVX512: (Level.PORTABLE, Level.AVX2, Level.AVX512),
     Level.NEON: (Level.PORTABLE, Level.NEON),
 }[LEVEL]
-"""All that this machine can run."""
+"""Levels that this machine can run."""
 
 
 def runnable(level: int | None) -> int:
-    """`level` as C takes it, LEVEL for None.
+    """Return a level for C; LEVEL for None.
 
     Raises:
-        ValueError: this machine would die of its instructions.
+        ValueError: this machine cannot run it.
     """
     if level is None:
         return LEVEL

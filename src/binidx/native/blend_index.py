@@ -1,4 +1,4 @@
-"""Which dataset each sample of a blend comes from: `native/blend_index.c`, and in chunks `native/blend_chunks.c`."""
+"""Blend index: the dataset of each sample of a blend (`native/blend_index.c`, in chunks `native/blend_chunks.c`)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from binidx._native import ffi, lib
 from binidx.native.arguments import items, runnable
 
 ROWS_PER_DATASET = 16
-"""A chunk has at least so many rows a dataset: replay at its start takes about one a dataset, seldom ten."""
+"""Minimum rows of a chunk for each dataset: the replay at its start takes about one a dataset, rarely ten."""
 
 MIN_ROWS = 2048
-"""A chunk has at least so many rows; it is begun within 10 us."""
+"""Minimum rows of a chunk, which takes 10 us to start."""
 
 WHOLE = 128
-"""Up to so many datasets every sample looks at them all, as native/blend_window.h has it."""
+"""With up to so many datasets each sample compares all of them, as in native/blend_window.h."""
 
 
 class Blend:
-    """The rows of a blend being drawn, in chunks.
+    """State of drawing the rows of a blend in chunks.
 
     Args:
         weights: share of each dataset, shape (num_datasets,); finite, none below 0.
-        limits: how many samples each dataset has, shape (num_datasets,); without them none ends.
-        dataset_index, dataset_sample_index: shape (size,), to be filled.
-        level: which vector path; by default the best of this machine.
+        limits: samples of each dataset, shape (num_datasets,); None: unlimited.
+        dataset_index, dataset_sample_index: output arrays, shape (size,).
+        level: vector level; by default the best of this machine.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Blend:
         return padded
 
     def can_guess(self) -> bool:
-        """Whether shares sum to the samples drawn; where they do not, replay would draw all again."""
+        """Return whether the weights sum to 1; if not, replay would draw all rows again."""
         return bool(self.weights.max() <= 1 and abs(self.weights.sum() - 1) * self.size < 0.5)
 
     def counts_at(self, sample: int) -> NDArray[np.float64]:
-        """A guess of what was drawn before this sample, shape (width,): shares rounded by largest remainders.
+        """Estimate the samples drawn of each dataset before a sample, shape (width,), by largest remainders.
 
-        Exact for sample 0. A dataset that is spent counts as infinite, as do those after the last.
+        Exact for sample 0. Exhausted datasets, and the padding after the last one, are infinite.
         """
         share = self.weights[: self.num] * sample
         drawn = np.floor(share)
@@ -77,13 +77,13 @@ class Blend:
         return counts
 
     def draw(self, first: int, length: int, counts: NDArray[np.float64]) -> None:
-        """The rows of `lanes` chunks side by side, from `counts`, shape (lanes, width), which move to their ends."""
+        """Draw the rows of `lanes` chunks at once from `counts`, shape (lanes, width); update these to their ends."""
         if counts.shape != (self.lanes, self.width) or not 0 <= first <= self.size - self.lanes * length:
             raise ValueError(f"{counts.shape} counts, rows from {first}, {length} a chunk, {self.size} in all")
         lib.binidx_blend_chunks(self._c, self.level, first, length, items(counts, np.float64, self.width, write=True))
 
     def replay(self, first: int, stop: int, counts: NDArray[np.float64], guess: NDArray[np.float64] | None) -> int:
-        """Rows from `first` from the true counts, until they meet those of the rows that came from `guess`."""
+        """Draw rows again from the true counts at `first`, until these equal the counts drawn from `guess`."""
         given = {len(counts), self.width if guess is None else len(guess)}
         if given != {self.width} or not 0 <= first <= stop <= self.size:
             raise ValueError(f"{len(counts)} counts, rows {first} to {stop} of {self.size}")
@@ -94,11 +94,11 @@ class Blend:
 
 
 def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) -> NDArray[np.float64]:
-    """Draw all rows; returns the counts at the end.
+    """Draw all rows; return the counts at the end.
 
     Args:
-        num_threads: how many threads draw; each chunk is repaired where it meets the one before it.
-        chunk: rows of a chunk; by default a lane's and thread's part, or 0 (no chunks) where that is too short.
+        num_threads: threads that draw; the start of each chunk is drawn again once the chunk before it is complete.
+        chunk: rows of a chunk; by default the rows of a lane and thread, or 0 (no chunks) if these are too few.
     """
     if chunk is None:
         chunk = blend.size // (blend.lanes * num_threads)
@@ -129,8 +129,8 @@ def _each_in_threads(
         list(pool.map(draw, firsts, counts))
 
 
-def in_turn(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
-    """The rows of `num` equal weights: of equal counts the first dataset wins, and a count more is always behind."""
+def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
+    """Fill the rows of `num` equal weights: the datasets in rotation."""
     (
         items(dataset_index, np.int16, write=True),
         items(dataset_sample_index, np.int64, write=True),
@@ -142,10 +142,10 @@ def in_turn(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: ND
     dataset_sample_index[rounds * num :] = rounds
 
 
-def _goes_in_turn(weights: NDArray[np.float64], size: int) -> bool:
-    """Whether `in_turn` is right and pays: windows of so many datasets do not hold where all are level.
+def _rotates(weights: NDArray[np.float64], size: int) -> bool:
+    """Return whether `fill_in_rotation` gives the same rows, and is faster than windows of equal weights.
 
-    Below 2^50 a difference of one in the counts survives rounding.
+    Below 2^50 samples, rounding keeps a difference of one between counts.
     """
     return len(weights) > WHOLE and bool((weights == weights[0]).all()) and float(weights[0]) * size < 2.0**50
 
@@ -165,8 +165,8 @@ def blend_weighted(
     size = len(dataset_index)
     if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
         raise ValueError(f"{len(weights)} weights, {size} and {len(dataset_sample_index)} rows")
-    if _goes_in_turn(weights, size):
-        in_turn(len(weights), dataset_index, dataset_sample_index)
+    if _rotates(weights, size):
+        fill_in_rotation(len(weights), dataset_index, dataset_sample_index)
         return np.float64(size // len(weights)) + (np.arange(len(weights)) < size % len(weights))
     blend = Blend(weights, None, dataset_index, dataset_sample_index, level)
     return blend_in_chunks(blend, num_threads)[: len(weights)]
@@ -185,7 +185,7 @@ def blend_exhaustive(
     if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
         raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")
     weights = sizes / np.float64(max(total, 1))
-    if _goes_in_turn(weights, total):
-        in_turn(len(sizes), dataset_index, dataset_sample_index)
+    if _rotates(weights, total):
+        fill_in_rotation(len(sizes), dataset_index, dataset_sample_index)
     else:
         blend_in_chunks(Blend(weights, sizes, dataset_index, dataset_sample_index, level), num_threads)

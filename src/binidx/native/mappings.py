@@ -1,7 +1,4 @@
-"""The samples of masked datasets: `native/masked_mapping.c`.
-
-Pieces of documents into bins: `native/best_fit.c`.
-"""
+"""Samples of masked datasets (`native/masked_mapping.c`), and best-fit packing (`native/best_fit.c`)."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ from binidx.native.arguments import MAX_COUNT, count, items, pointer, runnable
 
 
 class MaskedDocuments:
-    """Documents of sequences, and which of them have samples, as C wants them.
+    """Documents of a masked dataset, and which of them have samples, for C.
 
     Args:
         documents: first sequence of each, and the end of the last, shape (num_documents + 1,); may be unaligned.
         sequence_lengths: tokens of each sequence, shape (num_sequences,); may be unaligned.
-        sequence_length: tokens that a sample aims at, at least 2.
-        least: sequences of a sample, at least 1.
-        short_ratio: one sample in so many aims at fewer tokens; 0 for none.
+        sequence_length: target tokens of a sample, at least 2.
+        least: minimum sequences of a sample, at least 1.
+        short_ratio: one sample in so many has a smaller target; 0: none has.
         titles: tokens of each document's title, shape (num_documents,) or more: then the samples are blocks.
 
     Attributes:
-        num_empty, num_single, num_long: documents without sequences, with one, and with one that is too long.
+        num_empty, num_single, num_long: numbers of documents without sequences, with one, and with a too long one.
 
     Raises:
         IndexBuildError: the bounds of a document fall, or leave the sequences.
@@ -63,14 +60,14 @@ class MaskedDocuments:
 
     @property
     def columns(self) -> int:
-        """Numbers of a row."""
+        """Columns of a row."""
         return 4 if self.c.titles else 3
 
     def count(self, seed: int, num_epochs: int, num_samples: int) -> tuple[int, int]:
-        """Samples of as many whole epochs as give `num_samples`, at most `num_epochs`; and these epochs.
+        """Count the samples of as many whole epochs as give `num_samples`, at most `num_epochs`; return both numbers.
 
         Raises:
-            IndexBuildError: they are too many.
+            IndexBuildError: 2^53 samples or more.
         """
         epochs = ffi.new("int64_t *")
         asked = count("num_epochs", num_epochs), count("num_samples", num_samples)
@@ -80,7 +77,7 @@ class MaskedDocuments:
         return _checked(made), epochs[0]
 
     def fill(self, rows: NDArray[Any], seed: int, num_epochs: int) -> None:
-        """What `count` counted, in order: uint32 or uint64, shape (num_samples, columns)."""
+        """Fill the rows of the counted samples, in order: uint32 or uint64, shape (num_samples, columns)."""
         if rows.dtype not in (np.uint32, np.uint64):
             raise TypeError(f"rows: {rows.dtype}, needs uint32 or uint64")
         if rows.dtype == np.uint32 and self.c.num_sequences >= 2**32:
@@ -101,7 +98,7 @@ class MaskedDocuments:
 
 
 def shuffle_mapping_rows(rows: NDArray[Any], seed: int) -> None:
-    """Rows of 12, 16, 24 or 32 bytes by a Fisher-Yates shuffle of C++'s `mt19937_64(seed)`, in place."""
+    """Shuffle rows of 12, 16, 24 or 32 bytes in place: Fisher-Yates with C++'s `mt19937_64(seed)`."""
     out = items(rows, rows.dtype, rows.shape[1] if rows.ndim == 2 else 0, write=True)
     row_bytes = rows.itemsize * rows.shape[1]
     if row_bytes not in (12, 16, 24, 32):
@@ -112,7 +109,7 @@ def shuffle_mapping_rows(rows: NDArray[Any], seed: int) -> None:
 
 
 def generator(seed: int) -> Any:
-    """C++'s `mt19937(seed)`, which takes the low 32 bits."""
+    """Return C++'s `mt19937(seed)`, which uses the low 32 bits."""
     rng = ffi.new("binidx_mt19937 *")
     lib.binidx_mt19937_seed(rng, seed % 2**32, runnable(None))
     return rng
@@ -125,9 +122,9 @@ def _checked(made: int) -> int:
 
 
 def best_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which pieces lie in which bin: bin b has pieces[bounds[b] : bounds[b + 1]], longest first.
+    """Pack pieces into bins by best fit, decreasing: bin b gets pieces[bounds[b] : bounds[b + 1]], longest first.
 
-    Memory: 40 bytes a piece while it works.
+    Uses 40 bytes of memory a piece.
 
     Args:
         lengths: of the pieces, 1 to capacity, shape (n,).
@@ -137,7 +134,7 @@ def best_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int6
         bounds, shape (num_bins + 1,), and pieces, shape (n,).
 
     Raises:
-        IndexBuildError: a piece of no tokens, or of more than a bin holds.
+        IndexBuildError: a piece has no tokens, or more than the capacity.
     """
     num_pieces = len(lengths)
     pieces, bin_of, following = (np.empty(num_pieces, np.int64) for _ in range(3))

@@ -1,6 +1,5 @@
-"""NumPy's legacy shuffle: `native/shuffle.c`, `native/shuffle_targets.c`.
-
-torch's permutation without torch: `native/randperm.c`.
+"""Random permutations: NumPy's legacy shuffle (`native/shuffle.c`, `native/shuffle_targets.c`) and torch's permutation
+without torch (`native/randperm.c`).
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ SHUFFLES = {
     4: lib.binidx_shuffle_4,
     8: lib.binidx_shuffle_8,
 }
-"""By bytes of an item."""
+"""Bytes of an item -> shuffle of such items."""
 
 
 class RandomState:
-    """NumPy's legacy `RandomState(seed)` as far as `shuffle` goes: the same places, and the same state afterwards.
+    """NumPy's legacy `RandomState(seed)` with `shuffle` alone: the same permutation, and the same state afterwards.
 
-    One instance carries on from shuffle to shuffle, as NumPy's does; it must not be used by two threads at once.
+    An instance continues from shuffle to shuffle, as NumPy's does; only one thread at a time may use it.
 
     Args:
         seed: 0 to 2**32 - 1.
-        level: a vector level of `native.cpu`, the best one by default; the result is the same at every one.
+        level: a vector level of `native.arguments`, by default the best one; all levels give the same result.
 
     Source: NumPy, `numpy.random.RandomState` over MT19937, frozen by NEP 19.
     """
@@ -44,7 +43,7 @@ class RandomState:
 
     @property
     def state(self) -> tuple[NDArray[np.uint32], int]:
-        """NumPy's `get_state()[1:3]`: the block of 624 words, and how many of them are drawn."""
+        """NumPy's `get_state()[1:3]`: the block of 624 words, and how many of them were drawn."""
         return np.frombuffer(ffi.buffer(self._rng.key), np.uint32).copy(), int(self._rng.position)
 
     def shuffle(self, array: NDArray[Any]) -> None:
@@ -60,9 +59,9 @@ class RandomState:
         shuffle(self._rng, ffi.from_buffer(array, require_writable=True), len(array))
 
     def shuffle_targets(self, first: int, count: int) -> NDArray[np.int64]:
-        """What steps first, first - 1, ... of a shuffle swap with, shape (count,): the draws without the array.
+        """Draw the swap targets of steps first, first - 1, ... of a shuffle, shape (count,), without the array.
 
-        Makes orders beyond memory testable: a shuffle of n items is the steps from n - 1 down to 1.
+        A shuffle of n items has the steps from n - 1 down to 1, so tests can check orders that exceed the memory.
         """
         first, count = checked_count("first", first), checked_count("count", count)
         if count > first:

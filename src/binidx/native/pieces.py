@@ -1,7 +1,4 @@
-"""Stored tokens in memory, as C takes them: a map as a whole, or pieces anywhere. `native/read_ahead.c`
-
-Where ranges of a file that is mapped in blocks are in memory: `native/place.c`.
-"""
+"""Mapped bytes for C: a file that is mapped as a whole (`native/read_ahead.c`) or in blocks (`native/place.c`)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,12 @@ ANYWHERE = (1 << 63) - 1
 
 
 class Mapped:
-    """The whole content of an object in memory, for C to take from; `disk` says whether one is behind it."""
+    """Whole content of an object in memory.
+
+    Args:
+        content: of the object.
+        disk: whether it is a mapped file, whose pages may have to be read.
+    """
 
     def __init__(self, content: memoryview, *, disk: bool) -> None:
         self.owner = ffi.from_buffer(content)
@@ -28,12 +30,12 @@ class Mapped:
         self.template.page_bytes = PAGESIZE if disk else 0
 
     def read_ahead(self, ranges: NDArray[np.int64]) -> None:
-        """Ask the disk for ranges (first byte, end), shape (n, 2), all at once."""
+        """Let the disk read ranges (first byte, end), shape (n, 2), all at once."""
         about = self.template
         lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64, 2), len(ranges), about.page_bytes)
 
     def taking(self, *, ask_ahead: bool) -> Any:
-        """For one call of C: what it is to take from, and where it says what that was."""
+        """Return a C mapping for one call, which also counts the bytes that the call reads."""
         about = ffi.new(MAPPING, self.template[0])
         about.ask_ahead = ask_ahead
         return about
@@ -47,16 +49,16 @@ BLOCKS = ffi.typeof("binidx_blocks *")
 
 
 class PlacedBlocks:
-    """The state of the blocks of one file; the arrays are the caller's, and may change between and during calls.
+    """Blocks of one file, of which some are mapped; the caller may change the arrays between and during calls.
 
     Args:
-        good: chunk -> not 0: its bytes are in memory, and right, shape (num_chunks,).
-        addresses: block -> where its first byte is, or 0, shape (num_blocks,).
-        used: block -> the tick of the last call that found something in it.
+        good: of each chunk: not 0 if its bytes are in memory and checked, shape (num_chunks,).
+        addresses: of the first byte of each block, or 0, shape (num_blocks,).
+        used: of each block: tick of the last call that used it.
         size, chunk_bytes, block_bytes: of the file, and of all its chunks and blocks but the last.
 
     Raises:
-        ValueError: the arrays are too short for these sizes.
+        ValueError: an array is too short for these sizes.
     """
 
     def __init__(
@@ -83,16 +85,16 @@ class PlacedBlocks:
         self._template.size, self._template.page_bytes, self._template.blocks = ANYWHERE, PAGESIZE, self._blocks
 
     def taking(self, tick: int, *, ask_ahead: bool) -> Any:
-        """For one call of C, as `Mapped.taking`; the blocks must stay mapped until it is over."""
+        """Return a C mapping for one call, as `Mapped.taking`; the blocks must stay mapped until the call returns."""
         self._blocks.tick = tick
         about = ffi.new(MAPPING, self._template[0])
         about.ask_ahead = ask_ahead
         return about
 
     def place(self, ranges: NDArray[np.int64], tick: int) -> tuple[NDArray[np.int64], int] | None:
-        """Addresses of ranges, both of shape (n, 2), and how many chunks they are.
+        """Return the addresses of ranges, both of shape (n, 2), and the number of their chunks.
 
-        None unless each lies in one block that is mapped, and all of its chunks are good.
+        None unless each range lies in one mapped block, and all of its chunks are checked.
         """
         places = np.empty((len(ranges), 2), np.int64)
         if ranges.shape != places.shape:

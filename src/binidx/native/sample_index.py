@@ -1,6 +1,5 @@
-"""Where samples start: `native/sample_index.c`.
-
-The document index and the sample index of one shuffle: `native/document_sample.c`.
+"""Sample index: the start of each sample (`native/sample_index.c`), also while its documents are shuffled
+(`native/document_sample.c`).
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from binidx.native.arguments import count, items, pointer
 from binidx.native.permutations import RandomState
 
 WINDOW = 2**18
-"""Documents of one part of a sample index built by threads: their lengths, 1 MiB, stay in a core's cache."""
+"""Documents of one window of a sample index that threads build: their lengths, 1 MiB, stay in a core's cache."""
 
 
 class SampleArrays:
     """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments.
 
-    Errors name the documents as `subject`, counted from `first`.
+    Errors name documents as `subject`, numbered from `first`.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class SampleArrays:
         samples.num_tokens, samples.num_samples = count("num_tokens", num_tokens), count("num_samples", num_samples)
 
     def check(self, code: int, found: int) -> int:
-        """`code`, or what it means where it is negative."""
+        """Return `code`, or raise the error that a negative one stands for."""
         if code >= 0:
             return code
         if code == lib.BINIDX_BAD_TOKENS:
@@ -64,13 +63,13 @@ class SampleArrays:
         raise IndexBuildError(f"sequence_lengths[{document}]: {self.lengths[document]}, needs 0 or more tokens")
 
     def wrong_tokens(self, found: int) -> IndexBuildError:
-        """The documents hold other tokens than were counted."""
+        """Return the error that the documents hold another number of tokens than was counted."""
         counted = f"{self.c.num_samples} samples over {self.c.num_tokens}"
         return IndexBuildError(f"sample index: the documents hold {found} tokens, needs those counted: {counted}")
 
 
 def check_rows(rows: NDArray[Any], num_samples: int) -> None:
-    """Rows are int32 or int64 pairs, and row 0 is always there."""
+    """Raise TypeError or ValueError unless `rows` has num_samples + 1 pairs of int32 or int64."""
     if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) < 1:
         raise TypeError(f"rows: shape {rows.shape}, needs (num_samples + 1, 2)")
     if rows.dtype not in (np.int32, np.int64):
@@ -89,7 +88,7 @@ def sample_index(
     add_extra_token: bool,
     threads: int = 1,
 ) -> None:
-    """Fill `rows`: where each sample starts, see `index.sample.build_sample_index`.
+    """Fill `rows` with the start of each sample, see `index.document_sample`.
 
     Args:
         sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
@@ -98,10 +97,10 @@ def sample_index(
         num_tokens: of all documents in document_index.
         rows: int32 or int64, shape (num_samples + 1, 2).
         add_extra_token: a sample holds the first token of the next one too.
-        threads: work on so many parts of the documents at once; each holds 1 MiB.
+        threads: windows of documents that are processed at once; each takes 1 MiB.
 
     Raises:
-        IndexBuildError: a document number, a length, or the sum of the lengths is not what it must be.
+        IndexBuildError: a document number or length is out of range, or the lengths have another sum.
     """
     check_rows(rows, len(rows) - 1)
     samples = SampleArrays(
@@ -116,16 +115,16 @@ def sample_index(
 
 
 def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
-    """`int(np.sum(sequence_lengths[documents], dtype=np.int64))` without the copy; errors as of `sample_index`.
+    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `sample_index`.
 
-    `first` is the number of documents[0] among all, for the errors.
+    `first` is the number of documents[0] in error messages.
     """
     samples = SampleArrays(sequence_lengths, documents, subject="documents", first=first)
     return _gather(samples, 0, len(documents), ffi.NULL)
 
 
 def fill_sample_rows(samples: SampleArrays, rows: NDArray[Any], threads: int = 1) -> None:
-    """All rows at once; there are as many as `samples` says."""
+    """Fill all rows; their number must be that of `samples`."""
     check_rows(rows, samples.c.num_samples)
     if count("threads", threads, 1) > 1 and len(samples.documents) > WINDOW:
         _fill_in_parts(samples, rows, threads)
@@ -136,10 +135,10 @@ def fill_sample_rows(samples: SampleArrays, rows: NDArray[Any], threads: int = 1
 
 
 def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> None:
-    """Gather the lengths of each window, wait for the tokens before it, write its rows.
+    """Gather the lengths of each window, wait for the number of tokens before it, write its rows.
 
-    Windows start in order, so the sum that one waits for is always being made: no deadlock, and the first error in
-    document order is the one raised.
+    Windows start in order, so a running thread computes each awaited sum: no deadlock, and the first error in the order
+    of the documents is raised.
     """
     put = lib.binidx_sample_rows_4 if rows.itemsize == 4 else lib.binidx_sample_rows_8
     out, own = items(rows, rows.dtype, 2, write=True), threading.local()
@@ -162,7 +161,7 @@ def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> N
 
 
 def _pass_on(after: Future[int], before: Future[int], gather: Callable[[], int]) -> int:
-    """What `gather` counts; added to `before` it is the result of `after`, as is its error."""
+    """Return the tokens that `gather` counts; set `after` to their sum with `before`, or to the error."""
     try:
         tokens = gather()
         total = before.result() + tokens
@@ -179,7 +178,7 @@ def _gather(samples: SampleArrays, first: int, size: int, lengths: Any) -> int:
 
 
 def put_end(samples: SampleArrays, rows: NDArray[Any], tokens: int) -> None:
-    """The row of a last sample cut short, after all others; `tokens` are those found in the documents."""
+    """Write the row of an incomplete last sample, after all others; `tokens` are those of the documents."""
     check_rows(rows, samples.c.num_samples)
     put = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8
     if tokens != samples.c.num_tokens or put(samples.c, items(rows, rows.dtype, 2, write=True)) < 0:
@@ -187,14 +186,14 @@ def put_end(samples: SampleArrays, rows: NDArray[Any], tokens: int) -> None:
 
 
 MOST_RECORDS = 2**32
-"""Steps of a shuffle whose targets are drawn as 32 bits."""
+"""Largest number of records: the targets of their shuffle are drawn as 32 bits."""
 
 
 def fill_records(samples: SampleArrays, records: NDArray[np.int64]) -> int:
-    """Documents of `samples` and their lengths as records of 8 bytes, shape (num_documents,); returns their tokens.
+    """Fill records of 8 bytes with the documents of `samples` and their lengths; return their tokens.
 
     Raises:
-        IndexBuildError: a document that is not there, or a length below 0.
+        IndexBuildError: a document number or length is out of range.
     """
     if len(records) != len(samples.documents):
         raise ValueError(f"{len(samples.documents)} documents, {len(records)} records")
@@ -211,12 +210,13 @@ def shuffle_records(
     num_tokens: int,
     rows: NDArray[Any],
 ) -> None:
-    """Shuffle records, put their documents into the index of `samples` from `first` on, and the rows that they decide.
+    """Shuffle records; write their documents into the index of `samples` from `first` on, and the rows that start in
+    them.
 
     Args:
         samples: its document_index is written to; all other documents and rows stay.
         rng: draws one shuffle, that of `rng.shuffle(records)`.
-        records: shape (count,), at most MOST_RECORDS; spent by the call.
+        records: shape (count,), at most MOST_RECORDS; overwritten.
         first: position of the first in the document index.
         token: tokens of all documents before it.
         num_tokens: tokens of the records.

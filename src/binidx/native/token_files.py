@@ -1,8 +1,5 @@
-"""Is an `.idx` true to its own rules? `native/check_index.c`.
-
-Token ids as a `.bin` stores them, with fixed ids around each row: `native/wrap_rows.c`.
-
-Pieces of a buffer in another order: `native/copy_pieces.c`.
+"""Checks of `.idx` arrays (`native/check_index.c`), token ids of rows (`native/wrap_rows.c`), and copies of pieces
+(`native/copy_pieces.c`).
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from binidx.native.arguments import items, pointer
 
 
 def count_valid_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64], item_bytes: int) -> tuple[int, int]:
-    """How many leading sequences are true to the format, and their tokens.
+    """Count the leading sequences that obey the rules of the format, and their tokens.
 
     Args:
         lengths: tokens of each sequence, shape (num_sequences,).
@@ -39,12 +36,12 @@ def count_valid_sequences(lengths: NDArray[np.int32], pointers: NDArray[np.int64
 
 
 def count_valid_documents(document_indices: NDArray[np.int64], num_sequences: int) -> int:
-    """How many leading document bounds never fall and never pass `num_sequences`; all of them when it is right."""
+    """Count the leading document bounds that never fall and never exceed `num_sequences`."""
     bounds = pointer(document_indices, np.int64)
     return int(lib.binidx_check_documents(bounds, len(document_indices), num_sequences))
 
 
-# uint16 and int32 are Megatron's, uint32 is what engines give.
+# uint16 and int32 are types of Megatron, uint32 is that of tokenizer engines.
 LARGEST = {np.dtype(np.uint16): 0xFFFF, np.dtype(np.int32): 0x7FFFFFFF, np.dtype(np.uint32): 0xFFFFFFFF}
 
 
@@ -57,26 +54,26 @@ def wrap_rows(
     suffix: Sequence[int] = (),
     empty_too: bool = False,
 ) -> NDArray[Any]:
-    """The ids of all rows, one after the other, with `prefix` before and `suffix` behind each.
+    """Return the ids of all rows, one after the other, with `prefix` before and `suffix` after each row.
 
     Args:
         ids: shape (num_ids,).
-        offsets: where each row begins in `ids`, and the end of the last; rising, shape (num_rows + 1,).
+        offsets: first id of each row, then the end of the last; ascending, shape (num_rows + 1,).
         dtype: of the result: uint16, int32 or uint32.
-        empty_too: whether rows of no ids get prefix and suffix; else nothing comes of them.
+        empty_too: whether empty rows get prefix and suffix; else they are left out.
 
     Raises:
-        FormatError: an id that the dtype does not hold, the first of them named.
+        FormatError: an id is too large for the dtype; the message names the first one.
     """
     kind = np.dtype(dtype)
     rows = np.count_nonzero(np.diff(offsets)) if not empty_too else len(offsets) - 1
-    room = int(offsets[-1] - offsets[0]) + int(rows) * (len(prefix) + len(suffix))
-    out = np.empty(room, kind)
+    capacity = int(offsets[-1] - offsets[0]) + int(rows) * (len(prefix) + len(suffix))
+    out = np.empty(capacity, kind)
     before, behind = np.array(prefix, np.uint32), np.array(suffix, np.uint32)
     wrapping = ffi.new("binidx_wrapping *", {
         "ids": items(ids, np.uint32), "offsets": items(offsets, np.int64), "out": ffi.from_buffer(out),
         "prefix": items(before, np.uint32), "suffix": items(behind, np.uint32), "num_ids": len(ids),
-        "num_rows": len(offsets) - 1, "num_prefix": len(before), "num_suffix": len(behind), "room": room,
+        "num_rows": len(offsets) - 1, "num_prefix": len(before), "num_suffix": len(behind), "room": capacity,
         "largest": LARGEST[kind], "item_bytes": kind.itemsize, "empty_too": empty_too,
     })  # fmt: skip
     count = lib.binidx_wrap_rows(wrapping)
@@ -91,13 +88,13 @@ def wrap_rows(
 def copy_pieces(
     source: NDArray[np.uint8], bounds: NDArray[np.int64], order: NDArray[np.int64], target: NDArray[np.uint8]
 ) -> int:
-    """Put pieces `order[0]`, `order[1]`, ... of the source one after another into the target; their bytes.
+    """Copy pieces `order[0]`, `order[1]`, ... of the source one after another into the target; return their bytes.
 
     Args:
         bounds: piece p is source[bounds[p] : bounds[p + 1]], shape (num_pieces + 1,).
 
     Raises:
-        ValueError: there is no such piece, it leads outside the source, or there is no room for it.
+        ValueError: a piece does not exist, leaves the source, or exceeds the target.
     """
     given = items(source, np.uint8), len(source), items(bounds, np.int64), max(len(bounds) - 1, 0)
     done = lib.binidx_copy_pieces(

@@ -1,4 +1,4 @@
-"""What readers and writers of stored bytes can do: the Protocols that other modules may rely on.
+"""Protocols of readers and writers of stored bytes: all that other modules may rely on.
 
     RangeReader        read byte ranges of one object                  every reader
     MappedReader       let C read mapped bytes                         local files, disk cache

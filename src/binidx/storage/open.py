@@ -214,7 +214,7 @@ def stream(reader: RangeReader, stop: int | None = None) -> Iterator[memoryview]
 
 
 def read_whole(reader: RangeReader) -> memoryview:
-    """Return all bytes of an object: a view of the map if it is mapped, else of one buffer that is filled part by part."""
+    """Return all bytes of an object: a view of the map if it is mapped, else of one buffer, filled part by part."""
     if as_mapped(reader):
         return reader.read([(0, reader.size)])[0]
     buffer, filled = memoryview(bytearray(reader.size)), 0

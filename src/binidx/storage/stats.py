@@ -181,7 +181,7 @@ CACHES = {"memory": "chunk cache", "disk": "disk cache"}
 
 AGAIN = {"retries": "retry", "hedges": "hedge"}
 SERVED = ("samples", "tokens", "seconds", "wait_seconds")
-"""Counters of loaders: samples and tokens served, seconds since the first batch, and seconds that the trainer waited."""
+"""Counters of loaders: samples and tokens served, seconds since the first batch, seconds that the trainer waited."""
 
 NAMES = [
     *(f"{store} {each.name}" for store in dict.fromkeys([*STORES.values(), "other"]) for each in fields(ReadStats)),

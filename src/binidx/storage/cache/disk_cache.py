@@ -48,7 +48,7 @@ FILLERS = 3
 """Threads that fetch a large object: some bytes arrive while others are written and checked."""
 
 PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS = 30.0, 0.5
-"""How long to wait for chunks that another process fetches before reading them from the store; and how long after such
+"""Seconds to wait for chunks that another process fetches before reading them from the store; and how long after such
 a wait has failed, until one succeeds: a stopped process holds its locks."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02

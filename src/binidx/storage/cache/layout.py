@@ -217,7 +217,7 @@ def _create_private(path: str, uid: int) -> str | None:
     """Create a private directory; return why the existing one is unusable, or None."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    # Not through a link, which another user may have created. In a sticky /tmp nobody else can move our directory.
+    # Not through a link, which another user may have created. In a sticky /tmp no other user can move our directory.
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         return "found something else there, needed a directory"
