@@ -7,9 +7,9 @@ Prints one JSON object: when build() began and ended, a digest of the indices or
     prefix, cache    URIs
     samples          of the train split
     sequence_length
-    log              a file: who builds an index appends a line to it
-    slow             seconds more that the building of an index takes
-    fail             a text: whoever builds raises it
+    log              a file: each building process appends a line to it
+    slow             additional seconds that a build takes
+    fail             a text: the building process raises it
     start            a file: begin when it appears; "ready" is printed before
 """
 
@@ -64,10 +64,10 @@ def main() -> None:
     parent = os.getppid()
     while "start" in HOW and not Path(HOW["start"]).exists():
         if os.getppid() != parent:
-            sys.exit("whoever started this has died")
+            sys.exit("the process that started this has died")
         time.sleep(0.005)
     if group:
-        torch.distributed.barrier()  # under load they come up seconds apart
+        torch.distributed.barrier()  # under load they start seconds apart
     began, found = time.monotonic(), {}
     try:
         train = build()[0]

@@ -2,15 +2,15 @@
 
     python -m helpers.build_race URI ROUNDS SEED SPAN
 
-Each builder is a forked child that begins within 20 ms of the others; some go by the claim, the others at once, as
-those do that lost it. At a random instant of its first SPAN seconds it may get a SIGKILL. Now and then the data changes
-between two rounds, or some builders of one round have other data under the same name. Whoever ends has compared its
-arrays.
+Each builder is a forked child that begins within 20 ms of the others; some use the build lock, the others build at once,
+as processes do that lost their lease. At a random instant of its first SPAN seconds it may get a SIGKILL. Now and then
+the data changes between two rounds, or some builders of one round have other data under the same name. A builder that
+ends has compared its arrays.
 
-After each round one more process looks: if somebody ended, and all had the same data, the cache must be whole; it must
-never give another array; and after it has built where it had to, the files are numpy.save's bytes.
+After each round one more process checks: if a builder ended, and all had the same data, the cache must be valid; it
+must return no other array; and after the process has rebuilt a broken cache, the files are numpy.save's bytes.
 
-Prints one JSON object: what was done, and what was wrong, of which there must be nothing.
+Prints one JSON object: counts of rounds and builders, and of errors, which must be 0.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from binidx.index.cache.array_reuse import OrderKey
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.manifest import ALGORITHM, Origin
+from binidx.storage.open import open_object, read_whole
 from binidx.storage.writing import staging, upload
 
 BUILDERS = 8
@@ -43,7 +44,7 @@ NAMES = ("large", "small")
 
 
 class CarelessFileSystem(LocalFileSystem):
-    """A store that shows whole objects only, and takes no condition seriously."""
+    """Store that shows whole objects only, and ignores conditions."""
 
     protocol = "careless"
 
@@ -62,7 +63,7 @@ fsspec.register_implementation("careless", CarelessFileSystem, clobber=True)
 
 
 def expected(content: int) -> dict[str, np.ndarray]:
-    """An array that is mapped, one in four of several parts, and a small one."""
+    """Return a large array that is mapped, one in four of several parts, and a small one."""
     size = 80_000 if content % 4 else 700_000
     return {
         "large": (np.arange(size, dtype=np.int64) * content).reshape(-1, 2),
@@ -70,12 +71,12 @@ def expected(content: int) -> dict[str, np.ndarray]:
     }
 
 
-def cache_of(directory: str, content: int) -> IndexCache:
+def make_cache(directory: str, content: int) -> IndexCache:
     origin = Origin(content=lambda: {"index_digest": str(content)})
     return IndexCache(directory, NAME, origin=origin, order=lambda: OrderKey(content, False, 0, 10))
 
 
-def build_of(content: int) -> Any:
+def make_build(content: int) -> Any:
     def build(writer: ArrayWriter) -> None:
         for name, array in expected(content).items():
             with writer.array(name, array.shape, array.dtype) as out:
@@ -85,36 +86,36 @@ def build_of(content: int) -> Any:
     return build
 
 
-def without_claim(cache: IndexCache, content: int) -> dict[str, np.ndarray]:
+def build_without_lock(cache: IndexCache, content: int) -> dict[str, np.ndarray]:
     wanted = {"algorithm": ALGORITHM}
     found = cache.load(wanted, NAMES) or cache.reuse("described", wanted, NAMES)
-    return found or cache.build("described", wanted, build_of(content)).arrays
+    return found or cache.build("described", wanted, make_build(content)).arrays
 
 
 def build_one(directory: str, content: int, seed: int) -> bool:
     random.seed(seed)
     time.sleep(random.random() * 0.02)
-    cache = cache_of(directory, content)
+    cache = make_cache(directory, content)
     if random.random() < 0.25:
-        arrays = cache.load_or_build("described", {}, NAMES, build_of(content))
+        arrays = cache.load_or_build("described", {}, NAMES, make_build(content))
     else:
-        arrays = without_claim(cache, content)
+        arrays = build_without_lock(cache, content)
     return same(arrays, content)
 
 
-def look(directory: str, content: int, *, must_be_whole: bool) -> bool:
-    """Whether what is there is right, and becomes whole where it was not."""
-    cache = cache_of(directory, content)
-    # Once more, for a store that stalls: a manifest that does not come within 10 s is none, and nobody writes one now.
+def check_cache(directory: str, content: int, *, must_be_whole: bool) -> bool:
+    """Return whether a cache is right, and becomes valid if it was not."""
+    cache = make_cache(directory, content)
+    # Twice, for a store that stalls: a manifest that takes longer than 10 s counts as missing.
     found = cache.load({"algorithm": ALGORITHM}, NAMES) or cache.load({"algorithm": ALGORITHM}, NAMES)
     if found is None and must_be_whole:
         return wrong(directory, "nothing is there")
     if found is not None and not same(found, content):
         return wrong(directory, "other arrays are served")
-    if not same(without_claim(cache, content), content) or cache.load({"algorithm": ALGORITHM}, NAMES) is None:
+    if not same(build_without_lock(cache, content), content) or cache.load({"algorithm": ALGORITHM}, NAMES) is None:
         return wrong(directory, "it cannot be built anew")
     for name, array in expected(content).items():
-        if bytes(cache.files.read(f"{name}.npy")) != saved(array):
+        if bytes(read_whole(open_object(cache.files.array_uri(name), cache=False))) != saved(array):
             return wrong(directory, f"{name}.npy is another one")
     return True
 
@@ -173,7 +174,7 @@ def main(uri: str, rounds: int, seed: int, span: float) -> None:
         contents = [content + 1] * others + [content] * (BUILDERS - others)
         ended, wrong, killed = race(directory, contents, choose, span)
         whole = ended > 0 and not others
-        looker = fork(partial(look, directory, content, must_be_whole=whole))
+        looker = fork(partial(check_cache, directory, content, must_be_whole=whole))
         done["not_whole"] += os.waitpid(looker, 0)[1] != 0
         for name, count in (("rounds", 1), ("ended", ended), ("wrong", wrong), ("killed", killed)):
             done[name] += count

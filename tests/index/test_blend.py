@@ -114,7 +114,7 @@ def test_weighted_equals_the_rule(kind: str) -> None:
         assert_same(build_blend_index(weights, size), greedy(weights.tolist(), [None] * len(weights), size))
 
 
-def test_ties_go_as_two_roundings_make_them() -> None:
+def test_ties_follow_from_both_roundings() -> None:
     """A fused multiply-add, which rounds once, changes rows of this blend."""
     weights = normalised(np.array([1.0, 2, 3, 5, 7]))
     assert_same(build_blend_index(weights, 20_000), greedy(weights.tolist(), [None] * 5, 20_000))
@@ -183,7 +183,7 @@ def test_exhaustive_draws_each_sample_once() -> None:
     assert len({*zip(index.tolist(), sample_index.tolist(), strict=True)}) == 15
 
 
-def test_nothing_asked_is_nothing_given() -> None:
+def test_zero_samples_are_an_empty_blend() -> None:
     for index, sample_index in (build_blend_index([0.5, 0.5], 0), build_exhaustive_blend_index([0, 0])):
         assert len(index) == len(sample_index) == 0
 
@@ -202,7 +202,7 @@ def test_nothing_asked_is_nothing_given() -> None:
         ([1.0], 2**60, "samples, need 0 to"),
     ],
 )
-def test_weights_and_sizes_that_are_none_are_errors(weights: list[float], size: int, message: str) -> None:
+def test_invalid_weights_and_sizes_are_errors(weights: list[float], size: int, message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):
         build_blend_index(weights, size)
 
@@ -211,6 +211,6 @@ def test_weights_and_sizes_that_are_none_are_errors(weights: list[float], size: 
     ("sizes", "message"),
     [([3, -1], r"sizes \[3, -1\], need each 0 or more"), ([], r"shape \(0,\)"), ([2**52, 2**52], "samples, need 0")],
 )
-def test_exhaustive_sizes_that_are_none_are_errors(sizes: list[int], message: str) -> None:
+def test_invalid_exhaustive_sizes_are_errors(sizes: list[int], message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):
         build_exhaustive_blend_index(sizes)

@@ -47,7 +47,7 @@ def test_the_documents_themselves_stay_in_order() -> None:
     assert (documents == np.arange(100)).all()
 
 
-def test_nothing_larger_than_the_index_is_made() -> None:
+def test_nothing_larger_than_the_index_is_allocated() -> None:
     documents = np.arange(100_000, dtype=np.int32)
     tracemalloc.start()
     index = build_document_index(documents, 4, RandomState(1), True)
@@ -75,7 +75,7 @@ def test_is_built_in_the_file_it_ends_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", [np.zeros(19, np.int32), np.zeros(20), np.zeros((4, 5), np.int32), np.zeros(40)[::2]])
-def test_refuses_a_place_of_another_shape(out: np.ndarray) -> None:
+def test_refuses_an_out_of_another_shape(out: np.ndarray) -> None:
     with pytest.raises(IndexBuildError, match=r"need contiguous \(20,\) of int32"):
         build_document_index(np.arange(10), 2, RandomState(1), True, out=out)
 
@@ -96,6 +96,6 @@ def test_int64_numbers_are_taken_when_int32_holds_them() -> None:
         (np.array([1]), 0, "0 epochs, need at least 1"),
     ],
 )
-def test_numbers_that_are_no_documents_are_errors(documents: np.ndarray, num_epochs: int, message: str) -> None:
+def test_invalid_document_numbers_are_errors(documents: np.ndarray, num_epochs: int, message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):
         build_document_index(documents, num_epochs, RandomState(0), False)

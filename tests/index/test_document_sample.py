@@ -163,9 +163,7 @@ PLAN = EpochPlan(2, 7, 3, True, 1)
         ([3, 4], [0, 1], EpochPlan(0, 7, 3, True, 1), "found 0 epochs, need at least 1"),
     ],
 )
-def test_documents_that_are_not_there_are_errors(
-    lengths: list[int], documents: list[int], plan: EpochPlan, message: str
-) -> None:
+def test_missing_sequences_are_errors(lengths: list[int], documents: list[int], plan: EpochPlan, message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):
         build_document_and_sample_index(
             np.array(lengths, np.int32), np.array(documents, np.int32), plan, RandomState(0), 4
@@ -180,7 +178,7 @@ def test_documents_that_are_not_there_are_errors(
         (np.array([[1]], np.int32), "2-D int32"),
     ],
 )
-def test_numbers_that_are_no_documents_are_errors(documents: np.ndarray, message: str) -> None:
+def test_invalid_document_numbers_are_errors(documents: np.ndarray, message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):
         build_document_and_sample_index(np.ones(2, np.int32), documents, PLAN, RandomState(0), 4)
 

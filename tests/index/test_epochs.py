@@ -1,4 +1,4 @@
-"""How many epochs, and what is kept for the last, against Megatron's own arithmetic."""
+"""The number of epochs and the samples of the last one, against Megatron's own arithmetic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def random_requests(count: int) -> list[tuple[int, int, int | None, bool]]:
     ]
 
 
-def test_as_many_epochs_as_megatron_reads() -> None:
+def test_the_number_of_epochs_is_megatrons() -> None:
     for request in random_requests(3000):
         assert plan(*request).num_epochs == megatron_num_epochs(*request), request
 
@@ -64,7 +64,7 @@ def test_what_megatron_asserts_of_the_final_epoch_always_holds() -> None:
             assert 0 <= num_samples - found.num_samples_sans_final_epoch <= (tokens - extra) // length + 1
 
 
-def test_there_are_as_many_samples_as_were_asked_and_no_epoch_too_many() -> None:
+def test_there_are_as_many_samples_as_requested_and_no_epoch_too_many() -> None:
     for tokens, length, num_samples, extra in random_requests(3000):
         found = plan(tokens, length, num_samples, extra)
         assert found.num_samples >= (num_samples or 0)
@@ -76,7 +76,7 @@ def test_a_billion_epochs_are_counted_at_once() -> None:
     assert plan(1, 10**6, 10**6).num_epochs == 10**12 + 1
 
 
-def test_the_last_partial_sample_counts_when_it_is_kept() -> None:
+def test_the_last_partial_sample_counts_unless_it_is_dropped() -> None:
     assert plan(14, 4, None, drop=True).num_samples == 3
     assert plan(14, 4, None, drop=False).num_samples == 4
     assert plan(13, 4, None, drop=False).num_samples == 3
@@ -85,7 +85,7 @@ def test_the_last_partial_sample_counts_when_it_is_kept() -> None:
 
 @pytest.mark.parametrize("num_samples", [None, 0])
 @pytest.mark.parametrize("tokens", [0, 1, 4])
-def test_too_few_tokens_for_a_sample_are_an_answer_when_none_is_asked(tokens: int, num_samples: int | None) -> None:
+def test_too_few_tokens_for_a_sample_are_no_error_when_none_is_requested(tokens: int, num_samples: int | None) -> None:
     assert plan(tokens, 4, num_samples) == EpochPlan(1, tokens, 0, False, 0)
 
 

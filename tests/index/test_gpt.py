@@ -101,7 +101,7 @@ def test_a_range_is_its_numbers_without_their_memory() -> None:
 
 
 @pytest.mark.parametrize("changed", [0, 1, 300_000, 599_999])
-def test_numbers_with_one_that_is_another_are_no_range(changed: int) -> None:
+def test_numbers_with_one_exception_are_no_range(changed: int) -> None:
     array = np.arange(600_000, dtype=np.int32)
     array[changed] += 1
     assert documents.as_range(array) is array

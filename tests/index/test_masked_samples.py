@@ -133,7 +133,7 @@ def test_epochs_are_whole() -> None:
     assert planned(0, [5] * 12, [0, 6, 12]).num_samples == 0
 
 
-def test_samples_asked_of_documents_that_have_none_are_an_error_and_no_endless_loop() -> None:
+def test_samples_requested_of_documents_without_any_are_an_error_and_no_endless_loop() -> None:
     with pytest.raises(IndexBuildError, match=r"found 0 samples in 2 documents, need 1: .* 2 or more sequences"):
         planned(1, [5, 5], [0, 1, 2], least=2)
     assert planned(None, [5, 5], [0, 1, 2], least=2).num_samples == 0

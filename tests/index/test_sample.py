@@ -139,7 +139,7 @@ def test_samples_tile_the_stream_of_documents() -> None:
         assert (starts[rows[:, 0]] + rows[:, 1] == np.arange(len(rows)) * length).all()
 
 
-def test_lengths_may_lie_unaligned_as_in_a_mapped_idx() -> None:
+def test_lengths_may_be_unaligned_as_in_a_mapped_idx() -> None:
     lengths = np.array([5, 6, 7], np.int32)
     unaligned = np.frombuffer(b"ab" + lengths.tobytes(), np.uint8)[2:].view("<i4")
     assert not unaligned.flags.aligned
@@ -223,9 +223,7 @@ def test_count_samples_is_floor_or_ceil_and_never_negative() -> None:
         ([3, -4], [0, 1], 7, r"sequence_lengths\[1\]: -4, needs 0 or more tokens"),
     ],
 )
-def test_documents_that_are_not_there_are_errors(
-    lengths: list[int], documents: list[int], tokens: int, message: str
-) -> None:
+def test_missing_sequences_are_errors(lengths: list[int], documents: list[int], tokens: int, message: str) -> None:
     with pytest.raises(IndexBuildError, match=message):
         build_sample_index(np.array(lengths, np.int32), np.array(documents, np.int32), 4, tokens)
 

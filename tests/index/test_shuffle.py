@@ -54,7 +54,7 @@ def test_is_built_in_the_file_it_ends_in(tmp_path: Path) -> None:
     assert (np.load(tmp_path / "shuffle_index.npy") == needed).all()
 
 
-def test_nothing_larger_than_the_index_is_made() -> None:
+def test_nothing_larger_than_the_index_is_allocated() -> None:
     tracemalloc.start()
     index = build_shuffle_index(900_000, 1_000_000, RandomState(1))
     _, peak = tracemalloc.get_traced_memory()
@@ -62,7 +62,7 @@ def test_nothing_larger_than_the_index_is_made() -> None:
     assert peak < index.nbytes + 20 * WINDOW
 
 
-def test_refuses_a_place_of_another_dtype() -> None:
+def test_refuses_an_out_of_another_dtype() -> None:
     with pytest.raises(IndexBuildError, match=r"shape \(10,\) of int32, need contiguous \(10,\) of uint32"):
         build_shuffle_index(5, 10, RandomState(0), out=np.zeros(10, np.int32))
 

@@ -1,4 +1,4 @@
-"""Requests that share an order: the arithmetic, and the arrays that Megatron Core makes of them."""
+"""Requests with the same order: the arithmetic, and the arrays that Megatron Core builds for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_epochs_together_are_the_beginning_of_one_more_that_is_separate() -> Non
         np.testing.assert_array_equal(one_more[: len(together)], together)
 
 
-def test_one_epoch_asked_for_by_none_is_one_epoch() -> None:
+def test_no_number_of_samples_requests_one_epoch() -> None:
     assert order_for(None, 1000, 10, True) == order_for(5, 1000, 10, True)
 
 
@@ -102,7 +102,7 @@ def test_a_blend_of_whole_datasets_has_no_such_beginning() -> None:
     assert not np.array_equal(build_exhaustive_blend_index([2, 5])[0], build_exhaustive_blend_index([20, 5])[0][:7])
 
 
-def test_the_record_names_those_of_the_same_order_and_forgets_the_oldest() -> None:
+def test_the_record_finds_indices_of_the_same_order_and_drops_the_oldest() -> None:
     one, two = OrderKey(1, False, 0, 10), OrderKey(2, True, 11, 18)
     known = add_index(add_index([], "a", one), "b", two)
     assert find_equal_indices(known, one, "c") == ["a"]
@@ -114,7 +114,7 @@ def test_the_record_names_those_of_the_same_order_and_forgets_the_oldest() -> No
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"indices": 1}', b'{"indices": [{"name": "a"}]}', b"[" * 100_000])
-def test_a_broken_record_is_an_empty_one(data: bytes) -> None:
+def test_a_damaged_record_is_an_empty_one(data: bytes) -> None:
     assert parse_known(data) == []
 
 
@@ -169,7 +169,7 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "cache") if request.param == "local" else request.getfixturevalue("s3").fresh()
 
 
-def test_more_samples_of_the_same_order_copy_the_arrays_that_are_there(
+def test_more_samples_of_the_same_order_copy_the_existing_arrays(
     prefix: str, cache: str, no_builds: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = train(config_of(prefix, cache), 100)
@@ -183,7 +183,7 @@ def test_more_samples_of_the_same_order_copy_the_arrays_that_are_there(
     train(config_of(prefix, cache), 101)
 
 
-def test_the_same_data_under_another_path_takes_the_arrays_over(
+def test_the_same_data_under_another_path_copies_the_arrays(
     prefix: str, cache: str, no_builds: Any, tmp_path: Path
 ) -> None:
     first = train(config_of(prefix, cache), 100)
@@ -193,7 +193,7 @@ def test_the_same_data_under_another_path_takes_the_arrays_over(
     np.testing.assert_array_equal(train(config_of(f"{tmp_path}/moved", cache), 100).sample_index, first.sample_index)
 
 
-def test_more_epochs_are_built_and_the_log_says_what_it_means(
+def test_more_epochs_are_built_and_the_log_describes_the_change(
     prefix: str, cache: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = train(config_of(prefix, cache), 100)
@@ -203,7 +203,7 @@ def test_more_epochs_are_built_and_the_log_says_what_it_means(
 
 
 @pytest.mark.parametrize("change", [{"random_seed": 8}, {"sequence_length": 9}, {"add_extra_token_to_sequence": False}])
-def test_another_seed_length_or_option_takes_nothing_over(
+def test_another_seed_length_or_option_copies_nothing(
     prefix: str, tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     train(config_of(prefix, f"{tmp_path}/cache"), 100)
@@ -213,7 +213,7 @@ def test_another_seed_length_or_option_takes_nothing_over(
     np.testing.assert_array_equal(other.sample_index, train(config_of(prefix, None, **change), 101).sample_index)
 
 
-def test_a_broken_twin_is_built_anew(prefix: str, tmp_path: Path) -> None:
+def test_a_damaged_equal_index_is_not_copied(prefix: str, tmp_path: Path) -> None:
     first = train(config_of(prefix, f"{tmp_path}/cache"), 100)
     [array] = (tmp_path / "cache").glob("*-shuffle_index.npy")
     content = bytearray(array.read_bytes())

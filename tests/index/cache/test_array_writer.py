@@ -1,4 +1,4 @@
-"""Arrays built into their files: in place, whole or not at all, and right where there is no room."""
+"""Arrays built into their files: in place, whole or not at all, and right where the disk is full."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def files(directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("shuffled_in_file", [1 << 30, 1 << 10])
-def test_what_is_served_after_a_build_is_the_file(
+def test_arrays_served_after_a_build_are_the_files(
     tmp_path: Path, shuffled_in_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
@@ -67,7 +67,7 @@ def test_small_arrays_take_no_descriptor(tmp_path: Path) -> None:
     assert writer.stored["a"].bytes == (tmp_path / "a.npy").stat().st_size
 
 
-def test_without_a_place_all_is_memory() -> None:
+def test_without_uris_arrays_stay_in_memory() -> None:
     build(writer := ArrayWriter())
     np.testing.assert_array_equal(writer.arrays["a"], ARRAY)
     assert file_under(writer.arrays["a"]) == ""
@@ -75,7 +75,9 @@ def test_without_a_place_all_is_memory() -> None:
 
 
 @pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])
-def test_for_a_store_it_is_built_here_and_sent(s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_store_arrays_are_built_on_the_node_and_sent(
+    s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(array_writer, "SENT_FROM_MEMORY", in_memory)
     monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
     uri = s3.fresh()
@@ -86,7 +88,7 @@ def test_for_a_store_it_is_built_here_and_sent(s3: Any, in_memory: int, monkeypa
 
 
 @pytest.mark.parametrize("in_memory", [1 << 30, 1 << 10])
-def test_what_was_sent_is_kept_for_the_node_which_fetches_nothing(
+def test_sent_arrays_are_cached_for_the_node_which_fetches_nothing(
     s3: Any, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(array_writer, "SENT_FROM_MEMORY", in_memory)
@@ -101,7 +103,7 @@ def test_what_was_sent_is_kept_for_the_node_which_fetches_nothing(
     np.testing.assert_array_equal(loaded, ARRAY)
 
 
-def test_a_kept_copy_that_was_spoilt_is_fetched_from_the_store(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_copy_is_fetched_from_the_store(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")
     uri = s3.fresh()
     path = Path(file_under(cached(uri)))
@@ -120,7 +122,7 @@ assert (cached({uri!r}) == ARRAY).all()
 """
 
 
-def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_build_leaves_the_files_before_it(tmp_path: Path) -> None:
     cached(tmp_path)
     before = files(tmp_path)
     writer = ArrayWriter(lambda name: f"{tmp_path}/0f-Kind-train-{name}.npy")
@@ -144,7 +146,7 @@ assert (array == ARRAY).all() and file_under(array) == ""
 """
 
 
-def test_a_disk_without_room_costs_a_warning(tmp_path: Path) -> None:
+def test_a_full_disk_costs_a_warning(tmp_path: Path) -> None:
     """The limit on a file's size stands for the full disk: posix_fallocate and write fail in the same places."""
     code = FULL.format(directory=f"{tmp_path}/cache")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -168,7 +170,7 @@ def little_disk(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("shuffled_in_file", [1 << 30, 1 << 10])
-def test_a_full_disk_is_seen_before_the_array_is_filled(
+def test_a_full_disk_is_noticed_before_the_array_is_filled(
     little_disk: Path, shuffled_in_file: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
@@ -216,13 +218,13 @@ def test_a_builder_that_is_killed_leaves_no_array(tmp_path: Path) -> None:
     np.testing.assert_array_equal(cached(tmp_path), ARRAY)
 
 
-def test_any_store_that_refuses_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_refuses_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     np.testing.assert_array_equal(cached("s3://no-such-bucket-of-ours/cache"), ARRAY)
     assert "index not cached" in caplog.text
     assert not fsspec.filesystem("memory").exists("/no-such-bucket-of-ours")
 
 
-def test_an_array_that_has_room_beside_one_that_has_none(little_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_array_that_fits_beside_one_that_does_not(little_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     def build(writer: ArrayWriter) -> None:
         with writer.array("a", (150_000,), np.int32) as one, writer.array("b", (150_000,), np.int32) as other:
             one[:], other[:] = 1, 2

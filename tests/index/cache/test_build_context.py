@@ -1,4 +1,4 @@
-"""Threads of a build: never more than were given, idle ones lent, short turns one after the other."""
+"""Threads of a build: never more than its budget, idle ones lent, short work one at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from binidx.index.cache.build_context import BuildContext, ThreadBudget
 
 
-def test_outside_of_a_budget_the_threads_asked_for_are_given() -> None:
+def test_without_a_budget_the_configured_threads_are_used() -> None:
     with BuildContext().threads(5) as threads:
         assert threads == 5
 
@@ -38,7 +38,7 @@ def test_workers_that_wait_work_beside_each_other_within_the_number() -> None:
         assert list(pool.map(work, range(8))) == [1] * 8
 
 
-def test_of_many_that_wait_for_a_store_no_more_build_than_there_are_threads() -> None:
+def test_of_many_waiting_workers_no_more_build_than_there_are_threads() -> None:
     budget, waiting, at_work, most = ThreadBudget(3), threading.Barrier(16, timeout=300), [0], [0]
 
     def work(_: int) -> None:
@@ -59,7 +59,7 @@ def test_of_many_that_wait_for_a_store_no_more_build_than_there_are_threads() ->
         assert threads == 3
 
 
-def test_short_work_is_done_in_turn() -> None:
+def test_short_work_is_done_one_at_a_time() -> None:
     """Of 300 turns of about no time none meets another, unless the machine stops one for a millisecond."""
     budget, at_work, met = ThreadBudget(8), [0], [0]
 
@@ -75,7 +75,7 @@ def test_short_work_is_done_in_turn() -> None:
     assert met[0] < 150
 
 
-def test_an_error_gives_all_back() -> None:
+def test_an_error_gives_all_threads_back() -> None:
     budget = ThreadBudget(2)
     for _ in range(3):
         try:

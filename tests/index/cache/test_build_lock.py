@@ -260,7 +260,7 @@ def test_a_process_that_a_check_ends_does_not_fail_those_of_other_runs_on_its_no
     assert builder["sum"] == other["sum"] == SUM
 
 
-def test_threads_of_a_process_take_turns(tmp_path: Path) -> None:
+def test_one_of_several_threads_of_a_process_builds(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     (tmp_path / "log").touch()

@@ -1,4 +1,4 @@
-"""The index cache: whole and right, or built again."""
+"""The index cache: valid, or built again."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_bucket_caches(s3: Any) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"bin": {"size": 11}}, {"option": False}, {"new": 1}])
-def test_a_stale_cache_is_rebuilt_and_the_log_says_why(
+def test_a_stale_cache_is_rebuilt_and_the_log_gives_the_reason(
     tmp_path: Path, changed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     load_or_build(str(tmp_path), build := Counting())
@@ -159,7 +159,7 @@ def test_a_broken_cache_is_never_served(tmp_path: Path, harm: Any) -> None:
 
 @pytest.mark.parametrize("name", ["a.npy", "b.npy", "binidx.json"])
 @pytest.mark.parametrize("harm", ["cut", "flip", "remove"])
-def test_a_cache_in_a_bucket_that_was_spoilt_is_built_anew(
+def test_a_damaged_cache_in_a_bucket_is_built_anew(
     s3: Any, name: str, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BINIDX_INDEX_DIR", "off")  # else this node has them all
@@ -192,7 +192,7 @@ def test_a_cache_copied_to_another_bucket_is_read_though_its_etags_differ(s3: An
     np.testing.assert_array_equal(good["a"], again["a"])
 
 
-def test_a_start_asks_once_for_the_manifest_and_once_for_each_array(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_requests_the_manifest_and_each_array_once(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BINIDX_INDEX_DIR", "off")
     with latency_proxy(s3.server.endpoint) as proxy:
         cache = IndexCache(s3.fresh(), "0f-Kind-train", {"endpoint_url": proxy.endpoint})

@@ -1,4 +1,4 @@
-"""What a manifest says, when it is believed, and what is then read."""
+"""Manifests: their bytes, when they prove that an index is valid, and which objects are read for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MANIFEST = Manifest(
 )
 
 
-def test_a_manifest_comes_back_as_it_was() -> None:
+def test_a_manifest_is_parsed_as_it_was_formatted() -> None:
     assert parse_manifest(format_manifest(MANIFEST), "m") == MANIFEST
 
 
@@ -60,13 +60,13 @@ def test_each_flipped_bit_is_noticed_or_means_nothing() -> None:
 
 
 @given(st.integers(0, len(format_manifest(MANIFEST)) - 1))
-def test_a_manifest_that_is_cut_is_none(size: int) -> None:
+def test_a_truncated_manifest_is_a_format_error(size: int) -> None:
     with pytest.raises(FormatError, match=r"^m: "):
         parse_manifest(format_manifest(MANIFEST)[:size], "m")
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"arrays": {}}', b"[" * 100_000, b"\xff\xfe"])
-def test_what_is_no_manifest_is_a_format_error(data: bytes) -> None:
+def test_other_bytes_are_a_format_error(data: bytes) -> None:
     with pytest.raises(FormatError, match=r"^m: "):
         parse_manifest(data, "m")
 
@@ -103,7 +103,7 @@ def test_the_idx_is_read_only_where_its_identity_proves_nothing(identity: dict[s
     assert bool(asked) == is_read
 
 
-def test_a_store_may_tell_more_or_less_of_the_same_idx() -> None:
+def test_an_identity_may_have_more_or_fewer_fields_for_the_same_idx() -> None:
     assert same_object(ETAG, {**ETAG, "version": "3"})
     assert not same_object({**ETAG, "version": "2"}, {**ETAG, "version": "3"})
     assert not same_object(ETAG, {"size": 100, "generation": "3"})
@@ -119,7 +119,7 @@ def test_another_idx_is_read_and_its_content_decides(other: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 2**18 + 3])
-def test_documents_that_follow_each_other_are_told_by_their_ends(count: int) -> None:
+def test_consecutive_documents_are_described_by_their_ends(count: int) -> None:
     run = range(7, 7 + count)
     array = np.arange(7, 7 + count, dtype=np.int32)
     if count:
@@ -159,7 +159,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_an_index_of_data_in_a_bucket_is_believed_without_a_digest(
+def test_an_index_of_data_in_a_bucket_is_valid_without_a_digest(
     tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"{s3.fresh()}/en"
@@ -169,7 +169,7 @@ def test_an_index_of_data_in_a_bucket_is_believed_without_a_digest(
     np.testing.assert_array_equal(train(uri, tmp_path / "cache").shuffle_index, built.shuffle_index)
 
 
-def test_an_index_of_local_data_that_lay_still_is_believed_without_a_digest(
+def test_an_index_of_unchanged_local_data_is_valid_without_a_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = write(tmp_path / "en")
@@ -281,7 +281,7 @@ def test_arrays_in_a_bucket_are_known_by_the_identity_the_store_gave_them(tmp_pa
 # Staging files
 
 
-def test_what_a_killed_builder_left_goes_an_hour_later(tmp_path: Path) -> None:
+def test_staging_files_of_a_killed_builder_are_removed_an_hour_later(tmp_path: Path) -> None:
     name, random = "0f" * 16, "ab" * 16
     old, new = (tmp_path / f"{name}-Kind-train-{each}.npy.{random}.tmp" for each in ("old", "new"))
     others = [tmp_path / f"users.npy.{random}.tmp", tmp_path / f"{name}-Kind-train-a.npy"]

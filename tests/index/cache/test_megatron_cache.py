@@ -1,4 +1,4 @@
-"""Caches that two programs share: Megatron Core's opened by us as it is, ours opened by Megatron Core."""
+"""Caches shared by two programs: Megatron Core's opened by binidx as it is, ours opened by Megatron Core."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def no_builds(monkeypatch: pytest.MonkeyPatch) -> Any:
     return forbid
 
 
-def test_megatrons_cache_is_taken_as_it_is_on_request(
+def test_megatrons_cache_is_used_as_it_is_on_request(
     prefixes: list[str], tmp_path: Path, no_builds: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = theirs(prefixes[:1], tmp_path / "cache")
@@ -79,7 +79,7 @@ def test_megatrons_cache_is_taken_as_it_is_on_request(
     assert not list((tmp_path / "cache").glob("*-binidx.json"))
 
 
-def test_megatrons_cache_in_a_bucket_is_taken_too(prefixes: list[str], tmp_path: Path, s3: Any, no_builds: Any) -> None:
+def test_megatrons_cache_in_a_bucket_is_used_too(prefixes: list[str], tmp_path: Path, s3: Any, no_builds: Any) -> None:
     built, uri = theirs(prefixes[:1], tmp_path / "cache"), s3.fresh()
     fsspec.filesystem("s3").put(f"{tmp_path}/cache/", f"{uri}/", recursive=True)
     no_builds()
@@ -93,7 +93,7 @@ def test_megatron_reads_the_cache_we_write(prefixes: list[str], tmp_path: Path, 
     assert_same(ours(prefixes, tmp_path / "cache", cache_small_indices=True), built)
 
 
-def test_a_blend_of_megatrons_is_taken_too(prefixes: list[str], tmp_path: Path, no_builds: Any) -> None:
+def test_megatrons_cache_of_a_blend_is_used_too(prefixes: list[str], tmp_path: Path, no_builds: Any) -> None:
     built = ours(prefixes, tmp_path / "cache", cache_small_indices=True)
     for ours_alone in (tmp_path / "cache").glob("*binidx*"):
         ours_alone.unlink()
@@ -101,7 +101,7 @@ def test_a_blend_of_megatrons_is_taken_too(prefixes: list[str], tmp_path: Path, 
     assert_same(ours(prefixes, tmp_path / "cache", trust_cache="megatron"), built)
 
 
-def test_samples_that_a_dataset_does_not_have_are_found_in_one_pass_over_a_blend() -> None:
+def test_missing_samples_are_found_in_one_pass_over_a_blend() -> None:
     """A pass for each of a thousand datasets would take minutes."""
     which = np.random.default_rng(0).integers(0, 1000, 3_000_000).astype(np.int16)
     samples = np.full(len(which), 4, np.int64)
@@ -117,7 +117,7 @@ def test_samples_that_a_dataset_does_not_have_are_found_in_one_pass_over_a_blend
         check_blend_index(arrays, [5] * 999, len(which))
 
 
-def test_without_trust_it_is_built_anew_and_the_log_tells_of_it(
+def test_without_trust_the_index_is_built_anew_with_a_warning(
     prefixes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     theirs(prefixes[:1], tmp_path / "cache")
@@ -131,7 +131,7 @@ def test_without_trust_it_is_built_anew_and_the_log_tells_of_it(
     assert_same(opened, ours(prefixes[:1], tmp_path / "other", cache_small_indices=True))
 
 
-def test_where_there_is_nothing_to_trust_it_is_built(prefixes: list[str], tmp_path: Path) -> None:
+def test_a_missing_index_is_built_with_trust_too(prefixes: list[str], tmp_path: Path) -> None:
     assert_same(
         ours(prefixes, tmp_path / "cache", trust_cache="megatron", cache_small_indices=True),
         ours(prefixes, tmp_path / "other"),
@@ -193,7 +193,7 @@ HARMS += [replaced("sample_index", change) for change in (flat, backwards)]
 
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__)
-def test_what_cannot_be_an_index_of_this_data_is_not_trusted(harm: Any, prefixes: list[str], tmp_path: Path) -> None:
+def test_arrays_that_are_no_index_of_this_data_are_not_trusted(harm: Any, prefixes: list[str], tmp_path: Path) -> None:
     theirs(prefixes[:1], tmp_path / "cache")
     [shuffled] = (tmp_path / "cache").glob("*-train-shuffle_index.npy")
     harm(prefixes[0], {name: Path(str(shuffled).replace("shuffle_index", name)) for name in ARRAYS})
@@ -206,7 +206,7 @@ def test_trust_of_another_name_is_an_error(prefixes: list[str], tmp_path: Path) 
         ours(prefixes, tmp_path, trust_cache="nemo")
 
 
-def test_small_indices_are_not_cached_unless_asked_for(
+def test_small_indices_are_cached_only_on_request(
     prefixes: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):

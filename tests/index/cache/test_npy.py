@@ -51,7 +51,7 @@ def test_an_array_filled_in_place_leaves_numpys_file(tmp_path: Path, array: np.n
         (b"\x76\x00{", b"\x66\x00{"),
     ],
 )
-def test_another_header_is_no_array(tmp_path: Path, old: bytes, new: bytes) -> None:
+def test_another_header_is_a_value_error(tmp_path: Path, old: bytes, new: bytes) -> None:
     np.save(tmp_path / "x.npy", np.arange(5, dtype=np.int32))
     content = (tmp_path / "x.npy").read_bytes()
     assert old in content

@@ -1,4 +1,4 @@
-"""Builders that race, and are killed at random instants: one valid cache, equal bytes, and no litter that is read."""
+"""Builders that race, and are killed at random instants: one valid cache and equal bytes."""
 
 from __future__ import annotations
 

@@ -105,19 +105,19 @@ class BuildLock:
     storage_options: Mapping[str, Any] | None = None
     checks: Checks = ()
 
-    def load_or_build(self) -> Arrays:
-        """Return the arrays.
+    def build_or_wait(self) -> Arrays:
+        """Return the arrays, which were missing.
 
         Raises:
             PeerError: another process was to build them, and failed.
         """
-        run_checks(self.checks)
-        found = self.load()
-        while found is None:
+        while True:
+            run_checks(self.checks)
             found, alone = self._attempt()
-            if found is None and alone:
+            if found is not None:
+                return found
+            if alone:
                 return self.build()[0]
-        return found
 
     def _attempt(self) -> tuple[Arrays | None, bool]:
         """Return the arrays, and whether this process has to build them without the others."""

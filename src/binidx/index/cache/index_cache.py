@@ -106,21 +106,21 @@ class IndexCache:
         if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
             return found
 
+        def load() -> Arrays | None:
+            return self.load(needed, names, warned)
+
         def make() -> Built:
             nonlocal how
-            how, reused = TAKEN_OVER, self._reuse(description, needed, names)
+            how, reused = TAKEN_OVER, self.reuse(description, needed, names)
             if reused is not None:
                 return reused, True
             how, writer = BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
-        arrays = BuildLock(
-            self.files.uri(MANIFEST),
-            load=lambda: self.load(needed, names, warned),
-            build=make,
-            storage_options=self.storage_options,
-            checks=self.context.checks,
-        ).load_or_build()
+        arrays = load()
+        if arrays is None:
+            uri = self.files.uri(MANIFEST)
+            arrays = BuildLock(uri, load, make, self.storage_options, self.context.checks).build_or_wait()
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
@@ -210,7 +210,7 @@ class IndexCache:
             files.uri("*.npy"),
         )
 
-    def _reuse(self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
+    def reuse(self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
         """Return the arrays of an index of the same order, copied by the store; None where there is none."""
         self._warn_of_replacement()
         if self.order is None:
