@@ -189,7 +189,7 @@ def test_options_that_cannot_be_are_refused(changes: dict[str, Any], needed: str
 
 def test_tokens_that_the_tokenizer_does_not_know_are_named(tmp_path: Path) -> None:
     prefix = write(f"{tmp_path}/en")
-    with pytest.raises(ConfigError, match="does not know <eos>"):
+    with pytest.raises(ConfigError, match="the tokenizer has no <eos>"):
         build(config_of(prefix, fim_extra_tokens={**EXTRA, "eod": "<eos>"}))[0][0]
     with pytest.raises(ConfigError, match=r"'<nothing>' is .* to the tokenizer, needs one token"):
         build(config_of(prefix, fim_split_sample="<nothing>", fim_fragment_rate=0.5))[0][0]

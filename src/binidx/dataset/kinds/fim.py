@@ -151,7 +151,7 @@ class FIMTransform:
         names = [(config.fim_extra_tokens or {})[name] for name in EXTRA_TOKENS]
         ids = find_ids(names)
         if unknown := [name for name, token in zip(names, ids, strict=True) if token is None]:
-            raise ConfigError(f"fim_extra_tokens: the tokenizer does not know {', '.join(unknown)}")
+            raise ConfigError(f"fim_extra_tokens: the tokenizer has no {', '.join(unknown)}")
         self.prefix, self.middle, self.suffix, self.pad, self.eod = ids
         self.no_prefix = config.fim_no_prefix
         self.rate, self.spm_rate = config.fim_rate or 0.0, config.fim_spm_rate or 0.0
