@@ -1,12 +1,12 @@
-"""The whole way once, on this machine alone: text, tokens, a bucket, a training run, and its exact continuation.
+"""Run the whole pipeline on this machine: text, tokens, a bucket, a training run, and its exact continuation.
 
     binidx demo                    about a minute on two cores
-    binidx demo --keep             leaves the bucket up afterwards, to look around in
+    binidx demo --keep             keeps the bucket up afterwards
     binidx demo --json             all figures as one object
 
-Starts a real S3 server on loopback, makes a corpus of what lies beside this Python, trains a tokenizer, writes
-.bin/.idx, converts them to s3://, and trains a small GPT on a blend straight from there. The training process is killed
-half-way; a fresh one goes on, and its batches must be those of a run that was never killed. Nothing is downloaded.
+Starts a real S3 server on loopback, makes a corpus from the text of this Python's standard library, trains a tokenizer,
+writes .bin/.idx, converts them to s3://, and trains a small GPT on a blend of them. The training process is killed
+half-way; a new one resumes, and its batches must equal those of an uninterrupted run. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEEDED = ("s3fs", "tokenizers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; `argv` without the command's name. 1 also where the resumed order is not the unbroken one."""
+    """Run the demo; return 1 if the resumed order differs from the uninterrupted one."""
     options = parse(argv)
     return run("demo", lambda: demonstrate(options))
 
@@ -52,14 +52,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check_installed() -> None:
-    """Raises MissingDriverError before anything has begun. (The server's own package is missed by the server.)"""
+    """Raise MissingDriverError before the start if a package is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDriverError(f"needs {', '.join(missing)}; pip install 'binidx[demo]'")
 
 
 def demonstrate(options: argparse.Namespace) -> int:
-    """Run it before the eyes of a person, or for one JSON object."""
+    """Run the demo and print its figures, as text or as one JSON object."""
     check_installed()
     from .report import environment, show_next, show_outcome
     from .screen import Screen
@@ -79,7 +79,7 @@ def demonstrate(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def workplace(directory: Path | None) -> Iterator[Path]:
-    """The directory the user named, which stays, or a temporary one."""
+    """Return the directory that the user named, which is kept, or a temporary one."""
     if directory:
         directory.mkdir(parents=True, exist_ok=True)
         yield directory
@@ -89,7 +89,7 @@ def workplace(directory: Path | None) -> Iterator[Path]:
 
 
 def wait_for_ctrl_c() -> None:
-    """Return when the user has had enough."""
+    """Wait for Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(3600)

@@ -1,4 +1,4 @@
-"""Real text that lies on every machine with Python: English from its manual and docstrings, code from its modules.
+"""Real text of every Python installation: English from its manual and docstrings, code from its modules.
 
 Nothing is downloaded, and the same Python gives the same documents in the same order:
 
@@ -6,8 +6,8 @@ Nothing is downloaded, and the same Python gives the same documents in the same 
            standard library, each under its dotted name                                              about 2 MB
     code   every fourth module of the standard library, one document a file                          about 2.5 MB
 
-Modules are read as files, never imported. A Python that hides its library in a zip archive gives too little text, and
-that is an error rather than a model trained on nothing.
+Modules are read as files, never imported. A Python with its library in a zip archive has too little text, which is an
+error.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MIN_CORPUS_BYTES = 500_000
 
 
 def build_corpus(library: Path | None = None) -> dict[str, list[str]]:
-    """The documents of both datasets by name, "en" and "code".
+    """Return the documents of both datasets by name, "en" and "code".
 
     Args:
-        library: where the standard library lies; None asks this Python.
+        library: folder of the standard library; None for this Python's.
 
     Raises:
         ConfigError: fewer than MIN_CORPUS_BYTES of text in one of them.
@@ -53,7 +53,7 @@ def build_corpus(library: Path | None = None) -> dict[str, list[str]]:
 
 
 def read_sources(library: Path) -> dict[str, str]:
-    """Every module below `library` that is UTF-8 text, by its path there, sorted by it."""
+    """Return the text of every UTF-8 module below `library`, sorted by its path."""
     sources = {}
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library)
@@ -65,7 +65,7 @@ def read_sources(library: Path) -> dict[str, str]:
 
 
 def read_text(path: Path) -> str:
-    """The file's text, or nothing where it is in another encoding (a handful of modules says so in line 1)."""
+    """Return the text of a file; empty if its first line declares another encoding."""
     try:
         return path.read_text("utf-8")
     except (UnicodeDecodeError, OSError):
@@ -73,7 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def manual_topics() -> Iterator[str]:
-    """The chapters behind `help("topic")`; none where a distribution left them out."""
+    """Return the chapters behind `help("topic")`; none if the distribution lacks them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -83,7 +83,7 @@ def manual_topics() -> Iterator[str]:
 
 
 def docstrings(sources: dict[str, str]) -> Iterator[str]:
-    """The longer docstrings of all modules, each under its dotted name."""
+    """Return the longer docstrings of all modules, each under its dotted name."""
     for path, text in sources.items():
         tree = parse(text)
         if tree:
@@ -91,7 +91,7 @@ def docstrings(sources: dict[str, str]) -> Iterator[str]:
 
 
 def parse(text: str) -> ast.Module | None:
-    """The module's tree, or None for templates and modules that are broken on purpose."""
+    """Return the module's tree; None for templates and modules with deliberate errors."""
     with warnings.catch_warnings():  # about their escape sequences, which are not ours to mend
         warnings.simplefilter("ignore")
         try:
@@ -110,12 +110,12 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[str]:
 
 
 def count_bytes(documents: list[str]) -> int:
-    """UTF-8 bytes of all documents together."""
+    """Return the UTF-8 bytes of all documents."""
     return sum(len(document.encode()) for document in documents)
 
 
 def check_enough(name: str, num_bytes: int) -> None:
-    """Raises ConfigError where there is too little text to learn from."""
+    """Raise ConfigError if there is too little text."""
     if num_bytes < MIN_CORPUS_BYTES:
         raise ConfigError(
             f"demo corpus {name!r}: {num_bytes:,} bytes of text in this Python's standard library, "

@@ -1,4 +1,4 @@
-"""From s3:// URIs to batches: the part of the demo that a training script of yours would have too."""
+"""From s3:// URIs to batches: the part of the demo that a user's training script contains, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batch = dict[str, Tensor]
 
 
 def build_datasets(plan: Plan) -> tuple[Any, Any]:
-    """The train and the valid dataset, straight from the URIs; their indices come from the cache if they lie there."""
+    """Return the train and the valid dataset of the URIs; existing index caches are used."""
     config = binidx.GPTDatasetConfig(
         random_seed=plan.seed,
         sequence_length=plan.sequence_length,
@@ -38,14 +38,14 @@ def build_datasets(plan: Plan) -> tuple[Any, Any]:
 
 
 def batches(dataset: Any, plan: Plan, consumed_samples: int = 0) -> Iterator[Batch]:
-    """The batches of a run that has consumed so many samples already: all the state a resume needs."""
+    """Return the batches after a number of consumed samples, which is the whole state of a resume."""
     loader = binidx.build_pretraining_data_loader(dataset, consumed_samples, micro_batch_size=plan.batch_size)
     assert loader is not None
     return iter(loader)
 
 
 def batch_hash(batch: Batch) -> str:
-    """48 bits of SHA-256 over the batch's tokens and labels, in hex: equal for equal batches only."""
+    """Return 48 bits of SHA-256 over the batch's tokens and labels, in hex."""
     digest = sha256()
     for name in ("tokens", "labels"):
         digest.update(batch[name].numpy().tobytes())

@@ -1,4 +1,4 @@
-"""What each stage took: seconds, and what was read from objects."""
+"""Cost of each stage: seconds, requests and bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from binidx.storage.stats import total
 
 @dataclass
 class Cost:
-    """Seconds of one stage, requests to stores, bytes that reads wanted, and bytes that came for them."""
+    """Seconds of one stage, requests to stores, bytes that reads requested, and bytes that were transferred."""
 
     seconds: float = 0.0
     requests: int = 0
@@ -36,7 +36,7 @@ class Ledger:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Whatever happens within, in this process, is booked under this name."""
+        """Add the cost of the block, in this process, under this name."""
         start, before = time.perf_counter(), total()
         yield
         read = total() - before
@@ -44,10 +44,10 @@ class Ledger:
         self.book(name, Cost(seconds, read.requests, read.bytes_asked, read.bytes_moved))
 
     def book(self, name: str, cost: Cost) -> None:
-        """Add a cost, from whichever process."""
+        """Add a cost of any process."""
         self.costs[name] = self.costs.get(name, Cost()) + cost
 
     @property
     def total(self) -> Cost:
-        """All stages together."""
+        """The cost of all stages."""
         return sum(self.costs.values(), Cost())

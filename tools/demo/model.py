@@ -1,4 +1,4 @@
-"""A small GPT, as plain as it goes: embeddings, pre-norm blocks, the embedding again as the head.
+"""A small, plain GPT: embeddings, pre-norm blocks, and the embedding again as the head.
 
 tokens (B, S) ─► wte + wpe ─► [ x + attention(norm x) ─► x + mlp(norm x) ] × layers ─► norm ─► logits (B, S, V)
 """
@@ -24,7 +24,7 @@ class GPTShape:
 
 
 class Block(nn.Module):
-    """One layer: causal attention, then an MLP four times as wide, each added to what came in."""
+    """One layer: causal attention, then an MLP four times as wide, each added to its input."""
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, S, width) to the same."""
+        """Map (B, S, width) to the same shape."""
         x = x + self.attention(self.norm1(x))
         hidden: Tensor = F.gelu(self.mlp_in(self.norm2(x)))
         out: Tensor = self.mlp_out(hidden)
         return x + out
 
     def attention(self, x: Tensor) -> Tensor:
-        """Each position looks at itself and those before it, (B, S, width) to the same."""
+        """Apply causal attention, (B, S, width) to the same shape."""
         batch, length, width = x.shape
         heads = self.qkv(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -72,12 +72,12 @@ class GPT(nn.Module):
                 nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * shape.num_layers))
 
     def forward(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """Tokens and positions, both (B, S) int64, to logits (B, S, vocab_size)."""
+        """Map tokens and positions, both (B, S) int64, to logits (B, S, vocab_size)."""
         x = self.blocks(self.tokens(tokens) + self.positions(position_ids))
         return F.linear(self.norm(x), self.tokens.weight)
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """Mean cross-entropy in nats over the positions `loss_mask` leaves, for one batch of a GPTDataset."""
+        """Return the mean cross-entropy in nats over the positions of `loss_mask`, for one batch of a GPTDataset."""
         logits = self(batch["tokens"], batch["position_ids"])
         losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
         mask = batch["loss_mask"].flatten()
@@ -85,7 +85,7 @@ class GPT(nn.Module):
 
 
 def init_weights(module: nn.Module) -> None:
-    """Normal with std 0.02 for matrices, nought for biases, as GPT-2."""
+    """Initialise matrices with a normal of std 0.02 and biases with 0, as GPT-2."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):

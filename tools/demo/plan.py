@@ -1,4 +1,4 @@
-"""What one training run is: all that a fresh process needs to know to go on with it."""
+"""The plan of a training run, from which a new process can resume it."""
 
 from __future__ import annotations
 

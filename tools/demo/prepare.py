@@ -12,7 +12,7 @@ from .tokenizer import DemoTokenizer
 
 @dataclass(frozen=True)
 class Written:
-    """What went into a dataset; `tokens` counts the EOD of each document."""
+    """Counts of a written dataset; `tokens` includes the EOD of each document."""
 
     documents: int
     text_bytes: int

@@ -1,4 +1,4 @@
-"""Training in a process of its own, which can be killed at any moment, as a node can."""
+"""Training in a separate process, which can be killed at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .step import Step
 
 
 class TrainingProcess:
-    """A running `python -m binidx.tools.demo.train`; iterate over its steps, `kill` it when you like."""
+    """A running `python -m binidx.tools.demo.train`, with an iterator over its steps."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -23,10 +23,10 @@ class TrainingProcess:
         self.pid = process.pid
 
     def steps(self) -> Iterator[Step]:
-        """The records of its steps, as they come, until it ends or is killed.
+        """Yield the records of its steps until it ends or is killed.
 
         Raises:
-            BinidxError: it ended by itself and not well; why stands on stderr.
+            BinidxError: it ended with an error, which is on stderr.
         """
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -36,14 +36,14 @@ class TrainingProcess:
             raise BinidxError(f"training process {self.pid}: exit status {status}, needed 0; its words are above")
 
     def kill(self) -> None:
-        """SIGKILL: no farewell, no clean-up."""
+        """Kill it with SIGKILL, without any clean-up."""
         self._killed = True
         self._process.kill()
 
 
 @contextmanager
 def training_process(plan: Path, *, resume: bool) -> Iterator[TrainingProcess]:
-    """Start training in a fresh Python; it does not outlive the `with`."""
+    """Start training in a new Python; it ends with the `with` block at the latest."""
     command = [sys.executable, "-m", "binidx.tools.demo.train", str(plan), *(["--resume"] if resume else [])]
     # OpenMP's threads spin while they wait for each other by default. On a free machine that gains nothing; where
     # others work too it cost two thirds of the speed.

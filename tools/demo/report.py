@@ -1,4 +1,4 @@
-"""What the demo found, for a person and as JSON."""
+"""The results of the demo, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
 
 @dataclass(frozen=True)
 class Outcome:
-    """All there is to tell of a demo that ran to its end.
+    """Results of a completed demo.
 
     Args:
         plan: the training run.
-        server: where the bucket is, while it is up.
-        ledger: what each stage took.
-        written: what each dataset holds, by name.
-        order: hash of each batch of an unbroken run.
+        server: the server of the bucket.
+        ledger: costs of the stages.
+        written: counts of each dataset, by name.
+        order: hash of each batch of an uninterrupted run.
         killed: steps of the process that was killed.
-        resumed: steps of the one that went on from its checkpoint.
+        resumed: steps of the process that resumed from its checkpoint.
     """
 
     plan: Plan
@@ -48,21 +48,21 @@ class Outcome:
 
     @property
     def steps(self) -> list[Step]:
-        """The steps of both processes; those after the checkpoint that the first one did, too."""
+        """The steps of both processes, including those after the checkpoint that the first one did, too."""
         return [*self.killed, *self.resumed]
 
     @property
     def training(self) -> Cost:
-        """Both training processes together."""
+        """The cost of both training processes."""
         return self.ledger.costs["train"] + self.ledger.costs["resume"]
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens fed, by both."""
+        """Tokens that both processes trained on."""
         return len(self.steps) * self.plan.tokens_per_step
 
     def figures(self) -> dict[str, Any]:
-        """Everything as JSON values: seconds, bytes, nats."""
+        """All results as JSON values: seconds, bytes, nats."""
         return {
             "corpus": {name: asdict(written) for name, written in self.written.items()},
             "stages": {name: asdict(cost) for name, cost in self.ledger.costs.items()},
@@ -101,7 +101,7 @@ class Outcome:
 
 
 def show_outcome(outcome: Outcome, screen: Screen) -> None:
-    """The closing tables."""
+    """Print the final tables."""
     costs = {**outcome.ledger.costs, "total": outcome.ledger.total}
     screen.line()
     screen.table([["", "seconds", "requests", "asked", "moved"], *(row(name, cost) for name, cost in costs.items())])
@@ -111,13 +111,13 @@ def show_outcome(outcome: Outcome, screen: Screen) -> None:
 
 
 def row(name: str, cost: Cost) -> list[str]:
-    """One line of the table; a stage that read nothing shows nothing."""
+    """Return one line of the table; the request columns of a stage without reads are empty."""
     read = [f"{cost.requests:,}", human_bytes(cost.bytes_asked), human_bytes(cost.bytes_moved)]
     return [name, f"{cost.seconds:.1f}", *(read if cost.requests else [""] * 3)]
 
 
 def findings(figures: dict[str, Any]) -> dict[str, str]:
-    """What the figures say, a line each."""
+    """Return the findings, one per line."""
     training, resume = figures["training"], figures["resume"]
     first, last, valid = (training[f"{which}_loss"] for which in ("first", "last", "valid"))
     wait = training["wait_seconds_per_step"]
@@ -133,7 +133,7 @@ def findings(figures: dict[str, Any]) -> dict[str, str]:
 
 
 def show_next(outcome: Outcome, screen: Screen, *, directory: Path | None, keep: bool) -> None:
-    """What to try now: in the bucket while it is up, in the directory if it stays, and with one's own data."""
+    """Print commands to try next: on the bucket while it is up, on the kept directory, and on the user's data."""
     screen.line()
     if keep:
         screen.line("The bucket stays up until Ctrl-C. In another terminal:")
@@ -146,7 +146,7 @@ def show_next(outcome: Outcome, screen: Screen, *, directory: Path | None, keep:
 
 
 def next_commands(outcome: Outcome, directory: Path | None, keep: bool) -> dict[str, str]:
-    """Commands, and what each is for."""
+    """Return commands and their purposes."""
     commands: dict[str, str] = {}
     if keep:
         commands |= {f"binidx inspect {prefix}": "" for prefix in outcome.plan.prefixes}
@@ -159,5 +159,5 @@ def next_commands(outcome: Outcome, directory: Path | None, keep: bool) -> dict[
 
 
 def environment(outcome: Outcome) -> dict[str, str]:
-    """What another terminal has to know of the server."""
+    """Return the variables by which another terminal finds the server."""
     return {name: outcome.server.environment[name] for name in ENVIRONMENT}

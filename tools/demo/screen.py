@@ -1,4 +1,4 @@
-"""What a person sees: short lines, aligned figures, units; colour only on a terminal."""
+"""Terminal output: short lines, aligned figures, units; colour only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BOLD, DIM, GREEN = "1", "2", "32"
 
 
 class Screen:
-    """Lines to a stream, or nowhere.
+    """Writer of lines to a stream, or to nothing.
 
     Args:
-        stream: where lines go; None for nowhere, as under --json.
+        stream: the stream; None for no output, as under --json.
         plain: no colours and no progress bars, even on a terminal.
     """
 
@@ -29,16 +29,16 @@ class Screen:
         self._unicode = stream is not None and takes_text(stream, "█" + EIGHTHS)
 
     def line(self, text: str = "") -> None:
-        """One line, at once."""
+        """Print one line and flush."""
         if self._stream is not None:
             print(text, file=self._stream, flush=True)
 
     def heading(self, name: str, text: str) -> None:
-        """What comes now, before it is done."""
+        """Print the name of the next stage."""
         self.line(f"{self.bold(f'{name:<10}')} {text}")
 
     def detail(self, text: str) -> None:
-        """A line below a heading."""
+        """Print a line below a heading."""
         self.line(f"{'':<10} {text}")
 
     def bold(self, text: str) -> str:
@@ -51,13 +51,13 @@ class Screen:
         return self._paint(text, GREEN)
 
     def bar(self, share: float, width: int) -> str:
-        """A bar over this share of the width, to an eighth of a character, blank after that."""
+        """Return a bar over this share of the width, to an eighth of a character."""
         full, eighths = divmod(round(8 * width * min(1.0, share)), 8)
         bar = "█" * full + (EIGHTHS[eighths - 1] if eighths else "")
         return (bar if self._unicode else "#" * full).ljust(width)
 
     def table(self, rows: Sequence[Sequence[str]]) -> None:
-        """The first column to the left, the others to the right; the first row is dimmed."""
+        """Print a table, the first column aligned left, the others right; the first row is dimmed."""
         widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
         for number, row in enumerate(rows):
             first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -65,7 +65,7 @@ class Screen:
             self.line(self.dim(text) if number == 0 else text)
 
     def progress(self, items: Iterable[T], what: str, total: int) -> Iterable[T]:
-        """The items, with a bar on stderr while they pass if that is a terminal."""
+        """Iterate over the items, with a bar on stderr if that is a terminal."""
         from tqdm import tqdm
 
         off = self._plain or not sys.stderr.isatty()
@@ -76,12 +76,12 @@ class Screen:
 
 
 def takes_colour(stream: TextIO) -> bool:
-    """Whether it is a terminal and nobody asked for none (https://no-color.org)."""
+    """Return whether the stream is a terminal and NO_COLOR is not set (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def takes_text(stream: TextIO, text: str) -> bool:
-    """Whether the stream's encoding has these characters."""
+    """Return whether the stream's encoding has these characters."""
     try:
         text.encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

@@ -31,15 +31,15 @@ BATCH_SIZE = 16
 
 @contextmanager
 def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[Outcome]:
-    """All stages; the bucket stays up within the `with`.
+    """Run all stages; the bucket stays up within the `with` block.
 
     Args:
         num_steps: training steps of the whole run.
-        directory: an empty one, for the server's files and ours.
-        screen: what a person sees of it.
+        directory: an empty directory for the files of the server and the demo.
+        screen: output.
 
     Raises:
-        BinidxError: a stage failed, or the order of the resumed run is not that of an unbroken one.
+        BinidxError: a stage failed, or the order of the resumed run differs from that of an uninterrupted one.
     """
     demo = Demo(directory, screen)
     screen.line("From text to an exactly resumed training run, on this machine alone")
@@ -58,7 +58,7 @@ def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[Outcom
 
 
 class Demo:
-    """One run of the demo: where it works, who watches, what it took."""
+    """One run of the demo: its directory, its output, its costs."""
 
     def __init__(self, directory: Path, screen: Screen) -> None:
         self.directory = directory
@@ -111,7 +111,7 @@ class Demo:
                 self.screen.detail(f"{name:<4} {human_bytes(done.bytes_sent):>9}   {done.target}.bin, .idx")
 
     def plan(self, num_steps: int) -> Plan:
-        """The training run, written down for the processes that will do it."""
+        """Write the plan of the training run for the processes that execute it."""
         plan = Plan(
             prefixes=[f"s3://{BUCKET}/{name}" for name in WEIGHTS],
             weights=list(WEIGHTS.values()),
@@ -131,7 +131,7 @@ class Demo:
         return self.directory / "plan.json"
 
     def build(self, plan: Plan) -> list[str]:
-        """Build the datasets and read the whole run once, unbroken: the hash of each of its batches, in order."""
+        """Build the datasets and read the whole run once; return the hash of each of its batches, in order."""
         blend = " + ".join(f"{weight} {name}" for name, weight in WEIGHTS.items())
         self.screen.heading("dataset", f"{blend}, split {SPLIT}, straight from the URIs")
         with self.ledger.stage("dataset"):
@@ -143,7 +143,7 @@ class Demo:
         return order
 
     def train_and_kill(self, plan: Plan, order: list[str]) -> list[Step]:
-        """Train past the checkpoint, then kill the process without a word. The steps it told us of."""
+        """Train past the checkpoint, then kill the process; return its steps."""
         kill_step = plan.checkpoint_step + max(1, plan.num_steps // 30)
         tokens = f"{plan.batch_size} x {plan.sequence_length} tokens a step"
         self.screen.heading("train", f"a small GPT on the CPU, {tokens}, from the bucket")
@@ -163,7 +163,7 @@ class Demo:
         return steps
 
     def resume(self, plan: Plan, order: list[str]) -> list[Step]:
-        """A fresh process goes on from the checkpoint to the end of the run."""
+        """Resume in a new process from the checkpoint to the end of the run."""
         self.screen.heading(
             "resume", f"a fresh process, from the checkpoint: consumed_samples {plan.checkpoint_samples:,}"
         )
@@ -184,7 +184,7 @@ class Demo:
         self.screen.detail(f"process {process.pid}: {opened}")
 
     def show_continuity(self, first: Step, order: list[str]) -> None:
-        """The two hashes that must be one, below each other."""
+        """Print the two hashes that must be equal, one below the other."""
         same = self.screen.green("the same")
         self.screen.detail(f"step {first.number:>4}  batch {first.batch}  of the resumed run")
         self.screen.detail(f"{'':<9}  batch {order[first.number - 1]}  of an unbroken run: {same}")

@@ -1,4 +1,4 @@
-"""What a training process says of each step to the process that watches it: one line of JSON."""
+"""Record of one training step: a line of JSON from the training process to the watching one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the run, and what its process has read so far.
+    """One step of the run, and the reads of its process so far.
 
     Args:
         number: steps of the run done after this one, counted over all processes.
         batch: hash of the batch.
-        loss: of the step, in nats per token, before its update.
-        wait_seconds: from asking for the batch to having it.
-        seconds: of the whole step, waiting included.
-        open_seconds: what opening the datasets took this process.
-        requests: to the store, by this process since its start, opening included; so are the next two.
-        bytes_asked: what the reads wanted.
-        bytes_moved: what came over the wire for it.
-        valid_loss: on the valid split, after the last step of the run.
+        loss: loss of the step, in nats per token, before its update.
+        wait_seconds: time from the request for the batch to its arrival.
+        seconds: time of the whole step, waiting included.
+        open_seconds: time that this process needed to open the datasets.
+        requests: requests to the store by this process since its start; the next two are counted likewise.
+        bytes_asked: bytes that the reads requested.
+        bytes_moved: bytes that were transferred for them.
+        valid_loss: loss on the valid split, after the last step of the run.
     """
 
     number: int
@@ -35,10 +35,10 @@ class Step:
     valid_loss: float | None = None
 
     def format(self) -> str:
-        """One line, without its end."""
+        """Return the step as one line, without its end."""
         return json.dumps(asdict(self))
 
     @classmethod
     def parse(cls, line: str) -> Step:
-        """The step in a line that `format` made."""
+        """Return the step of a line that `format` made."""
         return cls(**json.loads(line))

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer, trained on the spot, with the few attributes a GPT dataset asks of one."""
+"""A byte-level BPE tokenizer, trained by the demo, with the attributes that a GPT dataset needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PAD = "<pad>"
 
 
 def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_SIZE) -> DemoTokenizer:
-    """Learn merges from the documents and keep them in a tokenizer.json at `path`.
+    """Learn merges from the documents and write a tokenizer.json to `path`.
 
-    Bytes are the alphabet, so every text can be written down and there is no unknown token.
+    Bytes are the alphabet, so every text can be encoded and there is no unknown token.
 
-    Source: Sennrich et al. 2016, over bytes as in GPT-2; the work is done by Hugging Face tokenizers.
+    Source: Sennrich et al. 2016, over bytes as in GPT-2; computed by Hugging Face tokenizers.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -37,7 +37,7 @@ def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_S
 
 
 class DemoTokenizer:
-    """A tokenizer.json with Megatron Core's face: what GPTDatasetConfig(tokenizer=...) looks at, and encode/decode.
+    """A tokenizer.json with Megatron Core's interface, for GPTDatasetConfig(tokenizer=...), and encode/decode.
 
     Source: ours; the attribute names are those megatron.core.datasets.megatron_dataset and gpt_dataset use.
     """
@@ -65,11 +65,11 @@ class DemoTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of one text, without EOD."""
+        """Return the tokens of one text, without EOD."""
         ids: list[int] = self.bpe.encode(text).ids
         return ids
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of some tokens; special tokens vanish."""
+        """Return the text of tokens, without special tokens."""
         text: str = self.bpe.decode(list(tokens))
         return text

@@ -1,4 +1,4 @@
-"""The training process: one line a step, a checkpoint in the middle, and a way back from it.
+"""The training process: one line per step, a checkpoint in the middle, and a resume from it.
 
 python -m binidx.tools.demo.train PLAN.json [--resume]        lines of JSON on stdout, see step.py and process.py
 """
@@ -26,7 +26,7 @@ WARMUP_STEPS = 10
 
 
 class Trainer:
-    """A model, its optimizer, and how many samples they have consumed: the whole state of a run."""
+    """A model, its optimizer, and the samples they have consumed: the whole state of a run."""
 
     def __init__(self, plan: Plan) -> None:
         torch.manual_seed(plan.seed)
@@ -41,7 +41,7 @@ class Trainer:
         return self.consumed_samples // self.plan.batch_size
 
     def step(self, batch: Batch) -> float:
-        """Learn from one batch; the loss before."""
+        """Train on one batch; return the loss before the update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.steps_done, self.plan.num_steps)
         loss = self.model.loss(batch)
@@ -54,11 +54,11 @@ class Trainer:
 
     @torch.no_grad()
     def mean_loss(self, valid: Iterator[Batch]) -> float:
-        """The mean loss over VALID_BATCHES batches, nothing learned."""
+        """Return the mean loss over VALID_BATCHES batches."""
         return sum(self.model.loss(next(valid)).item() for _ in range(VALID_BATCHES)) / VALID_BATCHES
 
     def save(self) -> None:
-        """Write the checkpoint beside its place, then move it there: a killed process leaves a whole one or none."""
+        """Write the checkpoint atomically: a killed process leaves a complete one or none."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -69,7 +69,7 @@ class Trainer:
         os.replace(unfinished, self.plan.checkpoint)
 
     def load(self) -> None:
-        """Take over the checkpoint's state."""
+        """Load the checkpoint's state."""
         state = torch.load(self.plan.checkpoint, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -77,7 +77,7 @@ class Trainer:
 
 
 def learning_rate(step: int, num_steps: int) -> float:
-    """Up over the first steps, then down in a straight line to a tenth: a function of the step, so nothing to save."""
+    """Return the rate of a step: a warm-up, then a linear decay to a tenth."""
     warm = min(1.0, (step + 1) / WARMUP_STEPS)
     return PEAK_LEARNING_RATE * warm * (1 - 0.9 * step / num_steps)
 
@@ -96,7 +96,7 @@ def train(plan: Plan, *, resume: bool) -> Iterator[Step]:
 
 
 def one_step(trainer: Trainer, loader: Iterator[Batch], valid: object, open_seconds: float) -> Step:
-    """Fetch, learn, save where the plan says so, and tell."""
+    """Fetch a batch, train on it, save at the plan's checkpoint, and print the record."""
     plan = trainer.plan
     start = time.perf_counter()
     batch = next(loader)

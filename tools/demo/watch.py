@@ -1,4 +1,4 @@
-"""Watching a training process: each batch held against the order of an unbroken run, a line every few steps."""
+"""Watcher of a training process: compares each batch with the order of an uninterrupted run, and prints progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLIND_LOSS = log(VOCAB_SIZE)
 
 
 def check_step(step: Step, number: int, order: Sequence[str]) -> None:
-    """Raises BinidxError unless this is step `number`, and it saw the batch that an unbroken run sees there."""
+    """Raise BinidxError unless this is step `number`, with the batch of an uninterrupted run."""
     if step.number != number:
         raise BinidxError(f"training: found step {step.number}, needed {number}")
     unbroken = order[number - 1]
@@ -30,13 +30,13 @@ def check_step(step: Step, number: int, order: Sequence[str]) -> None:
 
 
 def round_interval(num_steps: int) -> int:
-    """The least of 1, 2, 5, 10, 20, 50 … that gives no more than MAX_LINES lines."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50 … that gives at most MAX_LINES lines."""
     tens: int = 10 ** max(0, len(str(num_steps)) - 2)
     return next(n * tens for n in (1, 2, 5, 10) if n * tens * MAX_LINES >= num_steps)
 
 
 class StepLines:
-    """One line on screen for every few steps, with their means."""
+    """One line of output for every few steps, with their means."""
 
     def __init__(self, plan: Plan, screen: Screen) -> None:
         self._plan = plan
@@ -45,7 +45,7 @@ class StepLines:
         self._group: list[Step] = []
 
     def add(self, step: Step) -> None:
-        """Take note of a step; a line is due after the first of the run and then at round numbers."""
+        """Add a step; a line is printed after the first of the run and then at round numbers."""
         self._group.append(step)
         if step.number == 1 or step.number % self._interval == 0:
             self._screen.detail(self._line())

@@ -106,7 +106,7 @@ class PackedRunOrder:
         return self.micro_batch_size * self.accumulation
 
     def run_of(self, rank: int) -> PackedRun:
-        """What one rank reads."""
+        """Return the blocks of one rank."""
         if rank not in self._runs:
             self._runs[rank] = self._make_run(rank)
         return self._runs[rank]
@@ -133,7 +133,7 @@ class PackedRunOrder:
         return len(steps) * self.blocks_per_step * self.num_ranks
 
     def rows(self, steps: range, rank: int | None = None) -> tuple[SampleReads, Numbers]:
-        """Who reads what: readings, and rows (set, file, block, pass) of shape (n, 4); by step, rank, slot.
+        """Return the reads, and rows (set, file, block, pass) of shape (n, 4); by step, rank, slot.
 
         Raises:
             IndexError: a step after the end.

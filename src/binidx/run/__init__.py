@@ -1,1 +1,1 @@
-"""A run as a file, and its global order: which rank reads which sample at which step."""
+"""A run as a file, and its global order: the rank, step and slot of every sample."""

@@ -1,1 +1,1 @@
-"""What a run will read, request and cost, before it starts."""
+"""Plan of a run before it starts: reads, requests, time and cost."""

@@ -1,1 +1,1 @@
-"""Which documents a run reads at which step: trace, where, account, export, bake."""
+"""Provenance of steps, down to documents: trace, where, account, export, bake."""

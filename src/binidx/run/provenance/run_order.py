@@ -137,7 +137,7 @@ CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
     "spans": contents_of,
     None: origins_of,
 }
-"""How much a table tells of the documents in its samples -> what finds it."""
+"""`docs` of a table -> the function that computes its columns."""
 
 
 @dataclass(frozen=True)
