@@ -327,8 +327,8 @@ class Nesting:
     def digests(self, count: int) -> NDArray[np.uint64]:
         """Return a digest of the set of blocks that a topology reads between each two sync points.
 
-        Computed from the order itself, position by position; equal sets have equal digests, digests of
-        other sets differ except with probability 2^-64. Takes 30 ns a block and the memory of one stretch of one worker.
+        Computed from the order itself, position by position. Equal sets have equal digests, others differ except with
+        probability 2^-64. Takes 30 ns a block and the memory of one stretch of one worker.
         """
         found = np.zeros(self.num_syncs, np.uint64)
         for shard in range(count):
