@@ -37,7 +37,7 @@ from binidx.format.index_writer import IndexColumns
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, prefix_of_part
 from binidx.format.virtual_source import is_multimodal, join_tables
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, open_join, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
 from binidx.storage.writing.publish import create_object, object_exists

@@ -40,7 +40,7 @@ from binidx.format.sidecars.arrow_arrays import bitmap
 from binidx.format.sidecars.lineage import table_of
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 ROW = np.dtype([("source", "<i4"), ("nulls", "u1"), ("row", "<i8"), ("byte", "<i8"), ("hash", "<u8")])

@@ -47,7 +47,7 @@ from binidx.index.cache.index_cache import Access
 from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.prefetch import prefetch
 from binidx.index.cache.thread_budget import Budget
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import Threads
 
 WAITING_THREADS = 128

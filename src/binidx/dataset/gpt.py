@@ -27,7 +27,7 @@ from binidx.dataset.gpt_batch import (
 from binidx.dataset.megatron_dataset import MegatronDataset, Request, describe, digest, recorded_name, required
 from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
 from binidx.errors import ConfigError, IndexBuildError
-from binidx.format.idx import DType
+from binidx.format.idx import DType, get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset, Span
 from binidx.format.ranged_arrays import CheckedIndex, RangedArray
 from binidx.index.cache.array_reuse import OrderKey, order_of
@@ -43,8 +43,8 @@ from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native.gather import Recipe
 from binidx.native.locate import Orders
 from binidx.native.permutations import RandomState
-from binidx.storage.stores.filesystem import same_object
-from binidx.storage.stores.head import found_of
+from binidx.storage.requests.head import recorded_object
+from binidx.storage.stores.identity import same_object
 from binidx.storage.writing.publish import join_uri
 
 Numbers = NDArray[np.int64]
@@ -139,7 +139,8 @@ class GPTIndexed(MegatronDataset):
         """Open the dataset that an index was built of; False where the index is of other options or other data."""
         content, known = manifest.content, manifest.data.get("idx")
         checked = CheckedIndex(
-            int(content["num_sequences"]), content["index_digest"], content.get(ONE_EACH, False), found_of(known)
+            int(content["num_sequences"]), content["index_digest"], content.get(ONE_EACH, False),
+            recorded_object(get_idx_path(str(self.dataset_path)), known),
         )
         documents = split_range(self._bookends, checked.num_sequences)
         if not has_fingerprint(manifest, self.fingerprint_of(documents, self.index_split, self.config)):

@@ -31,9 +31,9 @@ from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_heade
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, check_level, codec_of
 from binidx.storage.interfaces import Bytes, RangeReader
 from binidx.storage.open import layered, open_stored
+from binidx.storage.requests.head import Found, find_object, is_absent
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found, look_up, says_no
+from binidx.storage.stores.registry import local_path
 from binidx.storage.vectored_reads import submit
 from binidx.storage.writing.publish import create_object, delete_object, object_exists
 
@@ -115,7 +115,7 @@ class _Stored:
 def _find(prefix: str, mmap: bool, options: Options) -> _Stored:
     uri = get_bin_path(prefix)
     verify = ReadSettings.of(options).verify
-    if filesystem.local_path(uri) is None:
+    if local_path(uri) is None:
         stored = _find_remote(uri, verify is not False, options)
     else:
         stored = _find_local(uri, mmap, bool(verify), options)
@@ -148,19 +148,19 @@ def _find_remote(uri: str, verify: bool, options: Options) -> _Stored:
 
     def look_for_compressed() -> _Stored | None:
         for name, suffix in COMPRESSED:
-            if found := look_up(uri + suffix, options, end_bytes=TAIL_BYTES):
+            if found := find_object(uri + suffix, options, end_bytes=TAIL_BYTES):
                 return _Stored(open_stored(uri + suffix, storage_options=options, found=found), name, end=found.end)
         return None
 
     def look_for_sums() -> RangeReader | None:
-        found = look_up(uri + SUFFIX, options) if verify else None
+        found = find_object(uri + SUFFIX, options) if verify else None
         return open_stored(uri + SUFFIX, storage_options=options, found=found) if found else None
 
     compressed, sums = submit(look_for_compressed), submit(look_for_sums)
     try:
         stored = open_stored(uri, storage_options=options)
     except StorageError as error:
-        instead = compressed.result() if says_no(error) else None
+        instead = compressed.result() if is_absent(error) else None
         if instead is None:
             raise
         return instead

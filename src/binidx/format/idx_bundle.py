@@ -34,8 +34,8 @@ import xxhash
 from binidx.errors import FormatError, StorageError
 from binidx.json_models import Count, JsonFile
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.stores.filesystem import proves_content, same_object
-from binidx.storage.stores.head import says_no
+from binidx.storage.requests.head import is_absent
+from binidx.storage.stores.identity import proves_content, same_object
 from binidx.storage.writing.publish import create_object, join_uri
 
 MAGIC = b"BINIDXB1"
@@ -155,7 +155,7 @@ class BundlePlace:
         except FormatError as error:
             logger.warning("%s: unusable, opening each .idx: %s", uri, error)
         except StorageError as error:
-            logger.log(logging.DEBUG if says_no(error) else logging.WARNING, "%s: opening each .idx: %s", uri, error)
+            logger.log(logging.DEBUG if is_absent(error) else logging.WARNING, "%s: opening each .idx: %s", uri, error)
         return None
 
     def complete(self, prefixes: Sequence[str], files: Mapping[str, File], lacking: Collection[str]) -> None:

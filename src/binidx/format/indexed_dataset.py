@@ -28,7 +28,7 @@ from binidx.format.virtual import get_parts_path
 from binidx.native.locate import Sequences
 from binidx.native.pieces import Pieces, scattered_pieces
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.stores.filesystem import same_identity
+from binidx.storage.stores.identity import same_identity
 from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import object_exists, object_identity
 

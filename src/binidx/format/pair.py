@@ -28,7 +28,8 @@ from binidx.format.virtual import concatenate, map_concurrently, read_parts
 from binidx.storage.adapters import Joined
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.stores import filesystem
+from binidx.storage.stores.identity import same_object
+from binidx.storage.stores.registry import local_path
 from binidx.storage.vectored_reads import run_both
 from binidx.storage.writing.publish import object_identity
 
@@ -199,7 +200,7 @@ def _open_once(
 ) -> Pair | None:
     """None: the .idx changed in the meantime, so what was opened, or what failed, means nothing."""
     uri = get_idx_path(path_prefix)
-    local = filesystem.local_path(uri)
+    local = local_path(uri)
     # The path's own stat, not the reader's: the inode tells files apart whose times are equal.
     before: Any = None if local is None else _stat(local)
     idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache="disk")
@@ -229,7 +230,7 @@ def _read_both(
     def open_tokens() -> RangeReader:
         return open_bin(path_prefix, storage_options=options, mmap=mmap, cache=cache)
 
-    if filesystem.local_path(path_prefix) is None:
+    if local_path(path_prefix) is None:
         index, bin_reader = run_both(read_index, open_tokens)
     else:
         index, bin_reader = read_index(), open_tokens()
@@ -240,12 +241,12 @@ def _read_both(
 def _read_index(idx_reader: RangeReader, checked: Checked) -> tuple[memoryview, bool]:
     """The bytes of an `.idx`, and whether this very object was checked in full before."""
     data, identity = read_whole(idx_reader), reader_identity(idx_reader)
-    return data, any(filesystem.same_object(each, identity) for each in checked())
+    return data, any(same_object(each, identity) for each in checked())
 
 
 def _look(uri: str, options: Options) -> Any:
     """What stands under the name now, in the terms of the look before; None: nothing."""
-    local = filesystem.local_path(uri)
+    local = local_path(uri)
     try:
         return object_identity(uri, options) if local is None else _stat(local)
     except ObjectNotFoundError:

@@ -31,9 +31,10 @@ from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.format.idx_bundle import BundlePlace
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found
-from binidx.storage.stores.listing import PAGE_KEYS, Info, list_together
+from binidx.storage.interfaces import ObjectInfo
+from binidx.storage.requests.head import Found
+from binidx.storage.requests.listing import PAGE_KEYS, list_objects
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class ListedPair:
     @property
     def identity(self) -> dict[str, Any]:
         """Of the `.idx`."""
-        return filesystem.identity_from_info(self.idx.info)
+        return dict(self.idx.info.identity)
 
 
 @contextlib.contextmanager
@@ -100,8 +101,8 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
         names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
         pages = 2 * len(names) // PAGE_KEYS + 2 + OBJECTS_EACH * len(folder) // PAGE_KEYS
         try:
-            before = list_together(names, storage_options, most_pages=pages)
-            after = None if before is None else list_together(names, storage_options, most_pages=pages)
+            before = list_objects(names, storage_options, most_pages=pages)
+            after = None if before is None else list_objects(names, storage_options, most_pages=pages)
         except StorageError as error:
             # Who may not list may still read; what cannot be reached is named by who opens it.
             logger.debug("%s: each is asked for alone: %s", names[0], error)
@@ -114,7 +115,7 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
 
 def prefixes_to_list(prefixes: Sequence[str]) -> list[list[str]]:
     """The remote prefixes that are listed at once: MANY of a folder, or else of a bucket."""
-    remote = [prefix for prefix in dict.fromkeys(prefixes) if filesystem.local_path(prefix) is None]
+    remote = [prefix for prefix in dict.fromkeys(prefixes) if local_path(prefix) is None]
     folders: dict[str, list[str]] = defaultdict(list)
     buckets: dict[str, list[str]] = defaultdict(list)
     for prefix in remote:
@@ -125,7 +126,9 @@ def prefixes_to_list(prefixes: Sequence[str]) -> list[list[str]]:
     return [those for those in (*folders.values(), *buckets.values()) if len(those) >= MANY]
 
 
-def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[str, Info]) -> dict[str, ListedPair]:
+def _steady(
+    prefixes: Sequence[str], before: Mapping[str, ObjectInfo], after: Mapping[str, ObjectInfo]
+) -> dict[str, ListedPair]:
     found = {}
     for prefix in prefixes:
         idx, tokens = get_idx_path(prefix), get_bin_path(prefix)
@@ -138,8 +141,8 @@ def _steady(prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[
     return found
 
 
-def _mark(infos: Mapping[str, Info], name: str) -> Any:
-    return name in infos and filesystem.identity_from_info(infos[name])
+def _mark(infos: Mapping[str, ObjectInfo], name: str) -> Any:
+    return name in infos and infos[name].identity
 
 
 _submit = Threads("binidx-list", lambda: 8).submit

@@ -25,8 +25,8 @@ from binidx.format.pair import reader_identity
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
+from binidx.storage.requests.head import Found
 from binidx.storage.settings import OURS
-from binidx.storage.stores.head import Found
 
 Numbers = NDArray[np.int64]
 

@@ -23,8 +23,9 @@ from binidx.storage.codecs.seek_table import SeekTable
 from binidx.storage.codecs.segments import CODECS, codec_of, read_table
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import layered, open_object, open_stored
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import found_of
+from binidx.storage.requests.head import recorded_object
+from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.concatenate import SourcePiece
 from binidx.storage.writing.publish import object_exists, object_identity
 
@@ -70,8 +71,8 @@ class PairSource:
         if listed:
             return {
                 "uri": place_of(self.prefix),
-                "bin": filesystem.identity_from_info(listed.bin.info),
-                "idx": filesystem.identity_from_info(listed.idx.info),
+                "bin": dict(listed.bin.info.identity),
+                "idx": dict(listed.idx.info.identity),
             }
         return {
             "uri": place_of(self.prefix),
@@ -89,7 +90,7 @@ class PairSource:
             listed: the pair in a list of its folder made now; by default the store is asked.
         """
         now = self.identity(listed)
-        if not all(filesystem.same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
+        if not all(same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
             raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
 
     @property
@@ -124,7 +125,7 @@ class PairSource:
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
         """Its `.idx`; mapped, its pages count as memory of this process until others need them."""
-        found = self._told.idx if self._told else found_of(self.opened["idx"])
+        found = self._told.idx if self._told else recorded_object(get_idx_path(self.prefix), self.opened["idx"])
         return open_object(get_idx_path(self.prefix), storage_options=self.options, mmap=mmap, cache=False, found=found)
 
     def open_stored(self) -> RangeReader:
@@ -132,7 +133,7 @@ class PairSource:
         told, sums = self._told, None
         if self.sums_uri is not None:
             sums = open_stored(self.sums_uri, storage_options=self.options, found=told.sums if told else None)
-        found = told.bin if told else found_of(self.opened["bin"])
+        found = told.bin if told else recorded_object(self.bin_uri, self.opened["bin"])
         tokens = open_stored(self.bin_uri, storage_options=self.options, found=found)
         return layered(tokens, sums=sums, cache=False)
 
@@ -169,7 +170,7 @@ class PairSource:
 
 def place_of(prefix: str) -> str:
     """The URI, or the whole path of a local one: equal for equal places."""
-    path = filesystem.local_path(prefix)
+    path = local_path(prefix)
     return prefix if path is None else os.path.abspath(path)
 
 

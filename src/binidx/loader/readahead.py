@@ -42,7 +42,7 @@ from binidx.loader.batch_groups import Batch, Group, GroupThreads, Prediction, R
 from binidx.loader.batches import Ledger
 from binidx.loader.samplers import PretrainingSampler
 from binidx.storage.stats import remote_requests
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 
 BUDGET_BYTES = 128 << 20
 

@@ -6,7 +6,7 @@
     kept         DiskCache                             what is remote, where there is a cache_dir; index files always
                  ChunkCache                            else: small remote objects, and segments, in memory
 
-A new backend is a class and a row in OPENERS; a codec is one in `segments.CODECS`.
+A new store is a module and a row in `stores.registry`; a codec is one in `segments.CODECS`.
 
 Which objects are kept in a directory, and in which: all in a cache_dir; index files without one, too.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from binidx.errors import ConfigError
@@ -29,11 +29,11 @@ from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, SegmentedObject, codec_of
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import cut
+from binidx.storage.requests.head import Found, find_object, recorded_object
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found, found_of, look_up
 from binidx.storage.stores.local import LocalFile
+from binidx.storage.stores.registry import local_path
 
 Keep = bool | Literal["disk"] | None
 
@@ -78,8 +78,8 @@ def open_object(
     """
     uri = os.fspath(uri)
     codec = codec or codec_of(uri)
-    if found is None and codec != "raw" and filesystem.local_path(uri) is None:
-        found = look_up(uri, storage_options, end_bytes=TAIL_BYTES)
+    if found is None and codec != "raw" and local_path(uri) is None:
+        found = find_object(uri, storage_options, end_bytes=TAIL_BYTES)
     stored = open_stored(uri, storage_options=storage_options, mmap=mmap, found=found)
     return layered(stored, codec=codec, end=found.end if found else b"", cache=cache)
 
@@ -94,14 +94,12 @@ def open_stored(
     """The object as it lies there, with nothing over it.
 
     Args:
-        found: what `look_up` was told of a remote one, so that it is not asked for again.
+        found: what `find_object` was told of a remote one, so that it is not asked for again.
     """
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     if path is not None:
         return LocalFile(path) if mmap else RemoteObject(f"file://{os.path.abspath(path)}")
-    if opener := OPENERS.get(filesystem.protocols(uri)[0]):
-        return opener(uri, storage_options)
     reader = RemoteObject(uri, storage_options, info=found.info if found else None)
     if found and found.end:
         reader.stats.add(requests=1, bytes_moved=len(found.end))
@@ -123,7 +121,7 @@ def layered(
         end: its last bytes, if they came along when it was looked up.
     """
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
-    local = filesystem.local_path(stored.uri) is not None
+    local = local_path(stored.uri) is not None
     if cache is not False and not local:
         settings = ReadSettings.of(getattr(stored, "storage_options", None))
         on_disk = with_disk_cache(reader, settings, whole=cache == "disk")
@@ -137,15 +135,11 @@ def layered(
     return reader
 
 
-# protocol -> what opens its URIs, where FsspecObject is not good enough
-OPENERS: dict[str, Callable[[str, Mapping[str, Any] | None], RangeReader]] = {}
-
-
 def open_kept(
     uri: str, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
 ) -> DiskCache | None:
     """This node's copy of the object that has this identity, there or to be made; None: it keeps none."""
-    found = found_of(identity)
+    found = recorded_object(uri, identity)
     reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
     return reader if isinstance(reader, DiskCache) else None
 

@@ -176,21 +176,16 @@ Usage = Mapping[str, float]
 """Counter -> its value, such as "s3 requests": 12; names are those of NAMES."""
 
 
-DOLLARS_PER_REQUEST = {"s3": 0.0004 / 1_000, "gs": 0.004 / 10_000}
+DOLLARS_PER_REQUEST: dict[str, float] = {}
 
 
-"""Of a GET, for storage that is read often; transfer within a region is free and between regions is not counted here.
-
-S3 Standard, us-east-1: $0.0004 per 1,000 GET requests (aws.amazon.com/s3/pricing).
-GCS Standard, one region: $0.004 per 10,000 class B operations (cloud.google.com/storage/pricing).
-Both as known in November 2026; other regions ask up to about a half more.
-"""
+"""Name of a store -> list price of a read; filled by `declare_store`."""
 
 
-STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http", "file": "file"}
+STORES = {"file": "file"}
 
 
-"""Protocol -> the store it is counted under; all others are "other"."""
+"""URL scheme -> the name of the store that its requests are counted under; filled by `declare_store`."""
 
 
 CACHES = {"memory": "chunk cache", "disk": "disk cache"}
@@ -214,6 +209,17 @@ NAMES = [
     "layers added",
     *SERVED,
 ]
+
+
+def declare_store(scheme: str, name: str, dollars_per_read: float) -> None:
+    """Count the requests to a URL scheme under the name of its store; other schemes are counted as "other"."""
+    STORES[scheme] = name
+    if dollars_per_read:
+        DOLLARS_PER_REQUEST[name] = dollars_per_read
+    for each in fields(ReadStats):
+        if (counter := f"{name} {each.name}") not in NAMES:
+            NAMES.append(counter)
+            _told.setdefault(counter, 0.0)
 
 
 def usage() -> dict[str, float]:

@@ -7,6 +7,7 @@ Work for the cores: one function over many items, in threads: for what lets go o
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import os
@@ -77,3 +78,27 @@ submit = Threads("binidx-core", thread_count).submit
 
 
 """Have work done in a thread, which must not wait for another one of these."""
+
+
+LIST_PAGES = Threads("binidx-page", lambda: 16)
+
+
+"""Threads that each wait for the pages of one list."""
+
+
+def stream_thread() -> ThreadPoolExecutor:
+    """Return the thread of one stream, which sends a part while the next one fills; the caller shuts it down."""
+    return ThreadPoolExecutor(1, "binidx-stream")
+
+
+def copy_threads(count: int) -> ThreadPoolExecutor:
+    """Return the threads of one copy or upload, which each carry one part; the caller shuts them down."""
+    return ThreadPoolExecutor(count, "binidx-copy")
+
+
+def io_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop on which all stores of this process send requests: fsspec's, so drivers share it."""
+    from fsspec.asyn import get_loop
+
+    loop: asyncio.AbstractEventLoop = get_loop()
+    return loop

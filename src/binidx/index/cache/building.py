@@ -34,8 +34,8 @@ from binidx.index.cache.manifest import StoredArray
 from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.interfaces import Writer
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
 from binidx.storage.stores.local import READ_AT_ONCE
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_file, create_object
 from binidx.storage.writing.upload import keep_sent, send_object
 
@@ -146,7 +146,7 @@ class Building:
 
     def _finish(self, uri: str, name: str, buffer: memoryview, in_memory: bool) -> tuple[str, dict[str, Any] | None]:
         """Send the bytes if they are not in place; returns their checksum, and the identity that the store gave."""
-        path = filesystem.local_path(uri)
+        path = local_path(uri)
         if path is None:
             identity = send_object(uri, buffer, self.storage_options)
             if kept := keep_sent(uri, buffer, identity, self.storage_options):
@@ -178,7 +178,7 @@ def _write(out: Writer, buffer: memoryview) -> str:
 @contextlib.contextmanager
 def _mapped_file(uri: str, size: int, in_order: bool, directory: str | None) -> Iterator[mmap.mmap | None]:
     """The mapped file that it will be, or leaves from; None where memory is the place, or the disk has no room."""
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     with contextlib.ExitStack() as stack:
         mapped = None
         if _belongs_in_file(path, size, in_order):

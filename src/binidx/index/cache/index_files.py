@@ -29,8 +29,8 @@ from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.ranged_arrays import RangedArray, beneath_copy, open_in_ranges
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.storage.open import Keep, open_kept, open_object, read_whole
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found, found_of, look_up
+from binidx.storage.requests.head import Found, find_object, recorded_object
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import Threads
 from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import create_object, join_uri, put_if_absent, read_small
@@ -159,19 +159,19 @@ class IndexFiles:
     def read_small(self, suffix: str) -> bytes | None:
         """All of a file, where the store can in one request; None: there is none."""
         uri = self.uri(suffix)
-        if filesystem.local_path(uri) is not None:
+        if local_path(uri) is not None:
             return read_small(uri)
-        found = look_up(uri, self.storage_options, end_bytes=SMALL_BYTES)
+        found = find_object(uri, self.storage_options, end_bytes=SMALL_BYTES)
         if found is None:
             return None
-        if len(found.end) == found.info["size"]:
+        if len(found.end) == found.info.size:
             return found.end
-        MANIFEST_FILE.check_size(found.info["size"], uri)
+        MANIFEST_FILE.check_size(found.info.size, uri)
         return bytes(read_whole(open_object(uri, storage_options=self.storage_options, cache=False, found=found)))
 
     def _read_stored(self, suffix: str, stored: StoredArray) -> memoryview:
         """Without asking for the object first where the manifest knows it. (A copy of a cache has other ETags.)"""
-        if (found := found_of(stored.identity)) is not None:
+        if (found := recorded_object(self.uri(suffix), stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
                 return self.read(suffix, cache="disk", found=found)
         return self.read(suffix, cache="disk")
@@ -202,7 +202,7 @@ class IndexFiles:
         serves the right arrays. In a store an unfinished upload is invisible, and left to the bucket's rule
         (AbortIncompleteMultipartUpload).
         """
-        path = filesystem.local_path(self.uri(MANIFEST))
+        path = local_path(self.uri(MANIFEST))
         if path is not None:
             with contextlib.suppress(OSError):
                 _remove_leftovers(os.path.dirname(os.path.abspath(path)), os.getpid(), os.stat(path).st_mtime)
@@ -214,7 +214,7 @@ class IndexFiles:
             FormatError: another one, or not all of it.
             StorageError: it cannot be read.
         """
-        if filesystem.local_path(self.directory) is not None:
+        if local_path(self.directory) is not None:
             return {name: self.read_array(name, stored) for name, stored in arrays.items()}
         pending = {name: _submit(partial(self.read_array, name, stored)) for name, stored in arrays.items()}
         return {name: each.result() for name, each in pending.items()}
@@ -242,14 +242,14 @@ class IndexFiles:
             ObjectChangedError: an array is not the object that the manifest names.
             StorageError: the store refuses.
         """
-        local = filesystem.local_path(self.directory) is not None
+        local = local_path(self.directory) is not None
         before = self._marks(names) if local else []
         manifest = self.read_manifest()
         if manifest is None:
             return None
         arrays = {}
         for name in names:
-            found = found_of(manifest.arrays[name].identity)
+            found = recorded_object(self.array_uri(name), manifest.arrays[name].identity)
             if found is None and not local:
                 return None
             arrays[name] = self._open_array(name, manifest.arrays[name], found)
@@ -269,7 +269,7 @@ class IndexFiles:
         """Inode, size and ctime of the local manifest and arrays; empty where one is missing."""
         uris = [self.uri(MANIFEST), *map(self.array_uri, names)]
         try:
-            found = [os.stat(str(filesystem.local_path(uri))) for uri in uris]
+            found = [os.stat(str(local_path(uri))) for uri in uris]
         except OSError:
             return []
         return [(each.st_ino, each.st_size, each.st_ctime_ns) for each in found]

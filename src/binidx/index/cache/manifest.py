@@ -33,8 +33,8 @@ from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.documents import Documents, compact, documents_digest
 from binidx.json_models import JsonFile
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.filesystem import same_object
+from binidx.storage.stores.identity import same_object
+from binidx.storage.stores.registry import local_path
 
 ALGORITHM = 3
 
@@ -204,7 +204,7 @@ def idx_identity(uri: str, opened: Mapping[str, Any]) -> Fields:
 
 def _file(uri: str) -> os.stat_result | None:
     """A local file as it is now."""
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     with contextlib.suppress(OSError):
         return None if path is None else os.stat(path)
     return None

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError, StorageError
 from binidx.index.cache.index_files import MANIFEST, IndexFiles
 from binidx.index.cache.manifest import Manifest
-from binidx.storage.stores import filesystem
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import Threads
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def prefetch(idx_bytes: int | None, indices: Callable[[], Sequence[IndexFiles]])
     """
     if idx_bytes is not None and idx_bytes < LARGE_BYTES:
         return None
-    return Prefetch([files for files in indices() if filesystem.local_path(files.directory) is None])
+    return Prefetch([files for files in indices() if local_path(files.directory) is None])
 
 
 def fetch(files: IndexFiles) -> Fetched | None:

@@ -51,7 +51,7 @@ from binidx.prepare.preprocess.record import Record
 from binidx.prepare.text.inputs import local_files, stored_objects
 from binidx.prepare.text.slices import Read, check_extents
 from binidx.storage.open import open_object
-from binidx.storage.stores import filesystem
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, put_if_absent, read_small
@@ -241,7 +241,7 @@ def remove_parts(places: Places, parts: Sequence[Part]) -> None:
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
         list(threads.map(lambda uri: delete_object(uri, places.job.target_options), sorted(uris)))
     delete_object(places.job_uri, places.job.target_options)
-    if (folder := filesystem.local_path(places.folder)) is not None:
+    if (folder := local_path(places.folder)) is not None:
         remove_folder(Path(folder))
 
 
@@ -255,7 +255,7 @@ def remove_others(places: Places, parts: Sequence[Part]) -> None:
 
 def objects_in(places: Places) -> list[str]:
     """All that lies in the folder of the parts, where there is one."""
-    path = filesystem.local_path(places.folder)
+    path = local_path(places.folder)
     return stored_objects(f"{places.folder}/", places.job.target_options) if path is None else local_files(path) or []
 
 

@@ -17,16 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
-from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.decompress import zstd_blocks
 from binidx.prepare.text.read import file_identity
 from binidx.prepare.text.slices import FORMATS, GZIP, JSONL, PARQUET, ZSTD, Input, InputBlock
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import RangeReader, SearchableStore
 from binidx.storage.open import open_stored
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.filesystem import local_path, split_query
+from binidx.storage.stores.registry import is_url, local_path, open_store, split_query
 from binidx.storage.writing.copy import map_in_flight
 
 Options = Mapping[str, Any] | None
@@ -34,7 +33,7 @@ Options = Mapping[str, Any] | None
 
 def is_pattern(name: str) -> bool:
     """Whether it has a wildcard. In a URL only * is one: a ? begins its query, and [ ] stand for themselves."""
-    return "*" in name if filesystem.protocols(name)[:1] in (["http"], ["https"]) else glob.has_magic(name)
+    return "*" in name if is_url(name) else glob.has_magic(name)
 
 
 def local_files(path: str) -> list[str] | None:
@@ -58,11 +57,10 @@ def stored_objects(uri: str, options: Options) -> list[str]:
         ObjectNotFoundError: nothing matches.
         StorageError: the store does not list.
     """
-    fs, path = filesystem.open_filesystem(uri, options or {})
-    with filesystem.storage_errors(uri):
-        found = fs.glob(path) if is_pattern(uri) else fs.find(path)
-    protocol = filesystem.protocols(uri)[0]
-    uris = [each if "://" in each else f"{protocol}://{each}" for each in found]
+    store = open_store(uri, options)
+    if not isinstance(store, SearchableStore):
+        raise StorageError(f"{uri}: this store has no listing; needed the names of objects")
+    uris = store.find(uri, pattern=is_pattern(uri))
     if not is_pattern(uri):
         uris = [each for each in uris if not hidden(uri, each)]
     return some(uri, [each for each in uris if not each.endswith("/")])

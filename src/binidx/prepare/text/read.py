@@ -27,8 +27,9 @@ from binidx.prepare.text.slices import GZIP, JSONL, PARQUET, ZSTD, Extent, Slice
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
-from binidx.storage.stores.filesystem import local_path, same_identity
-from binidx.storage.stores.head import found_of
+from binidx.storage.requests.head import recorded_object
+from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import map_in_flight
 
 LOCAL_BYTES = 1 << 20
@@ -99,7 +100,7 @@ def _as_planned(piece: Slice, options: Options) -> Generator[memoryview]:
 
 def _of_store(piece: Slice, options: Options) -> Generator[memoryview]:
     # The plan knows the object: requests are pinned to that one, and it need not be asked for first.
-    reader = open_stored(piece.uri, storage_options=options, found=found_of(piece.identity))
+    reader = open_stored(piece.uri, storage_options=options, found=recorded_object(piece.uri, piece.identity))
     check_same(piece, reader.identity)  # type: ignore[attr-defined]
     stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
     ranges = cut((piece.stored, stop), REQUEST_BYTES)

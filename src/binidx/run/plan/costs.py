@@ -37,10 +37,9 @@ from binidx.storage.cache.layout import CHUNK_BYTES
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
 from binidx.storage.open import SEGMENTS, open_stored
-from binidx.storage.requests.remote_reader import MAX_REQUEST, max_gap_of
+from binidx.storage.requests.remote_reader import MAX_REQUEST
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stats import DOLLARS_PER_REQUEST, STORES
-from binidx.storage.stores import filesystem
+from binidx.storage.stores.registry import local_path, open_store, prices_of
 
 SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
 
@@ -68,7 +67,7 @@ class Costs:
 
 
 def is_remote_prefix(prefix: str) -> bool:
-    return filesystem.local_path(prefix) is None
+    return local_path(prefix) is None
 
 
 def samples_at_once(micro_batch_size: int) -> int:
@@ -76,9 +75,9 @@ def samples_at_once(micro_batch_size: int) -> int:
     return min(SAMPLES_IN_GROUP, micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
 
 
-def medium_of(headline: DatasetSummary, settings: ReadSettings) -> Medium:
+def medium_of(headline: DatasetSummary, storage_options: Mapping[str, Any] | None) -> Medium:
     """How its tokens are read."""
-    gap = max_gap_of(get_bin_path(headline.prefix), settings)
+    gap = open_store(get_bin_path(headline.prefix), storage_options).max_gap
     return Medium(max(headline.plain_bytes, 1), max(headline.stored_bytes, 1), gap, headline.block_bytes, MAX_REQUEST)
 
 
@@ -104,7 +103,7 @@ def costs_of(outlook: RunInventory, num_samples: int, *, nodes: int, at_once: fl
         sample_bytes = (config.sequence_length + config.add_extra_token_to_sequence) * headline.item_bytes
         reading = NOTHING
         if is_remote_prefix(headline.prefix):
-            medium = medium_of(headline, settings)
+            medium = medium_of(headline, config.storage_options)
             share = source.samples / max(num_samples, 1)
             kept = _kept(headline, settings, compressed_bytes)
             if kept is None:
@@ -143,7 +142,7 @@ def _in_segments(headline: DatasetSummary) -> bool:
 
 def store_of(uri: str) -> str:
     """As requests are counted and billed: "s3", "gs", ..."""
-    return "file" if not is_remote_prefix(uri) else STORES.get(filesystem.protocols(uri)[-1], "other")
+    return prices_of(uri).store
 
 
 def total_costs(costs: Sequence[Costs]) -> ReadCost:
@@ -154,8 +153,7 @@ def dollars(costs: Sequence[Costs]) -> Mapping[str, float]:
     """List price of the requests, by store."""
     found: dict[str, float] = {}
     for each in costs:
-        price = DOLLARS_PER_REQUEST.get(each.store)
-        if price is not None:
+        if price := prices_of(each.source.headline.prefix).dollars_per_read:
             found[each.store] = found.get(each.store, 0.0) + each.reading.requests * price
     return found
 
@@ -170,7 +168,8 @@ def epoch_on_a_node_bytes(outlook: RunInventory, *, nodes: int) -> float:
             num_pieces = source.tokens / length * pieces / nodes
             piece_bytes = length * source.headline.item_bytes / pieces
             chunk = settings.cache_chunk_bytes or CHUNK_BYTES
-            found += kept_once(medium_of(source.headline, settings), num_pieces, piece_bytes, chunk).num_bytes
+            medium = medium_of(source.headline, outlook.run.config.storage_options)
+            found += kept_once(medium, num_pieces, piece_bytes, chunk).num_bytes
     return found
 
 
@@ -241,5 +240,4 @@ def measure(headline: DatasetSummary, storage_options: Mapping[str, Any] | None)
     began = perf_counter()
     moved = sum(map(len, reader.read(wanted)))
     seconds = max(perf_counter() - began - latency, 1e-4)
-    in_flight = filesystem.max_in_flight(uri, storage_options or {}, ReadSettings.of(storage_options))
-    return Link(latency, moved / seconds, in_flight)
+    return Link(latency, moved / seconds, open_store(uri, storage_options).max_in_flight)

@@ -26,7 +26,7 @@ from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.manifest import ALGORITHM, DECIDING, Fields, Manifest, differences, fields_key, idx_identity
 from binidx.index.document_sample import EpochPlan, plan_epochs
 from binidx.run.run_file import Run
-from binidx.storage.stores.filesystem import same_object
+from binidx.storage.stores.identity import same_object
 from binidx.storage.threads import Threads
 
 AT_ONCE = 64

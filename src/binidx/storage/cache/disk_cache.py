@@ -39,16 +39,8 @@ from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.ranges import check_ranges, cut
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
 from binidx.storage.stats import CacheStats
-from binidx.storage.stores import filesystem
 from binidx.storage.stores.local import AskAhead
-from binidx.storage.stores.pinned import PinnedObject
 from binidx.storage.threads import Threads
-from binidx.storage.writing.publish import object_identity
-
-CONDITIONS = {"s3": "etag", "s3a": "etag", "gs": "generation", "gcs": "generation", "http": "etag", "https": "etag"}
-
-
-UNPINNED_LOOKED_AT = {"file", "local", "memory"}
 
 
 def check_content(reader: RangeReader) -> None:
@@ -60,15 +52,8 @@ def check_content(reader: RangeReader) -> None:
     stored: Any = reader
     while hasattr(stored, "reader"):
         stored = stored.reader
-    if isinstance(stored, RemoteObject) and not is_pinned(stored):
-        PinnedObject(stored.uri, stored.uri, stored.identity).check(object_identity(stored.uri, stored.storage_options))
-
-
-def is_pinned(stored: RemoteObject) -> bool:
-    """Whether its store gives bytes of this content or an error."""
-    protocol = filesystem.protocols(stored.uri)[0]
-    mark = stored.identity.get(CONDITIONS.get(protocol, ""))
-    return protocol in UNPINNED_LOOKED_AT or (mark is not None and not str(mark).startswith("W/"))
+    if isinstance(stored, RemoteObject) and not stored.is_pinned:
+        stored.check_unchanged()
 
 
 ROUND_BYTES = 32 << 20

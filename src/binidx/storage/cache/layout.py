@@ -47,7 +47,7 @@ from binidx.errors import FormatError
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.interfaces import Range
 from binidx.storage.settings import ReadSettings
-from binidx.storage.writing.staging import staging_path
+from binidx.storage.stores.local import staging_path
 
 FORMAT = 1
 

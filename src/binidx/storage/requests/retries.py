@@ -23,8 +23,15 @@ from typing import Any, TypeVar
 
 from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError
 from binidx.storage.interfaces import Range
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.driver_errors import cause_of, driver_text, http_status, names_of
+from binidx.storage.stores.driver_errors import (
+    TRANSIENT_STATUSES,
+    cause_of,
+    class_names,
+    driver_text,
+    hidden_cause,
+    http_status,
+    translated,
+)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 
@@ -36,12 +43,6 @@ FEW_TRIES = 4
 
 
 """For an answer that no pause makes right."""
-
-
-PASSING = {408, 429, 500, 502, 503, 504}
-
-
-"""HTTP statuses that may be another in a moment."""
 
 
 LOST = {"ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"}
@@ -56,14 +57,6 @@ LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseErro
 Found = TypeVar("Found")
 
 
-class HTTPStatusError(OSError):
-    """A status that is no answer."""
-
-    def __init__(self, status: int, said: str = "") -> None:
-        super().__init__(f"{status} {said}".rstrip())
-        self.status = status
-
-
 def patience(error: Exception, *, opening: bool = False) -> int:
     """How often in all a request may fail in this way; 0: as often as the deadline allows."""
     if not passes(error) and not isinstance(error, ShortReadError):
@@ -74,13 +67,13 @@ def patience(error: Exception, *, opening: bool = False) -> int:
 
 def passes(error: BaseException) -> bool:
     """Whether the same request may succeed in a moment."""
-    names = names_of(error)
+    names = class_names(error)
     if "FileNotFoundError" in names:
-        hidden = filesystem.reason_of(error)
+        hidden = hidden_cause(error)
         return hidden is not None and passes(hidden)
     status = http_status(error)
     if status is not None and status >= 400:
-        return status in PASSING
+        return status in TRANSIENT_STATUSES
     if isinstance(error, BinidxError):
         return error.__cause__ is not None and passes(error.__cause__)
     return bool(names & LOST) and not names & LOST_FOR_GOOD
@@ -120,7 +113,7 @@ class History:
 def given_up(uri: str, history: History, where: str) -> Exception:
     """The error of what is tried no more (`where`, in words): the last failure's, with what went before it."""
     failure = history.failures[-1][1]
-    error = failure if isinstance(failure, BinidxError) else filesystem.translated(uri, failure)
+    error = failure if isinstance(failure, BinidxError) else translated(uri, failure)
     if len(history.failures) > 1:
         error = type(error)(f"{error}; {where} {history}")
     if error is not failure:
@@ -132,7 +125,7 @@ def out_of_time(uri: str, where: str, history: History, seconds: float) -> Stora
     """The error of a read whose deadline passed while this range had no answer."""
     last = history.failures[-1][1] if history.failures else None
     told = f"{history}, the last of {driver_text(last)}" if last else "no answer came"
-    unheard_of = isinstance(filesystem.translated(uri, last), UnreachableError) if last else history.opening
+    unheard_of = isinstance(translated(uri, last), UnreachableError) if last else history.opening
     error = (UnreachableError if unheard_of else StorageError)(
         f"{uri}: {where} not done within {seconds:.0f} s; {told}; "
         f"deadline_seconds of storage_options['binidx'] allows more"
@@ -163,7 +156,7 @@ def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> F
 def _shortly(error: Exception) -> str:
     status = http_status(error)
     # fsspec's http says FileNotFoundError whatever happened.
-    hidden = filesystem.reason_of(error) if isinstance(error, FileNotFoundError) else None
+    hidden = hidden_cause(error) if isinstance(error, FileNotFoundError) else None
     told = hidden or (error.__cause__ if isinstance(error, BinidxError) and error.__cause__ else error)
     name = type(told).__name__
     return f"{name} {status}" if status else name
@@ -171,12 +164,6 @@ def _shortly(error: Exception) -> str:
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-Fetch = Callable[[int, int], Coroutine[Any, Any, bytes]]
-
-
-"""The bytes from start to stop of one object, asked once; whoever makes it checks that they are as many."""
 
 
 SLOWEST = 1_000_000

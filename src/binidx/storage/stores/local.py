@@ -19,6 +19,7 @@ import errno
 import mmap as mapping
 import os
 import resource
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -130,6 +131,21 @@ class LocalFile:
 
     def __repr__(self) -> str:
         return f"LocalFile({self.uri!r})"
+
+
+def staging_path(path: str) -> str:
+    """Return a name in the same directory that no other writer has."""
+    return f"{path}.{uuid.uuid4().hex}.tmp"
+
+
+def sync_directory(path: str) -> None:
+    """Make the name of a file as durable as its bytes, where directories can be synced."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 PATIENCE = 8

@@ -25,32 +25,29 @@ import contextlib
 import errno
 import itertools
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from binidx.errors import ObjectChangedError
-from binidx.storage.interfaces import Bytes, RangeReader
+from binidx.storage.interfaces import (
+    Bytes,
+    ComposingStore,
+    MultipartStore,
+    ObjectInfo,
+    RangeReader,
+    VersionedReader,
+)
 from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.s3_multipart import S3Parts
-from binidx.storage.writing.publish import create_object, delete_object
+from binidx.storage.stores.driver_errors import storage_errors
+from binidx.storage.stores.local import staging_path
+from binidx.storage.stores.registry import Provider, local_path, open_store, protocols, provider_of
+from binidx.storage.threads import copy_threads
+from binidx.storage.writing.part_upload import PartUpload
+from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import StagingFile
-
-LEAST_PART = 5 << 20
-
-
-MOST_PARTS = 10_000
-
-
-COPIED_PART = 128 << 20
-
-
-"""What the store copies in one request where 10,000 of them suffice: seconds, well inside the time-outs of clients, and
-with many in flight faster than one huge part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,18 +95,17 @@ def piece_bytes(part: SourcePiece | Part) -> int:
     return len(part.data) if isinstance(part, SourcePiece) and part.reader is None else part.stop - part.start
 
 
-def plan_concatenation(
-    pieces: Sequence[SourcePiece], *, least: int = LEAST_PART, most: int = COPIED_PART
-) -> list[Part]:
-    """Parts that are the pieces, one after the other.
+def plan_concatenation(pieces: Sequence[SourcePiece], least: int, most: int, max_parts: int) -> list[Part]:
+    """Return parts that are the pieces, one after the other.
 
     Args:
-        least: bytes of a part, but for the last; raised as far as 10,000 parts ask for it.
+        least: bytes of a part, but for the last; raised as far as `max_parts` requires.
         most: bytes copied in one part, at least twice `least`; raised likewise.
+        max_parts: parts of one object.
     """
     total = sum(map(piece_bytes, pieces))
     # Every part but the last has `least` bytes, so there are no more than total // least + 1.
-    least = max(least, -(-total // (MOST_PARTS - 1)))
+    least = max(least, -(-total // (max_parts - 1)))
     most = max(most, 2 * least)
     parts: list[Part] = []
     small: list[SourcePiece] = []
@@ -151,13 +147,13 @@ class FileJoin:
 
     def __init__(self, uri: str, pieces: Sequence[SourcePiece]) -> None:
         self._pieces, self.moved_bytes = pieces, 0
-        path = filesystem.local_path(uri)
+        path = local_path(uri)
         assert path is not None
         self._file: StagingFile | None = StagingFile(path)
 
     def fill(self, advance: Callable[[int], object]) -> None:
         assert self._file is not None
-        with filesystem.storage_errors(self._file.path):
+        with storage_errors(self._file.path):
             for piece in self._pieces:
                 if piece.reader is None:
                     self._file.file.write(piece.data)
@@ -182,7 +178,7 @@ class FileJoin:
     def _copy(self, piece: SourcePiece, advance: Callable[[int], object]) -> None:
         assert piece.reader is not None
         assert self._file is not None
-        path = filesystem.local_path(piece.reader.uri)
+        path = local_path(piece.reader.uri)
         with open(str(path), "rb", buffering=0) as source:
             at, copy = piece.start, copy_in_kernel
             while at < piece.stop:
@@ -228,12 +224,6 @@ IN_FLIGHT = 16
 """Parts that the store copies at once; those that pass through this process have `join_plan.LEAST_PART` bytes."""
 
 
-COMPOSED = 32
-
-
-"""Objects in one compose, of Google's."""
-
-
 class Join(Protocol):
     """An object made of pieces, on its way.
 
@@ -266,31 +256,34 @@ def open_join(
     Raises:
         StorageError: the store refuses.
     """
-    here = _store_of(uri)
-    same = all(_store_of(piece.reader.uri) == here for piece in pieces if piece.reader is not None)
-    with filesystem.storage_errors(uri):
-        if here == "file" and same:
+    here, options = _provider_of(uri), target_options or {}
+    same = all(_provider_of(piece.reader.uri) == here for piece in pieces if piece.reader is not None)
+    with storage_errors(uri):
+        if same and local_path(uri) is not None:
             return FileJoin(uri, pieces)
-        if same and dict(source_options or {}) == dict(target_options or {}):
-            if here == "s3" and any(isinstance(part, Copied) for part in plan_concatenation(pieces)):
-                return _S3Join(uri, pieces, target_options)
-            if here == "gs" and _composable(uri, pieces):
-                return _GcsJoin(uri, pieces, target_options)
+        if same and here is not None and dict(source_options or {}) == dict(options):
+            store = open_store(uri, options)
+            if isinstance(store, MultipartStore):
+                plan = plan_concatenation(pieces, store.min_part, store.copied_part, store.max_parts)
+                if any(isinstance(part, Copied) for part in plan):
+                    return _CopiedParts(store, uri, plan, options)
+            if isinstance(store, ComposingStore) and _composable(uri, pieces):
+                return _Composed(store, uri, pieces)
         return _Streamed(uri, pieces, target_options)
 
 
-class _S3Join:
+class _CopiedParts:
     """A multipart upload whose parts the store copies."""
 
     how = "server"
 
-    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
-        self._plan, self.moved_bytes = plan_concatenation(pieces), 0
-        self._parts: S3Parts | None = S3Parts(uri, "", options or {})
+    def __init__(self, store: MultipartStore, uri: str, plan: Sequence[Part], options: Mapping[str, Any]) -> None:
+        self._plan, self.moved_bytes = plan, 0
+        self._parts: PartUpload | None = PartUpload(store, uri, "", options)
         self._tags: dict[int, str] = {}
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        with copy_threads(IN_FLIGHT) as threads:
             jobs = iter(enumerate(self._plan, 1))
             pending: dict[Future[str], tuple[int, Part]] = {}
             try:
@@ -321,60 +314,47 @@ class _S3Join:
     def _bring(self, number: int, part: Part) -> str:
         assert self._parts is not None
         if isinstance(part, Copied):
-            reader, where = part.reader, (part.start, part.stop)
-            etag = str(getattr(reader, "identity", {}).get("etag", ""))
-            return self._parts.copy(number, reader.uri, None if part.whole else where, etag)
+            return self._parts.copy(number, _info(part.reader), (part.start, part.stop))
         data = b"".join(bytes(view) for piece in part.pieces for view in read_piece(piece))
         self.moved_bytes += len(data)
         return self._parts.write(number, (0, len(data)), data)
 
 
-class _GcsJoin:
-    """Compose, in rounds while there are more than 32; what lies under temporary names goes."""
+class _Composed:
+    """An object that the store composes, in rounds through temporary objects if there are too many for one call."""
 
     how = "server"
 
-    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
-        self._uri, self._pieces, self._options = uri, pieces, options
-        self._fs, path = filesystem.open_filesystem(uri, options or {})
-        self._bucket, self._key, _ = self._fs.split_path(path)
+    def __init__(self, store: ComposingStore, uri: str, pieces: Sequence[SourcePiece]) -> None:
+        self._store, self._uri, self._pieces = store, uri, pieces
         self._temporary: list[str] = []
-        self._composed: list[dict[str, Any]] = []
+        self._last: list[ObjectInfo] = []
         self.moved_bytes = 0
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        objects = [self._object(piece) for piece in self._pieces]
-        while len(objects) > COMPOSED:
-            groups = [objects[start : start + COMPOSED] for start in range(0, len(objects), COMPOSED)]
-            objects = [self._compose(f"{self._key}.{uuid.uuid4().hex}.tmp", group) for group in groups]
-        self._composed = objects
+        objects, most = [_info(piece.reader) for piece in self._pieces], self._store.max_composed
+        while len(objects) > most:
+            groups = [objects[start : start + most] for start in range(0, len(objects), most)]
+            objects = [self._compose(staging_path(self._uri), group) for group in groups]
+        self._last = objects
         advance(sum(map(piece_bytes, self._pieces)))
 
     def publish(self, make_way: Callable[[], object]) -> None:
         make_way()
-        self._compose(self._key, self._composed)
+        self._compose(self._uri, self._last)
         self.abandon()
 
     def abandon(self) -> None:
-        for key in self._temporary:
+        for uri in self._temporary:
             with contextlib.suppress(Exception):
-                delete_object(f"gs://{self._bucket}/{key}", self._options)
+                self._store.delete(uri)
         self._temporary = []
 
-    def _object(self, piece: SourcePiece) -> dict[str, Any]:
-        assert piece.reader is not None
-        _, path = filesystem.open_filesystem(piece.reader.uri, self._options or {})
-        generation = getattr(piece.reader, "identity", {}).get("generation")
-        return {"name": self._fs.split_path(path)[1], **({"generation": str(generation)} if generation else {})}
-
-    def _compose(self, key: str, objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if key != self._key:
-            self._temporary.append(key)
-        body = {"sourceObjects": list(objects), "destination": {"contentType": "application/octet-stream"}}
-        with filesystem.storage_errors(self._uri):
-            made = self._fs.call("POST", "b/{}/o/{}/compose", self._bucket, key, json=body, json_out=True)
-        self._fs.invalidate_cache()
-        return {"name": key, "generation": str(made["generation"])}
+    def _compose(self, uri: str, objects: Sequence[ObjectInfo]) -> ObjectInfo:
+        if uri != self._uri:
+            self._temporary.append(uri)
+        with storage_errors(self._uri):
+            return self._store.compose(uri, objects)
 
 
 class _Streamed:
@@ -417,15 +397,20 @@ def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
         yield from piece.reader.read(cut(around, 8 << 20))
 
 
-def _store_of(uri: str) -> str:
-    """What two places must have in common; "" for what is no store of which we know more."""
-    if filesystem.local_path(uri) is not None:
-        return "file"
-    protocol, *chained = filesystem.protocols(uri)
-    return "" if chained else {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}.get(protocol, "")
+def _provider_of(uri: str) -> Provider | None:
+    """Return the row of the store of a URI; None for a chain."""
+    schemes = protocols(uri) or ["file"]
+    return provider_of(schemes[0]) if len(schemes) == 1 else None
 
 
 def _composable(uri: str, pieces: Sequence[SourcePiece]) -> bool:
-    """Whether these are whole objects of one bucket: ranges cannot be composed, nor what lies elsewhere."""
+    """Return whether these are whole objects of one bucket: ranges, and objects of other buckets, are not composed."""
     buckets = {each.reader.uri.split("/")[2] for each in pieces if each.reader is not None} | {uri.split("/")[2]}
     return len(buckets) == 1 and bool(pieces) and all(piece.whole for piece in pieces)
+
+
+def _info(reader: RangeReader | None) -> ObjectInfo:
+    """Return the version of an object that a reader is pinned to."""
+    assert reader is not None
+    identity = reader.identity if isinstance(reader, VersionedReader) else {}
+    return ObjectInfo(reader.uri, reader.size, identity)

@@ -28,7 +28,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -39,6 +39,7 @@ from binidx.storage.codecs.segments import CODECS, codec_of
 from binidx.storage.interfaces import Range, RangeReader, Writer
 from binidx.storage.open import open_object, open_stored
 from binidx.storage.ranges import cut
+from binidx.storage.threads import copy_threads
 from binidx.storage.writing.multipart import MAX_PARTS, MultipartWriter, open_parts, part_digest, sweep
 from binidx.storage.writing.publish import create_object, delete_object, object_identity
 
@@ -210,7 +211,7 @@ def map_in_flight(
     Close it: until then threads may be at work, and what they work on must stay open.
     """
     pending: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(count, thread_name_prefix="binidx-copy")
+    pool = copy_threads(count)
     try:
         for item in items:
             if len(pending) == count:

@@ -16,15 +16,16 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from binidx.errors import StorageError
-from binidx.storage.interfaces import Bytes, Range
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.s3_multipart import S3Parts
+from binidx.storage.interfaces import Bytes, MultipartStore, Range
+from binidx.storage.stores.driver_errors import storage_errors
+from binidx.storage.stores.local import sync_directory
+from binidx.storage.stores.registry import local_path, open_store
+from binidx.storage.writing.part_upload import PartUpload
 from binidx.storage.writing.publish import create_object, delete_object
-from binidx.storage.writing.staging import sync_directory
 
 MAX_PARTS = 10_000
 
@@ -74,14 +75,15 @@ def open_parts(
     Raises:
         StorageError: the store refuses.
     """
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     if path is not None:
         return LocalParts(path, size, token)
-    protocol, *chained = filesystem.protocols(uri)
-    # An upload without parts is refused by S3, so an empty object goes the common way.
-    kind = MULTIPART_WRITERS.get(protocol, StreamParts) if size and not chained else StreamParts
-    with filesystem.storage_errors(uri):
-        return kind(uri, token, storage_options or {})
+    store, options = open_store(uri, storage_options), storage_options or {}
+    # An upload without parts is refused by S3, so an empty object is streamed.
+    if size and isinstance(store, MultipartStore):
+        return PartUpload(store, uri, token, options)
+    with storage_errors(uri):
+        return StreamParts(uri, options)
 
 
 class LocalParts:
@@ -94,7 +96,7 @@ class LocalParts:
         # A token comes out of a file, and is about to become part of a path.
         self.token = token if re.fullmatch("[0-9a-f]+", token) else uuid.uuid4().hex[:8]
         self.staged: str | None = f"{path}.{self.token}.partial"
-        with filesystem.storage_errors(path):
+        with storage_errors(path):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             self._file = os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -109,14 +111,14 @@ class LocalParts:
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
         view, start = memoryview(data), where[0]
-        with filesystem.storage_errors(self.path):
+        with storage_errors(self.path):
             while view:
                 written = os.pwrite(self._file, view, start)
                 view, start = view[written:], start + written
         return ""
 
     def publish(self, tags: Mapping[int, str]) -> None:
-        with filesystem.storage_errors(self.path):
+        with storage_errors(self.path):
             os.fsync(self._file)
             self._close()
             os.replace(str(self.staged), self.path)
@@ -145,7 +147,7 @@ class StreamParts:
     token = ""
     staged: str | None = None
 
-    def __init__(self, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
+    def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
         self._open = contextlib.ExitStack()
         self._writer = self._open.enter_context(create_object(uri, storage_options))
 
@@ -169,7 +171,7 @@ class StreamParts:
 
 def sweep(uri: str, ending: str) -> None:
     """Remove what killed writers of a local object left beside it, `NAME.RANDOM` and this ending; never raises."""
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     if path is None:
         return
     folder, name = os.path.split(os.path.abspath(path))
@@ -181,17 +183,9 @@ def sweep(uri: str, ending: str) -> None:
 
 def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
     """Remove what an earlier process left on its way to `uri`, if it is still there; a failure is left for later."""
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     with contextlib.suppress(Exception):
         if path is not None:
             delete_object(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
-        elif filesystem.protocols(uri)[0] in MULTIPART_WRITERS:
-            fs, where = filesystem.open_filesystem(uri, storage_options or {})
-            bucket, key, _ = fs.split_path(where)
-            fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=token)
-
-
-MULTIPART_WRITERS: dict[str, Callable[[str, str, Mapping[str, Any]], MultipartWriter]] = {"s3": S3Parts, "s3a": S3Parts}
-
-
-"""protocol -> the class that can continue there; the others stream"""
+        elif isinstance(store := open_store(uri, storage_options), MultipartStore):
+            store.upload(uri, token).abort()

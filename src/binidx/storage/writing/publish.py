@@ -19,20 +19,13 @@ from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.json_models import MAX_BYTES, JsonFile
-from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.interfaces import Bytes, ObjectInfo, WritableStore, Writer
+from binidx.storage.requests.head import head
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.driver_errors import cause_of, http_status
-from binidx.storage.stores.head import fetch_object_info
-from binidx.storage.stores.signed import delete_one, get_small
-from binidx.storage.writing.staging import (
-    ONE_PUT,
-    StagingFile,
-    StagingUpload,
-    in_directory,
-    staging_path,
-    sync_directory,
-)
+from binidx.storage.stores.driver_errors import hidden_cause, storage_errors
+from binidx.storage.stores.local import staging_path, sync_directory
+from binidx.storage.stores.registry import local_path, open_store
+from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload
 
 ATTEMPTS = 5
 
@@ -65,7 +58,7 @@ def create_object(
         StorageError: the store refuses; what was there before still is.
     """
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     if path is not None:
         return _written(path, lambda: StagingFile(path, durable=durable), before_publish)
     return _written(uri, lambda: StagingUpload(uri, storage_options or {}), before_publish)
@@ -109,7 +102,7 @@ def put_if_absent(
     uri = os.fspath(uri)
     if len(data) > ONE_PUT:
         raise ConfigError(f"{uri}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     for attempt in range(ATTEMPTS):
         if _link(path, data, durable) if path is not None else _put(uri, bytes(data), storage_options or {}):
             return True
@@ -131,46 +124,37 @@ def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] |
         FormatError: it is larger than any small object.
     """
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
-    with filesystem.storage_errors(uri):
+    path = local_path(uri)
+    with storage_errors(uri):
         try:
             if path is not None:
                 SMALL.check_size(os.path.getsize(path), uri)
                 return Path(path).read_bytes()
-            if (found := get_small(uri, storage_options or {})) is not None:
-                return found[0]
-            fs, path = filesystem.open_filesystem(uri, storage_options or {})
-            # From 0 on, or s3fs asks for the size first.
-            data = bytes(fs.cat_file(path, start=0, end=MAX_BYTES + 1))
+            store: WritableStore = open_store(uri, storage_options)
+            data = store.get(uri, MAX_BYTES)
             SMALL.check_size(len(data), uri)
             return data
         except FileNotFoundError as error:
-            # fsspec's http says so of whatever went wrong.
-            if filesystem.reason_of(error):
+            if hidden_cause(error):
                 raise
             return None
-        except Exception as error:
-            if http_status(error) == 416:
-                return b""
-            raise
 
 
 def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
     """Afterwards there is no such object; that there was none is no error."""
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
-    with filesystem.storage_errors(uri), contextlib.suppress(FileNotFoundError):
+    path = local_path(uri)
+    with storage_errors(uri), contextlib.suppress(FileNotFoundError):
         if path is not None:
             os.unlink(path)
-        elif not delete_one(uri, storage_options or {}):
-            fs, path = filesystem.open_filesystem(uri, storage_options or {})
-            fs.rm_file(path)
+        else:
+            open_store(uri, storage_options).delete(uri)
 
 
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
     """Asked of the store itself each time, never of a listing. A directory is no object."""
     try:
-        _told(uri, storage_options, folders=False)
+        _head(uri, storage_options, folders=False)
     except ObjectNotFoundError:
         return False
     return True
@@ -182,15 +166,12 @@ def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, A
     Raises:
         ObjectNotFoundError: there is no such object.
     """
-    return filesystem.identity_from_info(_told(uri, storage_options, folders=True))
+    return dict(_head(uri, storage_options, folders=True).identity)
 
 
-def _told(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> dict[str, Any]:
-    uri, options = os.fspath(uri), storage_options or {}
-    settings = ReadSettings.of(options)
-    in_flight = filesystem.max_in_flight(uri, options, settings)
-    fs, path = filesystem.open_filesystem(uri, options, reading=in_flight)
-    return fetch_object_info(fs, path, uri, settings, in_flight=in_flight, folders=folders)
+def _head(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> ObjectInfo:
+    uri = os.fspath(uri)
+    return head(open_store(uri, storage_options), uri, ReadSettings.of(storage_options), folders=folders).info
 
 
 def join_uri(base: str, *parts: str) -> str:
@@ -210,15 +191,15 @@ def _written(uri: str, begin: Callable[[], StagingFile | StagingUpload], before_
 @contextlib.contextmanager
 def _whole_or_nothing(uri: str, begin: Callable[[], Unfinished], before_publish: Hook) -> Iterator[Unfinished]:
     pid = os.getpid()
-    with filesystem.storage_errors(uri):
+    with storage_errors(uri):
         unfinished = begin()
     try:
         yield unfinished
-        with filesystem.storage_errors(uri):
+        with storage_errors(uri):
             unfinished.complete()
         if before_publish is not None:
             before_publish()
-        with filesystem.storage_errors(uri):
+        with storage_errors(uri):
             unfinished.publish()
     except BaseException:
         with contextlib.suppress(Exception):
@@ -234,7 +215,7 @@ class _ErrorsNamed:
         self.uri, self.writer = uri, writer
 
     def write(self, data: Bytes, /) -> int:
-        with filesystem.storage_errors(self.uri):
+        with storage_errors(self.uri):
             return int(self.writer.write(data))
 
 
@@ -244,7 +225,7 @@ def _link(path: str, data: Bytes, durable: bool) -> bool:
     with _written(path, lambda: StagingFile(temporary, durable=durable), None) as writer:
         writer.write(data)
     try:
-        with filesystem.storage_errors(path):
+        with storage_errors(path):
             return _link_file(temporary, path, durable)
     finally:
         with contextlib.suppress(OSError):
@@ -267,12 +248,9 @@ def _link_file(source: str, path: str, durable: bool) -> bool:
 
 
 def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
-    fs, path = filesystem.open_filesystem(uri, storage_options)
-    try:
-        in_directory(fs, path, lambda: fs.pipe_file(path, data, mode="create"))
-    except Exception as error:
-        # Only AWS's wording makes s3fs say FileExistsError; other servers' 412 comes as OSError EINVAL.
-        if isinstance(error, FileExistsError) or http_status(error) in (409, 412):
+    with storage_errors(uri):
+        try:
+            open_store(uri, storage_options).put(uri, [memoryview(data)], if_absent=True)
+        except FileExistsError:
             return False
-        raise filesystem.translated(uri, error) from cause_of(error)
     return True
