@@ -92,6 +92,13 @@ class Store(Protocol):
     def pins(self, info: ObjectInfo) -> bool:
         """Return whether `fetch` gives bytes of exactly this version or an error."""
 
+    def get(self, uri: str, most_bytes: int) -> bytes:
+        """Return a small object as it is now by one request, which blocks; of a larger one `most_bytes` + 1 bytes.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+
 
 @runtime_checkable
 class ReadableStore(Store, Protocol):
@@ -153,15 +160,8 @@ class SearchableStore(Protocol):
 
 
 @runtime_checkable
-class WritableStore(Protocol):
+class WritableStore(Store, Protocol):
     """A store that takes objects, each with one call. All methods block."""
-
-    def get(self, uri: str, most_bytes: int) -> bytes:
-        """Return a small object as it is now, by one request: its first `most_bytes` + 1 bytes if it is larger.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
 
     def put(self, uri: str, data: Sequence[memoryview], *, if_absent: bool = False) -> str:
         """Write an object, which appears whole.

@@ -39,7 +39,7 @@ def open_fsspec_store(uri: str, storage_options: Mapping[str, Any] | None = None
     """Return the store of a URI whose provider has no class of its own."""
     fs, _ = open_filesystem(uri, storage_options or {})
     # Chains report the kind of the filesystem that they are made of, and work otherwise.
-    kind = AsyncFsspecStore if type(fs).async_impl and len(protocols(uri)) == 1 else BlockingFsspecStore
+    kind = WritableAsyncStore if type(fs).async_impl and len(protocols(uri)) == 1 else BlockingFsspecStore
     return kind(uri, storage_options)
 
 
@@ -54,9 +54,6 @@ class FsspecStore:
     made before a fork is never used after it: an inherited boto3 client returned wrong bytes without an error. Pickles
     as its arguments.
     """
-
-    hides_uploads = False
-    """Whether an unfinished upload is invisible; if not, objects are written under another name and moved."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.uri = uri
@@ -108,11 +105,6 @@ class FsspecStore:
             found = self._clients.setdefault((pid, 0 if type(fs).async_impl else thread), fs)
         return found
 
-    @property
-    def driver(self) -> Any:
-        """The filesystem that writes: with the driver's own retries."""
-        return open_filesystem(self.uri, self.storage_options)[0]
-
     def path(self, uri: str) -> str:
         """Return the name of an object in the filesystem."""
         if len(protocols(uri)) == 1:
@@ -135,6 +127,20 @@ class FsspecStore:
             if http_status(error) == 416:
                 return b""
             raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_store, (self.uri, self.storage_options)
+
+    def __repr__(self) -> str:
+        # Without the options: they hold secrets.
+        return f"{type(self).__name__}({self.uri!r})"
+
+
+class FsspecWrites:
+    """Writing through a driver, which retries by itself: mixed into the stores of drivers that write."""
+
+    hides_uploads = False
+    storage_options: Mapping[str, Any]
 
     def put(self, uri: str, data: Sequence[memoryview], *, if_absent: bool = False) -> str:
         fs, path = open_filesystem(uri, self.storage_options)
@@ -163,11 +169,12 @@ class FsspecStore:
         from fsspec import AbstractFileSystem
 
         fs, path = open_filesystem(target, self.storage_options)
+        old = open_filesystem(source, self.storage_options)[1]
         if getattr(fs.mv, "__func__", None) is AbstractFileSystem.mv:
-            fs.cp_file(self.path(source), path)
-            fs.rm_file(self.path(source))
+            fs.cp_file(old, path)
+            fs.rm_file(old)
         else:
-            fs.mv(self.path(source), path)
+            fs.mv(old, path)
 
     def in_directory(self, fs: Any, path: str, write: Callable[[], Result]) -> Result:
         """Return `write()`, after making the directory if a filesystem has directories and this one is missing."""
@@ -179,15 +186,8 @@ class FsspecStore:
             fs.makedirs(fs._parent(path), exist_ok=True)
             return write()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open_store, (self.uri, self.storage_options)
 
-    def __repr__(self) -> str:
-        # Without the options: they hold secrets.
-        return f"{type(self).__name__}({self.uri!r})"
-
-
-class BlockingFsspecStore(FsspecStore):
+class BlockingFsspecStore(FsspecWrites, FsspecStore):
     """Store of a filesystem without coroutines, or of a chain of filesystems (simplecache::s3://bucket/key)."""
 
     @property
@@ -212,7 +212,7 @@ class BlockingFsspecStore(FsspecStore):
 
 
 class AsyncFsspecStore(FsspecStore):
-    """Store of an asynchronous filesystem."""
+    """Store of an asynchronous filesystem, as it is read."""
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
         return await self.look(uri), b""
@@ -232,6 +232,10 @@ class AsyncFsspecStore(FsspecStore):
 
         result: Result = sync(self.fs.loop, request)
         return result
+
+
+class WritableAsyncStore(FsspecWrites, AsyncFsspecStore):
+    """Store of an asynchronous filesystem without a class of its own."""
 
 
 def checked_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:

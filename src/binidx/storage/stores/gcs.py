@@ -17,12 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from binidx.storage.interfaces import ListRequest, ObjectInfo, Range
+from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
 from binidx.storage.stores.http_session import (
     PLAIN,
     Address,
     DirectStore,
     NotDirectError,
     literal_url,
+    private,
     request_options,
     unlimited,
 )
@@ -30,7 +32,7 @@ from binidx.storage.stores.identity import object_info
 from binidx.storage.stores.response_check import ResponseHead, check_length, check_response
 
 
-class GcsStore(DirectStore):
+class GcsStore(FsspecWrites, DirectStore):
     """Store of Google Cloud Storage. Reads are pinned to the generation, but for zonal buckets."""
 
     hides_uploads = True
@@ -66,13 +68,13 @@ class GcsStore(DirectStore):
 
     async def address(self, info: ObjectInfo) -> Address:
         fs = self.fs
-        session = unlimited(await fs._set_session())
+        session = unlimited(await private(fs, "_set_session")())
         if await self._is_zonal(info.uri):
             raise NotDirectError("a zonal bucket speaks gRPC")
         # A token may have to be fetched, which blocks.
-        headers = await asyncio.get_running_loop().run_in_executor(None, fs._get_headers, None)
+        headers = await asyncio.get_running_loop().run_in_executor(None, private(fs, "_get_headers"), None)
         url = fs.url(self.path(info.uri), generation=info.identity.get("generation"))
-        if payer := fs._get_params({}).get("userProject"):
+        if payer := private(fs, "_get_params")({}).get("userProject"):
             url += f"&userProject={payer}"
         return Address(session, literal_url(url), {**PLAIN, **headers}, request_options())
 
@@ -105,14 +107,14 @@ class GcsStore(DirectStore):
             ],
             "destination": {"contentType": "application/octet-stream"},
         }
-        driver = self.driver
+        driver, _ = open_filesystem(uri, self.storage_options)
         made = driver.call("POST", "b/{}/o/{}/compose", bucket, key, json=body, json_out=True)
         driver.invalidate_cache()
         return object_info(uri, made)
 
     async def _is_zonal(self, uri: str) -> bool:
         try:
-            is_zonal = self.fs._is_zonal_bucket
+            is_zonal = private(self.fs, "_is_zonal_bucket")
         except AttributeError:
             return False
         return bool(await is_zonal(self.split(uri)[0]))
@@ -124,8 +126,8 @@ async def request(fs: Any, path: str, *names: str, **options: Any) -> tuple[int,
     Without the private member gcsfs sends it with its retries, and does not return the status.
     """
     try:
-        unlimited(await fs._set_session())
-        send = inspect.unwrap(type(fs)._request)
+        unlimited(await private(fs, "_set_session")())
+        send = inspect.unwrap(private(type(fs), "_request"))
     except AttributeError:
         headers, body = await fs._call("GET", path, *names, **options)
         return 206 if "Content-Range" in headers else 200, headers, body

@@ -266,6 +266,15 @@ def literal_url(url: str) -> Any:
     return URL(url, encoded=True)
 
 
+def private(owner: Any, name: str) -> Any:
+    """Return a private member of a driver. Every caller has a public way for a release that lacks it.
+
+    Raises:
+        AttributeError: it does.
+    """
+    return getattr(owner, name)
+
+
 AIOHTTP_LIMIT = 100
 
 

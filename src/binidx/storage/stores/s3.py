@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 from binidx.json_models import MAX_BYTES
 from binidx.storage.interfaces import ListRequest, ObjectInfo, Range
 from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, HTTPStatusError, http_status, storage_errors
-from binidx.storage.stores.fsspec_store import CONCURRENCY, checked_info
+from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, checked_info
 from binidx.storage.stores.http_session import (
     PLAIN,
     Address,
@@ -31,6 +31,7 @@ from binidx.storage.stores.http_session import (
     NotDirectError,
     if_match,
     literal_url,
+    private,
     receive,
     request_options,
 )
@@ -69,7 +70,7 @@ class Response:
     body: bytes
 
 
-class S3Store(DirectStore):
+class S3Store(FsspecWrites, DirectStore):
     """Store of S3. Reads are pinned to the ETag; without one, to the size."""
 
     hides_uploads = True
@@ -114,7 +115,11 @@ class S3Store(DirectStore):
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
         if tail_bytes:
-            return await self._tail(uri, tail_bytes)
+            try:
+                return await self._tail(uri, tail_bytes)
+            except OSError as error:
+                if http_status(error) != 416:  # which an empty object answers to any range
+                    raise
         self.fs.invalidate_cache()
         try:
             found = await self.direct_or_driver(
@@ -310,21 +315,23 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, Any], headers: Mapping
     """
     await fs.set_session()
     client = await fs.get_s3(wanted["Bucket"])
-    arguments = fs._get_s3_method_kwargs(getattr(client, method), **wanted)
+    arguments = private(fs, "_get_s3_method_kwargs")(getattr(client, method), **wanted)
     if writes and (more := arguments.keys() - wanted.keys() - {"RequestPayer"}):
         raise NotDirectError(f"it is to be written with {', '.join(sorted(more))}")
     if client not in _regional_clients:
         client.meta.events.register_first("before-endpoint-resolution.s3", _use_regional_endpoint)
         _regional_clients.add(client)
     url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
-    http = client._endpoint.http_session
-    if http._proxy_config.proxy_url_for(url):
+    http = private(client, "_endpoint").http_session
+    if private(http, "_proxy_config").proxy_url_for(url):
         raise NotDirectError("a proxy stands before it")
     payer = {"x-amz-request-payer": "requester"} if arguments.get("RequestPayer") else {}
     names = parse_qs(urlsplit(url).query).get("X-Amz-SignedHeaders", ["host"])[0].split(";")
     if unknown := set(names) - {"host", *payer, *headers}:
         raise NotDirectError(f"its URL is signed with {', '.join(sorted(unknown))}")
-    return Address(await http._get_session(None), literal_url(url), {**PLAIN, **payer, **headers}, request_options())
+    return Address(
+        await private(http, "_get_session")(None), literal_url(url), {**PLAIN, **payer, **headers}, request_options()
+    )
 
 
 _regional_clients: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.json_models import MAX_BYTES, JsonFile
-from binidx.storage.interfaces import Bytes, ObjectInfo, WritableStore, Writer
+from binidx.storage.interfaces import Bytes, ObjectInfo, Store, Writer
 from binidx.storage.requests.head import head
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import hidden_cause, storage_errors
 from binidx.storage.stores.local import staging_path, sync_directory
 from binidx.storage.stores.registry import local_path, open_store
-from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload
+from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload, open_writable
 
 ATTEMPTS = 5
 
@@ -130,7 +130,7 @@ def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] |
             if path is not None:
                 SMALL.check_size(os.path.getsize(path), uri)
                 return Path(path).read_bytes()
-            store: WritableStore = open_store(uri, storage_options)
+            store: Store = open_store(uri, storage_options)
             data = store.get(uri, MAX_BYTES)
             SMALL.check_size(len(data), uri)
             return data
@@ -148,7 +148,7 @@ def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
         if path is not None:
             os.unlink(path)
         else:
-            open_store(uri, storage_options).delete(uri)
+            open_writable(uri, storage_options).delete(uri)
 
 
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
@@ -250,7 +250,7 @@ def _link_file(source: str, path: str, durable: bool) -> bool:
 def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
     with storage_errors(uri):
         try:
-            open_store(uri, storage_options).put(uri, [memoryview(data)], if_absent=True)
+            open_writable(uri, storage_options).put(uri, [memoryview(data)], if_absent=True)
         except FileExistsError:
             return False
     return True

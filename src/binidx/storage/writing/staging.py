@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from binidx.errors import StorageError
 from binidx.storage.interfaces import Bytes, MultipartStore, StreamingStore, WritableStore
 from binidx.storage.stores.local import keep_room, staging_path, sync_directory, with_room
 from binidx.storage.stores.registry import open_store
@@ -101,12 +102,24 @@ class StagingFile:
             view = view[self.file.write(view) :]
 
 
+def open_writable(uri: str, storage_options: Mapping[str, Any] | None) -> WritableStore:
+    """Return the store of a URI.
+
+    Raises:
+        StorageError: it cannot be written to.
+    """
+    store = open_store(uri, storage_options)
+    if not isinstance(store, WritableStore):
+        raise StorageError(f"{uri}: this store is only read; write to another one")
+    return store
+
+
 class StagingUpload:
     """A new object of a store: in memory while it is small, then streamed under a name, or in an upload, of its own."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
         self.uri, self.options = uri, storage_options
-        self.store: WritableStore = open_store(uri, storage_options)
+        self.store = open_writable(uri, storage_options)
         self.start = WriteBuffer()
         self.file: Any = None
         self.temporary = ""
