@@ -1,4 +1,4 @@
-"""What stores and readers can do: everything that other layers may rely on.
+"""Interfaces of stores and readers: everything that other layers may rely on.
 
 A store sends one request at a time and blocks nowhere (`ReadableStore`), or blocks its thread (`BlockingStore`);
 `storage.requests` decides how many requests are sent, when, and how often. Objects are named by their URI everywhere,
@@ -76,7 +76,7 @@ class ListRequest:
 
 
 class Store(Protocol):
-    """What every store has: how many requests it takes at once, and what a request costs.
+    """Base of all stores: limits, prices, and small objects.
 
     Attributes:
         max_in_flight: requests in flight at once, over all threads and objects of a process.

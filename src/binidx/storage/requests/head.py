@@ -1,8 +1,8 @@
 """HEAD requests: what a store reports of an object, with the retries, deadline and cancellation of a read.
 
-Drivers wait long for a store that accepts connections and never responds: s3fs 15 s for each of its tries, the others
-minutes; and gcsfs half a minute for one that accepts none. They also send more requests: s3fs and gcsfs list for a
-folder of that name, fsspec's http sends a GET as well. One request suffices to see whether an object exists.
+Drivers wait 15 s to minutes for a store that accepts connections and never responds, and half a minute for one that
+accepts none. They also send more requests: they list for a folder of that name, or send a GET as well. One request
+suffices to see whether an object exists.
 
 Where listing is forbidden S3 responds 403 for an object that does not exist, so `find_object` takes a store that
 refuses for one that has no such object.
@@ -32,8 +32,7 @@ REFUSALS = {401, 403, 404, 405, 410}
 
 
 LONGEST_SECONDS = 10.0
-"""Deadline of `find_object`. A store that cannot be reached by then is reported by whoever opens an object that must
-exist."""
+"""Deadline of `find_object`. Opening an object that must exist then reports a store that cannot be reached."""
 
 
 @dataclass(frozen=True)

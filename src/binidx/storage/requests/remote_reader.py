@@ -75,12 +75,12 @@ class RemoteObject:
 
     @property
     def needs_no_thread(self) -> bool:
-        """Whether a read can `begin`: the requests of its store are coroutines."""
+        """True if a read can `begin`: the requests of its store are coroutines."""
         return isinstance(self.store, ReadableStore)
 
     @property
     def is_pinned(self) -> bool:
-        """Whether its store returns bytes of exactly this version or an error."""
+        """True if its store returns bytes of exactly this version or an error."""
         return self.store.pins(self.info)
 
     def check_unchanged(self) -> None:

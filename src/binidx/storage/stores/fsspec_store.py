@@ -44,7 +44,7 @@ def open_fsspec_store(uri: str, storage_options: Mapping[str, Any] | None = None
 
 
 class FsspecStore:
-    """What the stores over fsspec share: options, clients and writing.
+    """Base of the stores over fsspec: options and clients.
 
     Args:
         uri: of an object in the store; fsspec takes some options from it.
@@ -57,13 +57,13 @@ class FsspecStore:
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.uri = uri
-        self.storage_options = dict(storage_options or {})
+        self.storage_options: Mapping[str, Any] = dict(storage_options or {})
         self.settings = ReadSettings.of(storage_options)
         self._clients: dict[tuple[int, int], Any] = {}
 
     @property
     def direct(self) -> bool:
-        """Whether requests go past the driver, where that works."""
+        """True if requests go past the driver, where that works."""
         return False
 
     @property

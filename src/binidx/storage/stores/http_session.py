@@ -60,7 +60,7 @@ class NotDirectError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Where and how to request an object: an aiohttp session, a URL that is sent as it is, headers and options."""
+    """Target of a direct request for an object: an aiohttp session, a URL that is sent literally, headers and options."""
 
     session: Any
     url: Any

@@ -1,22 +1,16 @@
-"""Which parts an object made of pieces has on S3. No I/O happens here.
+"""Concatenation of pieces of objects into one object, copied by the store itself where it can.
 
-    pieces     |--- a ---|b|c|------- d -------|        b and c are under 5 MiB
-    parts      | copy    |upload | copy | copy |        the upload takes the first bytes of d, to reach 5 MiB
+    source and target            method                                  bytes through this process
+    one store with multipart     parts that the store copies             pieces under its least part, filled up to that
+    one store that composes      whole objects                           none
+    disk                         copy_file_range, reflinks if possible   none
+    any others                   one stream                              all
 
-S3's limits: a part has 5 MiB to 5 GiB, only the last may be shorter; 10,000 parts.
+    pieces     |--- a ---|b|c|------- d -------|        b and c are under the least part
+    parts      | copy    |upload | copy | copy |        the upload takes the first bytes of d, to reach it
 
-Pieces of files -> one file beside its target, copied by the kernel; file systems with reflinks copy nothing.
-
-Pieces of objects -> one object, moved by the store itself where it can; unseen until it is published.
-
-    from and to       how                                      through this process
-    s3 -> s3          parts copied by the store                pieces under 5 MiB, and what fills them up to that
-    gs -> gs          compose, 32 whole objects a call         nothing; of pieces that are not whole: all
-    disk -> disk      copy_file_range, reflinks where it can   nothing
-    else              streamed                                 all
-
-The two ends are one store if they have the same protocol and the same storage options. What is copied is pinned: the
-object that was opened, by its ETag or generation, or an error.
+Source and target are one store if they have the same provider and the same storage options. Copies are pinned: of the
+version that was opened, by its ETag or generation, or an error. The object is invisible until it is published.
 """
 
 from __future__ import annotations
@@ -52,7 +46,7 @@ from binidx.storage.writing.staging import StagingFile
 
 @dataclass(frozen=True, eq=False)
 class SourcePiece:
-    """Bytes [start, stop) of what `reader` reads as it is stored; or `data` itself, where there is none."""
+    """Bytes [start, stop) of a stored object; or `data` itself, if there is no reader."""
 
     reader: RangeReader | None
     start: int = 0
@@ -61,7 +55,7 @@ class SourcePiece:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of an object."""
+        """True if it is all of an object."""
         return self.reader is not None and (self.start, self.stop) == (0, self.reader.size)
 
 
@@ -80,7 +74,7 @@ class Copied:
 
 @dataclass(frozen=True, eq=False)
 class Uploaded:
-    """A part that passes through this process."""
+    """A part that this process uploads."""
 
     pieces: list[SourcePiece]
 
@@ -89,7 +83,7 @@ Part = Copied | Uploaded
 
 
 def piece_bytes(part: SourcePiece | Part) -> int:
-    """Bytes of a piece or a part."""
+    """Return the bytes of a piece or a part."""
     if isinstance(part, Uploaded):
         return sum(map(piece_bytes, part.pieces))
     return len(part.data) if isinstance(part, SourcePiece) and part.reader is None else part.stop - part.start
@@ -124,7 +118,7 @@ def plan_concatenation(pieces: Sequence[SourcePiece], least: int, most: int, max
 
 
 def split_piece(piece: SourcePiece, head: int) -> tuple[SourcePiece, SourcePiece]:
-    """Its first bytes, and the rest."""
+    """Return the first `head` bytes of a piece, and the rest."""
     if piece.reader is None:
         return SourcePiece(None, data=piece.data[:head]), SourcePiece(None, data=piece.data[head:])
     middle = piece.start + head
@@ -132,7 +126,7 @@ def split_piece(piece: SourcePiece, head: int) -> tuple[SourcePiece, SourcePiece
 
 
 def cut_evenly(piece: SourcePiece, most: int) -> list[Copied]:
-    """Parts of up to `most` bytes, none much smaller than the others: the last must not fall below the least."""
+    """Return parts of up to `most` bytes, none much smaller than the others: the last must not be too small."""
     assert piece.reader is not None
     size = piece_bytes(piece)
     count = -(-size // most)
@@ -141,7 +135,7 @@ def cut_evenly(piece: SourcePiece, most: int) -> list[Copied]:
 
 
 class FileJoin:
-    """A file beside the target, filled by the kernel: a `join.Join`."""
+    """A `Join` into a file beside the target, copied by the kernel."""
 
     how = "copy_file_range"
 
@@ -195,7 +189,7 @@ class FileJoin:
 
 
 def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
-    """Bytes copied from `offset` to the target's position; 0 at the end, -1 where the kernel cannot."""
+    """Return the bytes copied from `offset` to the target's position; 0 at the end, -1 if the kernel cannot copy."""
     if not hasattr(os, "copy_file_range"):
         return -1
     try:
@@ -207,7 +201,7 @@ def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
 
 
 def copy_through(source: int, target: int, count: int, offset: int) -> int:
-    """The same, through this process."""
+    """`copy_in_kernel`, by this process."""
     view = memoryview(os.pread(source, min(count, 8 << 20), offset))
     total = len(view)
     while view:
@@ -221,14 +215,14 @@ Options = Mapping[str, Any] | None
 IN_FLIGHT = 16
 
 
-"""Parts that the store copies at once; those that pass through this process have `join_plan.LEAST_PART` bytes."""
+"""Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
 
 
 class Join(Protocol):
-    """An object made of pieces, on its way.
+    """An object that is being made of pieces.
 
     Attributes:
-        moved_bytes: what passed through this process.
+        moved_bytes: bytes that passed through this process.
         how: "server", "copy_file_range" or "stream".
     """
 
@@ -236,19 +230,19 @@ class Join(Protocol):
     how: str
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        """Bring all pieces together, unseen; `advance` is told of bytes done."""
+        """Copy all pieces into the invisible object; call `advance` with the bytes done."""
 
     def publish(self, make_way: Callable[[], object]) -> None:
-        """When all that can fail before has been done: call `make_way`, and make the object visible."""
+        """Finish the copy, call `make_way`, and make the object visible."""
 
     def abandon(self) -> None:
-        """Leave nothing. Never raises; after `publish` it does nothing."""
+        """Remove all that was copied. Never raises; does nothing after `publish`."""
 
 
 def open_join(
     uri: str, pieces: Sequence[SourcePiece], source_options: Options = None, target_options: Options = None
 ) -> Join:
-    """A new object under `uri` that will be the pieces, one after the other.
+    """Begin a new object that will be the pieces, one after the other.
 
     Args:
         pieces: their readers were opened with `source_options`.
@@ -358,7 +352,7 @@ class _Composed:
 
 
 class _Streamed:
-    """All of it through this process."""
+    """One stream through this process."""
 
     how = "stream"
 
@@ -385,11 +379,11 @@ class _Streamed:
 
 
 class _Abandoned(Exception):
-    """Thrown into an unfinished write so that it leaves nothing."""
+    """Raised in an unfinished write so that it leaves nothing."""
 
 
 def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
-    """Its bytes, in views of up to 8 MiB."""
+    """Yield the bytes of a piece in views of up to 8 MiB."""
     if piece.reader is None:
         yield piece.data
         return

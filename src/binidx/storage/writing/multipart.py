@@ -1,12 +1,12 @@
-"""A new object written in parts, unseen until it is published: what an interrupted upload can be continued with.
+"""New objects written in parts, invisible until they are published; an interrupted one is continued by its token.
 
-    where        a part is              continued with      still there after kill -9
-    local disk   a slice of NAME.TOKEN.partial   the token           every part
-    s3://        a part of a multipart upload    the upload's id     every part
-    the rest     a piece of one stream           -                   nothing: that object begins again
+    target                   a part is                       token               survives kill -9
+    local disk               a slice of NAME.TOKEN.partial   random              every part
+    store with multipart     a part of an upload             id of the upload    every part
+    other stores             a piece of one stream           -                   nothing: the object begins again
 
-Parts are numbered from 1, all of one size but the last. Local and S3 parts may be written in any order, several at a
-time, and by a successor: the same part written twice is the same part.
+Parts are numbered from 1, all of one size but the last. Slices and parts of an upload may be written in any order,
+several at a time, and by another process; writing a part again replaces it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from binidx.storage.writing.publish import create_object, delete_object
 MAX_PARTS = 10_000
 
 
-"""Of one S3 upload."""
+"""Of one object: the limit of S3."""
 
 
 class MultipartWriter(Protocol):
-    """An object on its way.
+    """An object that is being written in parts.
 
     Attributes:
         ordered: parts must be written one after the other.
-        token: what the next process continues with; "" where nothing can be continued.
-        staged: URI under which the whole can be read before `publish`; None where it cannot.
+        token: continues it in another process; "" if that is not possible.
+        staged: URI under which the whole can be read before `publish`; None if it cannot.
     """
 
     ordered: bool
@@ -47,30 +47,30 @@ class MultipartWriter(Protocol):
     staged: str | None
 
     def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
-        """Whether this part, written earlier with this digest and tag, is still there."""
+        """Return whether this part, written earlier with this digest and tag, still exists."""
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
-        """Write one part; the tag the store gave it."""
+        """Write one part; return the tag that the store gave it."""
 
     def publish(self, tags: Mapping[int, str]) -> str | None:
-        """Make the object visible, whole, with the tag of each part."""
+        """Make the object visible, made of the parts with these tags."""
 
     def pause(self) -> None:
-        """Stop here: what can be continued stays, the rest goes. Never raises."""
+        """Stop; parts that can be continued stay, others are removed. Never raises."""
 
     def abandon(self) -> None:
-        """Remove what was written. Never raises, and never touches what stands under the name."""
+        """Remove the parts. Never raises, and never touches an object that has the name."""
 
 
 def part_digest(data: Bytes) -> str:
-    """What identifies the bytes of a part: 128 bits of BLAKE2b, about 1 GB/s."""
+    """Return the digest of a part: 128 bits of BLAKE2b, about 1 GB/s."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def open_parts(
     uri: str, size: int, token: str = "", storage_options: Mapping[str, Any] | None = None
 ) -> MultipartWriter:
-    """An object of `size` bytes to be written under `uri`: the one of this token if it is still there, else a new one.
+    """Return a writer of an object of `size` bytes: that of this token if it still exists, else a new one.
 
     Raises:
         StorageError: the store refuses.
@@ -87,20 +87,20 @@ def open_parts(
 
 
 class LocalParts:
-    """Slices of a file beside the target, renamed over it at the end."""
+    """Slices of a file beside the target, renamed over the target at the end."""
 
     ordered = False
 
     def __init__(self, path: str, size: int, token: str) -> None:
         self.path = path
-        # A token comes out of a file, and is about to become part of a path.
+        # A token is read from a file, and becomes part of a path.
         self.token = token if re.fullmatch("[0-9a-f]+", token) else uuid.uuid4().hex[:8]
         self.staged: str | None = f"{path}.{self.token}.partial"
         with storage_errors(path):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             self._file = os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                os.ftruncate(self._file, size)  # a hole; what was written stays
+                os.ftruncate(self._file, size)  # a hole; slices that were written stay
             except OSError:
                 self.pause() if self.token == token else self.abandon()
                 raise
@@ -134,14 +134,14 @@ class LocalParts:
             os.unlink(str(self.staged))
 
     def _close(self) -> None:
-        # Forgotten first: a second close would take the number's next owner.
+        # Reset first: a second close would close another file with the same number.
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
 
 class StreamParts:
-    """One stream to any other store, that shows nothing before its end."""
+    """One stream to any other store; parts are written in their order."""
 
     ordered = True
     token = ""
@@ -170,7 +170,7 @@ class StreamParts:
 
 
 def sweep(uri: str, ending: str) -> None:
-    """Remove what killed writers of a local object left beside it, `NAME.RANDOM` and this ending; never raises."""
+    """Remove the staging files `NAME.RANDOM` + ending of killed writers of a local object. Never raises."""
     path = local_path(uri)
     if path is None:
         return
@@ -182,7 +182,7 @@ def sweep(uri: str, ending: str) -> None:
 
 
 def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove what an earlier process left on its way to `uri`, if it is still there; a failure is left for later."""
+    """Remove the parts that an earlier process wrote of `uri`, if they still exist. Never raises."""
     path = local_path(uri)
     with contextlib.suppress(Exception):
         if path is not None:

@@ -1,11 +1,11 @@
-"""Writing objects: beside first, then visible at once. Nobody ever sees half of one under its name.
+"""Atomic writes: an object is staged first and then becomes visible at once, so a reader never sees a part of it.
 
-    local       <name>.<random>.tmp -> fsync -> rename (or link, where the first writer must win)
-    S3, GCS     one PUT, or a multipart upload that is completed at the end: the store shows it whole or not at all
-    the rest    <name>.<random>.tmp -> the filesystem's own move
+    local                      <name>.<random>.tmp -> fsync -> rename (or link, if the first writer must win)
+    stores that hide uploads   one PUT, or an upload that is completed at the end
+    other stores               <name>.<random>.tmp -> the filesystem's own move
 
-A process that is killed leaves at most a .tmp file or an unfinished upload behind, never an object. A child forked in
-between leaves what its parent is writing alone, however it ends.
+A killed process leaves at most a .tmp file or an unfinished upload behind, never an object. A child that is forked
+meanwhile leaves its parent's object alone, however it ends.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def create_object(
     stores take at most 10,000 parts, of 50 MiB: beyond 500 GB pass a default_block_size in storage_options.
 
     Args:
-        before_publish: called when all is written, and on a disk synced, right before the object appears; what it
-            raises stops that. An object sent in one request is sent after it.
+        before_publish: called when all is written, and on a disk synced, right before the object appears; an exception
+            stops that. An object sent in one request is sent after it.
         durable: a local file is synced before it appears. What can be made again, and is proved by a checksum before it
             is used, needs no sync: a file cut by a lost power supply is then made again.
 
@@ -66,12 +66,12 @@ def create_object(
 
 @contextlib.contextmanager
 def create_file(path: str, size: int, *, durable: bool = True) -> Iterator[StagingFile]:
-    """`create_object` for a local file of `size` bytes: write to it, or fill its `map()` in place, zeros at first.
+    """`create_object` for a local file of `size` bytes: write to it, or fill its `map()`, which begins as zeros.
 
-    The mapping stays after the block, and goes on being that file, also when another takes its name.
+    The mapping stays valid after the block, also when another file takes the name.
 
     Raises:
-        StorageError: above all, the disk does not have so many bytes; see `File` for how sure that is.
+        StorageError: the disk lacks the space, above all; `StagingFile` describes how reliable that is.
     """
     with _whole_or_nothing(path, lambda: StagingFile(path, size, durable), None) as file:
         yield file
@@ -87,9 +87,9 @@ def put_if_absent(
     """Create a small object unless there is one: of many writers the first wins.
 
     Returns:
-        True: the object holds `data`, written by us or by a twin. False: it holds something else, which stays.
-        The store's own word for "exists" is not enough: when the reply to a PUT is lost, its retry is told that the
-        object exists, and it is ours. So what stands there is read back and compared.
+        True: the object holds `data`, written by this process or another. False: it holds something else, which stays.
+        If the response to a PUT is lost, its retry finds that the object exists, although it is ours. So an object that
+        exists is read back and compared.
 
     A store that ignores conditional writes lets the last writer win: give equal content to equal names.
 
@@ -109,7 +109,7 @@ def put_if_absent(
         standing = read_small(uri, storage_options)
         if standing is not None:
             return standing == data
-        # Deleted in between, or two writers that S3 told to try again (409).
+        # Deleted in between, or two writers that S3 asked to try again (409).
         time.sleep(0.05 * 2**attempt)
     raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
 
@@ -118,7 +118,7 @@ SMALL = JsonFile(object)
 
 
 def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
-    """All of a small object as it is now, in one request; None where there is none.
+    """Return a small object as it is now, by one request; None if there is none.
 
     Raises:
         FormatError: it is larger than any small object.
@@ -141,7 +141,7 @@ def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] |
 
 
 def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
-    """Afterwards there is no such object; that there was none is no error."""
+    """Delete an object; that there is none is no error."""
     uri = os.fspath(uri)
     path = local_path(uri)
     with storage_errors(uri), contextlib.suppress(FileNotFoundError):
@@ -152,7 +152,7 @@ def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
 
 
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Asked of the store itself each time, never of a listing. A directory is no object."""
+    """Return whether there is an object now, never from a listing that was cached. A directory is no object."""
     try:
         _head(uri, storage_options, folders=False)
     except ObjectNotFoundError:
@@ -161,7 +161,7 @@ def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
 
 
 def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What identifies the content without reading it, in JSON values: `size`, and `etag`, `generation` or `mtime`.
+    """Return the identity of the content, in JSON values: `size`, and `etag`, `generation` or `mtime`.
 
     Raises:
         ObjectNotFoundError: there is no such object.
@@ -209,7 +209,7 @@ def _whole_or_nothing(uri: str, begin: Callable[[], Unfinished], before_publish:
 
 
 class _ErrorsNamed:
-    """A writer whose errors name the object."""
+    """Writer whose errors name the object."""
 
     def __init__(self, uri: str, writer: Any) -> None:
         self.uri, self.writer = uri, writer
@@ -220,7 +220,7 @@ class _ErrorsNamed:
 
 
 def _link(path: str, data: Bytes, durable: bool) -> bool:
-    """A whole file under the name, unless the name is taken."""
+    """Write a file, which appears whole, unless the name is taken; return whether it was written."""
     temporary = staging_path(path)
     with _written(path, lambda: StagingFile(temporary, durable=durable), None) as writer:
         writer.write(data)

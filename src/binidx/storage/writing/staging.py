@@ -1,4 +1,4 @@
-"""Objects on their way: what is written lies elsewhere, or in the store unseen, until it is published.
+"""Staging of new objects: under another name, or invisible in the store, until they are published.
 
 begin ── write ... write ── complete ── publish
              any of them fails: abandon, which leaves nothing; in a forked child: forget, which touches nothing
@@ -23,14 +23,14 @@ from binidx.storage.writing.part_upload import PartStream, WriteBuffer
 ONE_PUT = 16 << 20
 
 
-"""Objects up to this size are held in memory and sent in one request."""
+"""Objects up to this size are buffered in memory and sent in one request."""
 
 
 BUFFER_BYTES = 1 << 20
 
 
 class StagingFile:
-    """A file on its way: under another name until it is published, which replaces what was there.
+    """New local file under another name; publishing replaces a file that has the name.
 
     Args:
         size: bytes that it will have, where they are known: their blocks are there before the first is written, so a

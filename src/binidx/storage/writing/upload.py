@@ -1,8 +1,8 @@
-"""An object whose bytes are all here, on their way to a store: several parts at once, and known by the store's answer.
+"""Upload of an object that is in memory, identified by the store's response.
 
-up to 16 MiB     one PUT
-s3, larger       a multipart upload, 8 parts in flight, 128 MiB of memory
-the rest         a stream, see `publish`; on GCS the store is asked for the MD5 of what it has then
+up to 16 MiB               one PUT
+larger, with multipart     an upload, 8 parts in flight
+other stores               a stream; the MD5 that the store reports identifies the object
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] |
     """Write a remote object, which appears whole, replacing what was there.
 
     Returns:
-        Its identity, as `filesystem.identity_of` will word it: out of the store's answer to this very request, since
-        whoever asks afterwards may be told of another writer's object; or of an object whose MD5 says that it has these
-        bytes. None where neither is told.
+        Its identity, as `object_identity` returns it: from the store's response to this very request, since a later
+        HEAD request may find another writer's object; or of an object with the MD5 of these bytes. None if the store
+        reports neither.
 
     Raises:
-        StorageError: the store refuses; what was there before still is.
+        StorageError: the store refuses; an object that was there stays.
     """
     store, options = open_store(uri, storage_options), storage_options or {}
     if not isinstance(store, MultipartStore):
@@ -55,13 +55,13 @@ def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] |
 def keep_sent(
     uri: str, data: memoryview, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
 ) -> memoryview | None:
-    """Put what was just sent where the processes of this node look before they ask the store: `kept`.
+    """Put an object that was just sent into the disk cache of this node.
 
     Args:
-        identity: that `send_object` gave.
+        identity: returned by `send_object`.
 
     Returns:
-        The bytes as they are kept; None where the store did not say what they are, or there is no place for them.
+        The cached bytes; None if there is no identity, or no cache, or no space.
     """
     copy = open_kept(uri, identity, storage_options)
     return keep_whole(copy, data) if copy is not None else None
