@@ -20,6 +20,7 @@ from binidx.format.prefix_listing import MANY, ListedPair, list_pairs, prefixes_
 from binidx.storage.interfaces import ObjectInfo
 from binidx.storage.requests import listing as storage_listing
 from binidx.storage.requests.listing import common_start, list_objects, stretches_of
+from binidx.storage.stores.gcs import GcsStore
 from binidx.storage.stores.http_session import NotDirectError
 from binidx.storage.stores.s3 import S3Store, parse_page
 from binidx.storage.writing.publish import create_object, delete_object, object_identity
@@ -89,7 +90,8 @@ def test_prefixes_in_a_folder_each_are_listed_together(s3: Bucket) -> None:
 
 
 def test_folders_with_too_much_between_them_are_not_listed_to_the_end(prefixes, monkeypatch) -> None:
-    monkeypatch.setattr(S3Store, "list_page", _endless)
+    for store in (S3Store, GcsStore):
+        monkeypatch.setattr(store, "list_page", _endless)
     apart = [f"{prefix}-folder/data" for prefix in prefixes]
     assert list_objects([f"{prefix}.bin" for prefix in apart], most_pages=3) is None
     assert not list_pairs(apart)

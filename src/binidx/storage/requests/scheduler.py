@@ -288,7 +288,7 @@ class HedgeTimer:
         self._budget = min(self.AT_ONCE, self._budget + self.SHARE)
 
     def patience(self, needed: float) -> float:
-        """Return the seconds after which a request is stalled; all bytes in flight need `needed` on the slowest link."""
+        """Return the seconds after which a request is stalled; those in flight need `needed` on the slowest link."""
         return self.STANDING + needed
 
     def is_late(self, store: str, size: int, age: float, needed: float) -> bool:

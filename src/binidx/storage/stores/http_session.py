@@ -60,7 +60,7 @@ class NotDirectError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Target of a direct request for an object: an aiohttp session, a URL that is sent literally, headers and options."""
+    """Target of a direct request: an aiohttp session, a URL that is sent literally, headers and options."""
 
     session: Any
     url: Any
