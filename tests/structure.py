@@ -19,9 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "binidx"
 LARGEST_FOLDER, LARGEST_MODULE = 14, 500
 EXEMPT_FOLDERS = ("compat/megatron",)
-OPENING = re.compile(
-    r"(what|who|whoever|whose|how|where|whether|when|why|which|that|as)\b(?! if\b)", re.IGNORECASE
-)
+OPENING = re.compile(r"(what|who|whoever|whose|how|where|whether|when|why|which|that|as)\b(?! if\b)", re.IGNORECASE)
 WORST = re.compile(
     r"\b(nobody|somebody|whoever|himself|in vain|of now|is told|are told|told by|tells of|says of|smells?|litter|"
     r"unkept|what (was|is) (read|told|left|asked|fetched)|who (reads|builds|comes|waits|writes|asks)|the house)\b",

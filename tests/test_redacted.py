@@ -22,8 +22,7 @@ from binidx.errors import (
 )
 from binidx.prepare.text.batch import Problem
 from binidx.storage.requests.retries import passes
-from binidx.storage.stores.driver_errors import cause_of, http_status
-from binidx.storage.stores.filesystem import storage_errors
+from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
 
 SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
 

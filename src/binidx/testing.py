@@ -1,6 +1,7 @@
 """Contracts of the storage Protocols as functions, and small readers that meet them.
 
     check_range_reader(lambda data: MyReader(store(data)))
+    check_object_store(lambda name, data: (MyStore(), put(name, data)))
 
 A contract takes a factory, so a test can apply it to every implementation and to every stack of two. Each promise is a
 function of its own, which the traceback of a failed test names. `check_range_reader` also checks each capability of the

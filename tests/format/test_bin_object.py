@@ -25,8 +25,7 @@ from binidx.storage.cache.memory import STORE, ChunkCache
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.open import SEGMENTS, open_object, read_whole
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import look_up
+from binidx.storage.requests.head import find_object
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.writing.publish import delete_object, object_exists, object_identity
 from binidx.testing import ended_well, forked
@@ -323,12 +322,12 @@ def test_what_is_looked_up_is_what_opening_would_see(prefix: str, server: Server
     for uri in (f"{prefix}.bin.zst", f"{server.endpoint}/en.bin.xxh3"):
         whole = stored(uri)
         for end_bytes in (0, 100, 1 << 20):
-            found = look_up(uri, end_bytes=end_bytes)
+            found = find_object(uri, end_bytes=end_bytes)
             assert found is not None
-            assert filesystem.identity_from_info(found.info) == object_identity(uri)
+            assert found.info.identity == object_identity(uri)
             assert found.end in (b"", whole[-end_bytes:])
             assert bool(found.end) == (end_bytes > 0 and uri.startswith(("s3", "http")))
-            assert look_up(f"{uri}.not", end_bytes=end_bytes) is None
+            assert find_object(f"{uri}.not", end_bytes=end_bytes) is None
 
 
 def test_nothing_there_names_the_plain_one(prefix: str) -> None:

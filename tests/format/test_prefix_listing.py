@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from binidx.storage.stores.address import NotDirectError
 from conftest import Bucket
 from helpers.random_datasets import Document, build_ours
 from hypothesis import given
@@ -17,10 +18,11 @@ from binidx.format import prefix_listing as listing
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair, group_prefixes, list_pairs
+from binidx.storage.interfaces import ObjectInfo
+from binidx.storage.requests.listing import common_start, list_objects, parse_page, stretches_of
 from binidx.storage.stores import listing as storage_listing
-from binidx.storage.stores.address import NotDirectError
-from binidx.storage.stores.filesystem import identity_from_info
-from binidx.storage.stores.listing import common_start, list_together, parse_page, stretches_of
+from binidx.storage.stores.gcs import GcsStore
+from binidx.storage.stores.s3 import S3Store
 from binidx.storage.writing.publish import create_object, delete_object, object_identity
 
 
@@ -53,12 +55,12 @@ def when_listed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         waiting = list(acts)
 
         def meddled(*arguments, **options):
-            found = list_together(*arguments, **options)
+            found = list_objects(*arguments, **options)
             if waiting:
                 waiting.pop(0)()
             return found
 
-        monkeypatch.setattr(listing, "list_together", meddled)
+        monkeypatch.setattr(listing, "list_objects", meddled)
 
     return arrange
 
@@ -88,14 +90,16 @@ def test_prefixes_in_a_folder_each_are_listed_together(s3: Bucket) -> None:
 
 
 def test_folders_with_too_much_between_them_are_not_listed_to_the_end(prefixes, monkeypatch) -> None:
-    monkeypatch.setattr(storage_listing, "PAGES", dict.fromkeys(storage_listing.PAGES, _endless))
+    for store in (S3Store, GcsStore):
+        monkeypatch.setattr(store, "list_page", _endless)
     apart = [f"{prefix}-folder/data" for prefix in prefixes]
-    assert list_together([f"{prefix}.bin" for prefix in apart], most_pages=3) is None
+    assert list_objects([f"{prefix}.bin" for prefix in apart], most_pages=3) is None
     assert not list_pairs(apart)
 
 
-async def _endless(_fs, wanted):
-    return {f"{wanted.after}{'0' * 9}{wanted.token}": {"size": 1, "ETag": "x"}}, wanted.token + "1"
+async def _endless(_store, wanted):
+    name = f"{wanted.after}{'0' * 9}{wanted.token}"
+    return {name: ObjectInfo(name, 1, {"size": 1, "etag": "x"})}, wanted.token + "1"
 
 
 def test_prefixes_go_together_by_folder_else_by_bucket() -> None:
@@ -109,8 +113,8 @@ def test_prefixes_go_together_by_folder_else_by_bucket() -> None:
 
 def test_what_lists_tell_identifies_an_object_as_looking_at_it_does(prefixes) -> None:
     names = [f"{prefix}.idx" for prefix in prefixes]
-    found = list_together(names, most_pages=2)
-    assert {name: identity_from_info(found[name]) for name in names} == {name: object_identity(name) for name in names}
+    found = list_objects(names, most_pages=2)
+    assert {name: found[name].identity for name in names} == {name: object_identity(name) for name in names}
 
 
 def test_what_was_opened_by_a_list_is_read_and_found_again_in_another_process(prefixes) -> None:
@@ -155,11 +159,11 @@ def test_lists_in_stretches_find_what_one_finds(prefixes, monkeypatch) -> None:
         with create_object(f"{prefix}.bin.xxh3") as out:
             out.write(b"sums")
     names = [f"{prefix}.{end}" for prefix in prefixes for end in ("bin", "idx")]
-    whole = list_together(names, most_pages=2)
+    whole = list_objects(names, most_pages=2)
     assert len(whole) == 3 * MIN_LISTED_PREFIXES
     for count in (1, 3, 4):
         monkeypatch.setattr(storage_listing, "NAMES_AT_ONCE", count)
-        assert list_together(names, most_pages=20) == whole
+        assert list_objects(names, most_pages=20) == whole
 
 
 @given(st.lists(st.text(alphabet="-.0a", min_size=1), min_size=2, unique=True), st.integers(1, 5))
@@ -176,11 +180,12 @@ def test_a_page_without_etags_is_left_to_the_driver() -> None:
         parse_page(b"<ListBucketResult><Contents><Key>a</Key><Size>1</Size></Contents></ListBucketResult>")
     text = b"<l><EncodingType>url</EncodingType></l>".replace(b"l>", b"ListBucketResult>")
     one = b"<Contents><Key>a%2Bb+c</Key><Size>1</Size><ETag>&quot;x&quot;</ETag></Contents></ListBucketResult>"
-    assert parse_page(text.replace(b"</ListBucketResult>", one)) == ({"a+b c": {"size": 1, "ETag": '"x"'}}, "")
+    needed = {"a+b c": ObjectInfo("a+b c", 1, {"size": 1, "etag": '"x"'})}
+    assert parse_page(text.replace(b"</ListBucketResult>", one)) == (needed, "")
 
 
 def test_a_folder_of_too_many_other_objects_is_not_listed_to_its_end(prefixes) -> None:
-    assert list_together([f"{prefix}.bin" for prefix in prefixes], most_pages=0) is None
+    assert list_objects([f"{prefix}.bin" for prefix in prefixes], most_pages=0) is None
 
 
 def test_common_start() -> None:

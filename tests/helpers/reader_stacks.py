@@ -18,8 +18,8 @@ from binidx.storage.codecs.checksums import BlockSums, CheckedObject, format_sum
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.requests.remote_reader import RemoteObject
-from binidx.storage.stores.filesystem import local_path
 from binidx.storage.stores.local import LocalFile
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_object
 from binidx.testing import FaultyObject, MemoryObject
 

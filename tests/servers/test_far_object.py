@@ -8,7 +8,7 @@ from pathlib import Path
 from servers.far_object import far_object
 
 from binidx.storage.open import open_object
-from binidx.storage.stores.head import look_up
+from binidx.storage.requests.head import find_object
 
 DATA = bytes(range(256)) * 1024
 DELAY_MS = 150
@@ -37,4 +37,4 @@ def test_a_folder_is_a_bucket_of_its_files(tmp_path: Path) -> None:
         options = {"endpoint_url": endpoint, "key": "any", "secret": "any"}
         reader = open_object("s3://any/deep/object", storage_options=options, cache=False)
         assert [bytes(view) for view in reader.read([(3, 2000)])] == [DATA[3:2000]]
-        assert look_up("s3://any/other", options) is None
+        assert find_object("s3://any/other", options) is None

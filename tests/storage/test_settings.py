@@ -8,7 +8,7 @@ import pytest
 
 from binidx.errors import ConfigError
 from binidx.storage.settings import PARSERS, ReadSettings, parse_bytes
-from binidx.storage.stores.filesystem import tuned
+from binidx.storage.stores.fsspec_store import driver_options
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_options_win_over_the_environment_and_that_over_defaults(monkeypatch: py
 
 
 def test_fsspec_does_not_see_them() -> None:
-    assert "binidx" not in tuned("s3://b/k", {"binidx": {"fast": True}, "anon": True})
+    assert "binidx" not in driver_options("s3://b/k", {"binidx": {"fast": True}, "anon": True})
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from binidx.format.index_stream import DocumentBlock, batch_by_size
 from binidx.format.sidecars.arrow_arrays import to_bitmap
 from binidx.format.sidecars.lineage import build_lineage_table
 from binidx.storage.ranges import cut
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 MEMORY_BYTES = 2 << 30

@@ -35,7 +35,7 @@ from binidx.index.cache.build_context import BuildContext, OnOutcome, ThreadBudg
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import Access
 from binidx.index.cache.index_files import IndexFiles, start_prefetch
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
 SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, GPTDatasetConfig, Split, split_range
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, recorded_name
 from binidx.errors import IndexBuildError
+from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
 from binidx.index.cache.array_reuse import OrderKey, get_order_key
@@ -27,8 +28,8 @@ from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
 from binidx.native.gpt_samples import Orders
 from binidx.native.permutations import RandomState
-from binidx.storage.stores.filesystem import same_object
-from binidx.storage.stores.head import found_of
+from binidx.storage.requests.head import recorded_object
+from binidx.storage.stores.identity import same_object
 from binidx.storage.writing.publish import join_uri
 
 Numbers = NDArray[np.int64]
@@ -134,7 +135,10 @@ class GPTIndices(MegatronDataset):
         """Open the dataset that an index was built from; return False if the index has other options or other data."""
         content, recorded = manifest.content, manifest.data.get("idx")
         checked = CheckedIndex(
-            int(content["num_sequences"]), content["index_digest"], content.get(ONE_EACH, False), found_of(recorded)
+            int(content["num_sequences"]),
+            content["index_digest"],
+            content.get(ONE_EACH, False),
+            recorded_object(get_idx_path(str(self.dataset_path)), recorded),
         )
         documents = split_range(self._bookends, checked.num_sequences)
         if not has_fingerprint(manifest, self.fingerprint_of(documents, self.index_split, self.config)):

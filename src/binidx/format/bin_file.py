@@ -31,9 +31,9 @@ from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_heade
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, check_level, codec_of
 from binidx.storage.interfaces import Bytes, RangeReader
 from binidx.storage.open import layered, open_stored
+from binidx.storage.requests.head import Found, find_object, is_absent
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found, look_up, says_no
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.publish import create_object, delete_object, object_exists
 
@@ -55,7 +55,7 @@ def open_bin(
         FormatError: the object is not stored as its name says, or the checksums are of another size.
     """
     uri, verify = get_bin_path(path_prefix), ReadSettings.of(storage_options).verify
-    if filesystem.local_path(uri) is None:
+    if local_path(uri) is None:
         stored = _find_remote(uri, verify is not False, storage_options)
     else:
         stored = _find_local(uri, mmap, bool(verify), storage_options)
@@ -135,7 +135,7 @@ def _find_remote(uri: str, verify: bool, options: Options) -> _StoredBin:
     """Look up all objects at the same time; only the plain `.bin` decides whether a compressed one is used."""
 
     def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:
-        found = look_up(uri + suffix, options, end_bytes=end_bytes)
+        found = find_object(uri + suffix, options, end_bytes=end_bytes)
         if found is None:
             return None
         return _StoredBin(open_stored(uri + suffix, storage_options=options, found=found), codec, end=found.end)
@@ -147,7 +147,7 @@ def _find_remote(uri: str, verify: bool, options: Options) -> _StoredBin:
     try:
         plain = open_stored(uri, storage_options=options)
     except StorageError as error:
-        stored = compressed.result() if says_no(error) else None
+        stored = compressed.result() if is_absent(error) else None
         if stored is None:
             raise
         return stored

@@ -31,8 +31,8 @@ import xxhash
 from binidx.errors import FormatError, StorageError
 from binidx.json_models import Count, JsonFile
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.stores.filesystem import proves_content, same_object
-from binidx.storage.stores.head import says_no
+from binidx.storage.requests.head import is_absent
+from binidx.storage.stores.identity import proves_content, same_object
 from binidx.storage.writing.publish import create_object, join_uri
 
 MAGIC = b"BINIDXB1"
@@ -141,7 +141,7 @@ class IdxBundle:
         except FormatError as error:
             logger.warning("%s: unusable, opening each .idx: %s", uri, error)
         except StorageError as error:
-            logger.log(logging.DEBUG if says_no(error) else logging.WARNING, "%s: opening each .idx: %s", uri, error)
+            logger.log(logging.DEBUG if is_absent(error) else logging.WARNING, "%s: opening each .idx: %s", uri, error)
         return None
 
     def update(self, prefixes: Sequence[str], files: Mapping[str, File], missing: Collection[str]) -> None:

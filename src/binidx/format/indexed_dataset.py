@@ -23,7 +23,7 @@ from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
 from binidx.native.gpt_samples import Sequences
 from binidx.storage.interfaces import MappedReader, Range, RangeReader
-from binidx.storage.stores.filesystem import same_identity
+from binidx.storage.stores.identity import same_identity
 from binidx.storage.vectored_reads import as_mapped, read_many
 from binidx.storage.writing.publish import object_exists, object_identity
 

@@ -28,7 +28,8 @@ from binidx.format.virtual import concatenate_indices, read_parts
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.stores import filesystem
+from binidx.storage.stores.identity import same_object
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
@@ -186,7 +187,7 @@ def _open_once(
     """Open both files; None if the .idx was replaced meanwhile, so that neither result nor error is valid."""
     uri = get_idx_path(path_prefix)
     # Of a local path its own stat, not the reader's: the inode tells files apart whose times are equal.
-    before = None if filesystem.local_path(uri) is None else _current_identity(uri, options)
+    before = None if local_path(uri) is None else _current_identity(uri, options)
     idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache="disk")
     before = before or dict(idx_reader.identity)
     try:
@@ -213,7 +214,7 @@ def _read_both(
     def open_tokens() -> RangeReader:
         return open_bin(path_prefix, storage_options=options, mmap=mmap, cache=cache)
 
-    if filesystem.local_path(path_prefix) is None:
+    if local_path(path_prefix) is None:
         index, bin_reader = run_both(read_index, open_tokens)
     else:
         index, bin_reader = read_index(), open_tokens()
@@ -224,12 +225,12 @@ def _read_both(
 def _read_index(idx_reader: RangeReader, checked: CheckedIdentities) -> tuple[memoryview, bool]:
     """Return the bytes of an `.idx`, and whether this very object was fully checked before."""
     data, identity = read_whole(idx_reader), dict(idx_reader.identity)
-    return data, any(filesystem.same_object(each, identity) for each in checked())
+    return data, any(same_object(each, identity) for each in checked())
 
 
 def _current_identity(uri: str, options: Options) -> Any:
     """Return the identity of the object that has this name now: the stat of a local file; None without an object."""
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     try:
         if path is None:
             return object_identity(uri, options)

@@ -32,9 +32,10 @@ from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.format.idx_bundle import IdxBundle
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found
-from binidx.storage.stores.listing import PAGE_KEYS, Info, list_together
+from binidx.storage.interfaces import ObjectInfo
+from binidx.storage.requests.head import Found
+from binidx.storage.requests.listing import PAGE_KEYS, list_objects
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class ListedPair:
     @property
     def identity(self) -> dict[str, Any]:
         """Identity of the `.idx`."""
-        return filesystem.identity_from_info(self.idx.info)
+        return dict(self.idx.info.identity)
 
 
 @contextlib.contextmanager
@@ -93,8 +94,8 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
         names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
         pages = 2 * len(names) // PAGE_KEYS + 2 + OTHER_OBJECTS_PER_PREFIX * len(folder) // PAGE_KEYS
         try:
-            before = list_together(names, storage_options, most_pages=pages)
-            after = None if before is None else list_together(names, storage_options, most_pages=pages)
+            before = list_objects(names, storage_options, most_pages=pages)
+            after = None if before is None else list_objects(names, storage_options, most_pages=pages)
         except StorageError as error:
             # Objects may be readable without permission to list; opening each raises the error of an unreachable store.
             logger.debug("%s: opening each dataset alone: %s", names[0], error)
@@ -107,7 +108,7 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
 
 def group_prefixes(prefixes: Sequence[str]) -> list[list[str]]:
     """The remote prefixes that are listed at once: MANY of a folder, or else of a bucket."""
-    remote = [prefix for prefix in dict.fromkeys(prefixes) if filesystem.local_path(prefix) is None]
+    remote = [prefix for prefix in dict.fromkeys(prefixes) if local_path(prefix) is None]
     folders: dict[str, list[str]] = defaultdict(list)
     buckets: dict[str, list[str]] = defaultdict(list)
     for prefix in remote:
@@ -119,7 +120,7 @@ def group_prefixes(prefixes: Sequence[str]) -> list[list[str]]:
 
 
 def _unchanged_pairs(
-    prefixes: Sequence[str], before: Mapping[str, Info], after: Mapping[str, Info]
+    prefixes: Sequence[str], before: Mapping[str, ObjectInfo], after: Mapping[str, ObjectInfo]
 ) -> dict[str, ListedPair]:
     found = {}
     for prefix in prefixes:
@@ -137,5 +138,5 @@ def _unchanged_pairs(
     return found
 
 
-def _identity(infos: Mapping[str, Info], name: str) -> Any:
-    return name in infos and filesystem.identity_from_info(infos[name])
+def _identity(infos: Mapping[str, ObjectInfo], name: str) -> Any:
+    return name in infos and infos[name].identity

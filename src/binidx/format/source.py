@@ -22,8 +22,9 @@ from binidx.storage.codecs.seek_table import SeekTable
 from binidx.storage.codecs.segments import CODECS, codec_of, read_table
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import layered, open_object, open_stored
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import found_of
+from binidx.storage.requests.head import recorded_object
+from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.concatenate import SourcePiece
 from binidx.storage.writing.publish import object_exists, object_identity
 
@@ -67,7 +68,7 @@ class PairSource:
     def identity(self, listed: ListedPair | None = None) -> dict[str, Any]:
         """Return the identities of both files in JSON values: those of `listed` if given, else from the store now."""
         if listed:
-            tokens, index = (filesystem.identity_from_info(each.info) for each in (listed.bin, listed.idx))
+            tokens, index = (dict(each.info.identity) for each in (listed.bin, listed.idx))
         else:
             tokens, index = (object_identity(uri, self.options) for uri in (self.bin_uri, get_idx_path(self.prefix)))
         return {"uri": absolute_uri(self.prefix), "bin": tokens, "idx": index}
@@ -82,7 +83,7 @@ class PairSource:
             listed: the pair in a list of its folder made now; by default the store is asked.
         """
         now = self.identity(listed)
-        if not all(filesystem.same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
+        if not all(same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
             raise ObjectChangedError(f"{self.prefix}: changed while it was read; run it again")
 
     @property
@@ -117,7 +118,7 @@ class PairSource:
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
         """Open the `.idx`. Mapped pages count as memory of this process until other processes need them."""
-        found = self._listed.idx if self._listed else found_of(self.opened["idx"])
+        found = self._listed.idx if self._listed else recorded_object(get_idx_path(self.prefix), self.opened["idx"])
         return open_object(get_idx_path(self.prefix), storage_options=self.options, mmap=mmap, cache=False, found=found)
 
     def open_stored(self) -> RangeReader:
@@ -126,7 +127,7 @@ class PairSource:
         if self.sums_uri is not None:
             found_sums = listed.sums if listed else None
             sums = open_stored(self.sums_uri, storage_options=self.options, found=found_sums)
-        found = listed.bin if listed else found_of(self.opened["bin"])
+        found = listed.bin if listed else recorded_object(self.bin_uri, self.opened["bin"])
         tokens = open_stored(self.bin_uri, storage_options=self.options, found=found)
         return layered(tokens, self.options, sums=sums, cache=False)
 
@@ -166,5 +167,5 @@ class PairSource:
 
 def absolute_uri(prefix: str) -> str:
     """Return a URI as it is, or the absolute path of a local one."""
-    path = filesystem.local_path(prefix)
+    path = local_path(prefix)
     return prefix if path is None else os.path.abspath(path)

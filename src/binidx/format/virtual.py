@@ -34,8 +34,8 @@ from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
 from binidx.json_models import Count, JsonFile
 from binidx.storage.open import read_document
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import says_no
+from binidx.storage.requests.head import is_absent
+from binidx.storage.stores.identity import same_identity
 from binidx.storage.writing.publish import join_uri
 
 SUFFIX = ".parts.json"
@@ -96,7 +96,7 @@ class VirtualParts:
         """ObjectChangedError if a file of a part was replaced since the list was written."""
         for part, prefix, found in zip(self.parts, self.prefixes, identities, strict=True):
             for end, was in (("idx", part.idx), ("bin", part.bin)):
-                if not filesystem.same_identity(was, found[end]):
+                if not same_identity(was, found[end]):
                     raise ObjectChangedError(
                         f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.uri} was written; "
                         "bring it back, or write the list again with binidx merge --virtual --overwrite"
@@ -125,7 +125,7 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
     try:
         data = read_document(PARTS_FILE, uri, storage_options)
     except StorageError as error:
-        if says_no(error):
+        if is_absent(error):
             return None
         raise
     found = PARTS_FILE.decode(data, uri)

@@ -13,7 +13,7 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
 from binidx.dataset.torch_bridge import Samples
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.vectored_reads import as_composite
 
 Batch = list[int]

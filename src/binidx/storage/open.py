@@ -6,14 +6,14 @@
     cached       DiskCache                             remote objects if there is a cache_dir; index files always
                  ChunkCache                            else small remote objects, and segments, in memory
 
-A new codec is a row in `segments.CODECS`.
+A new store is a module and a row in `stores.registry`, a new codec a row in `segments.CODECS`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from binidx.errors import ConfigError
@@ -25,11 +25,11 @@ from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, codec_of
 from binidx.storage.interfaces import RangeReader, as_block_reader
 from binidx.storage.ranges import cut
+from binidx.storage.requests.head import Found, find_object, recorded_object
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found, found_of, look_up
 from binidx.storage.stores.local import LocalFile
+from binidx.storage.stores.registry import local_path
 from binidx.storage.vectored_reads import as_mapped
 
 Keep = bool | Literal["disk"] | None
@@ -77,8 +77,8 @@ def open_object(
     """
     uri = os.fspath(uri)
     codec = codec or codec_of(uri)
-    if found is None and codec != "raw" and filesystem.local_path(uri) is None:
-        found = look_up(uri, storage_options, end_bytes=TAIL_BYTES)
+    if found is None and codec != "raw" and local_path(uri) is None:
+        found = find_object(uri, storage_options, end_bytes=TAIL_BYTES)
     stored = open_stored(uri, storage_options=storage_options, mmap=mmap, found=found)
     return layered(stored, storage_options, codec=codec, end=found.end if found else b"", cache=cache)
 
@@ -96,11 +96,9 @@ def open_stored(
         found: result of an earlier HEAD of a remote object, which saves another one.
     """
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     if path is not None:
         return LocalFile(path) if mmap else RemoteObject(f"file://{os.path.abspath(path)}")
-    if opener := OPENERS.get(filesystem.protocols(uri)[0]):
-        return opener(uri, storage_options)
     reader = RemoteObject(uri, storage_options, info=found.info if found else None)
     if found and found.end:
         reader.stats.add(requests=1, bytes_moved=len(found.end))
@@ -124,7 +122,7 @@ def layered(
         end: its last bytes, if they are known.
     """
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
-    local = filesystem.local_path(stored.uri) is not None
+    local = local_path(stored.uri) is not None
     if cache is not False and not local:
         on_disk = with_disk_cache(reader, ReadSettings.of(storage_options), whole=cache == "disk")
         if on_disk is not reader:
@@ -138,15 +136,11 @@ def layered(
     return reader
 
 
-# Protocol -> function that opens its URIs, if RemoteObject does not suit it.
-OPENERS: dict[str, Callable[[str, Mapping[str, Any] | None], RangeReader]] = {}
-
-
 def open_kept(
     uri: str, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
 ) -> DiskCache | None:
     """Return the disk cache of this node over the object with this identity; None if it is not cached on disk."""
-    found = found_of(identity)
+    found = recorded_object(uri, identity)
     reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
     return reader if isinstance(reader, DiskCache) else None
 

@@ -191,6 +191,17 @@ NAMES = [
 ]
 
 
+def declare_store(scheme: str, name: str, dollars_per_read: float) -> None:
+    """Count the requests to a URL scheme under the name of its store; other schemes are counted as "other"."""
+    STORES[scheme] = name
+    if dollars_per_read:
+        DOLLARS_PER_REQUEST[name] = dollars_per_read
+    for each in fields(ReadStats):
+        if (counter := f"{name} {each.name}") not in NAMES:
+            NAMES.append(counter)
+            _added.setdefault(counter, 0.0)
+
+
 def usage() -> dict[str, float]:
     """Return all counters of this process, those of its loaders' workers included."""
     found = dict.fromkeys(NAMES, 0.0)

@@ -16,6 +16,7 @@ Besides there are three kinds of long-lived single threads: groups of batches th
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import functools
 import os
@@ -114,6 +115,14 @@ def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tupl
     finally:
         wait([pending])
     return found, pending.result()
+
+
+def io_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop on which all stores of this process send requests: fsspec's, so drivers share it."""
+    from fsspec.asyn import get_loop
+
+    loop: asyncio.AbstractEventLoop = get_loop()
+    return loop
 
 
 @functools.cache

@@ -32,7 +32,7 @@ from binidx.index.cache.manifest import (
     list_mismatches,
     parse_manifest,
 )
-from binidx.storage.stores.filesystem import same_object
+from binidx.storage.stores.identity import same_object
 from binidx.storage.writing.publish import object_identity
 
 ETAG = {"size": 100, "etag": '"abc"'}

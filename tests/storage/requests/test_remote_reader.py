@@ -26,9 +26,9 @@ from binidx.errors import (
 )
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import MAX_GAP_WITHOUT_DRIVER, MAX_REQUEST, RemoteObject
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.pinned import PinnedObject
+from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
+from binidx.storage.stores.fsspec_store import driver_options, open_filesystem
+from binidx.storage.stores.http_session import MAX_GAP
 from binidx.storage.writing.multipart import StreamParts
 from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked
@@ -64,7 +64,7 @@ def lying(request: pytest.FixtureRequest, web: Server) -> Iterator[RemoteObject]
 def test_neighbours_share_a_request_and_others_go_alone(web: Server) -> None:
     reader = RemoteObject(f"{web.endpoint}/bucket/data")
     web.requests.clear()
-    far = 10 + MAX_GAP_WITHOUT_DRIVER + 11
+    far = 10 + MAX_GAP + 11
     views = reader.read([(far, far + 5), (0, 10), (10, 20), (50, 60)])
     assert [bytes(view) for view in views] == [DATA[far : far + 5], DATA[:10], DATA[10:20], DATA[50:60]]
     assert sorted(str(header) for _, _, header in web.requests) == [f"bytes=0-{far + 4}"]
@@ -170,10 +170,10 @@ def test_nothing_here_shows_its_options(web: Server) -> None:
     """They hold secrets, and what is shown ends in a log."""
     options = {"endpoint_url": web.endpoint, "key": "k", "secret": "hush"}
     reader = RemoteObject("s3://bucket/data", options)
-    fs, path = filesystem.open_filesystem(reader.uri, options)
-    shown: list[object] = [reader, ChunkCache(reader), fs, PinnedObject(reader.uri, path, reader.identity)]
+    fs, _ = open_filesystem(reader.uri, options)
+    shown: list[object] = [reader, ChunkCache(reader), fs, reader.info, reader.store, vars(reader.store)["settings"]]
     with contextlib.suppress(ZeroDivisionError), create_object("s3://bucket/new", options) as writer:
-        shown += [writer, vars(writer), StreamParts("s3://bucket/new", "", options)]
+        shown += [writer, vars(writer), StreamParts("s3://bucket/new", options)]
         raise ZeroDivisionError
     web.behaviour = "forbidden"
     for wrong in (options, {**options, "no_such_option": "hush"}):
@@ -186,18 +186,18 @@ def test_nothing_here_shows_its_options(web: Server) -> None:
 
 def test_a_client_made_before_a_fork_is_never_used_after_it(uri: str) -> None:
     reader = RemoteObject(uri)
-    inherited = reader._client().fs
+    inherited = reader.store.fs
     its_loop = inherited.loop
 
     def child() -> None:
         assert bytes(reader.read([(1, 3)])[0]) == DATA[1:3]
-        assert reader._client().fs is not inherited
-        assert reader._client().fs.loop is not its_loop
+        assert reader.store.fs is not inherited
+        assert reader.store.fs.loop is not its_loop
 
     children = [forked(child) for _ in range(4)]
     assert bytes(reader.read([(7, 9)])[0]) == DATA[7:9]
     assert [ended_well(each) for each in children] == [True] * 4
-    assert reader._client().fs is inherited
+    assert reader.store.fs is inherited
 
 
 @pytest.mark.parametrize("store", ["s3", "http"])
@@ -219,6 +219,7 @@ FORK_WHILE_READING = """
 import os, sys, threading
 from binidx.storage.open import open_object
 from binidx.testing import forked, ended_well
+from binidx.storage.stores.fsspec_store import driver_options, open_filesystem
 
 uri, size = sys.argv[1], int(sys.argv[2])
 needed = lambda start, stop: (bytes(range(250)) * (stop // 250 + 1))[start:stop]
@@ -325,7 +326,7 @@ def test_no_credentials_names_the_uri_and_the_way_out() -> None:
 
 
 def test_gs_is_gcsfs() -> None:
-    fs, path = filesystem.open_filesystem("gs://bucket/key", {"token": "anon", "project": "p"})
+    fs, path = open_filesystem("gs://bucket/key", {"token": "anon", "project": "p"})
     assert type(fs).__module__.startswith("gcsfs")
     assert path == "bucket/key"
 
@@ -353,7 +354,7 @@ def test_our_defaults_give_way_to_the_users(
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     before = repr(given)
-    assert filesystem.tuned(uri, given) == needed
+    assert driver_options(uri, given) == needed
     assert repr(given) == before
 
 
@@ -371,14 +372,14 @@ def test_a_new_endpoint_in_the_environment_is_obeyed_at_once(s3: Bucket, uri: st
     ids=["own", "client"],
 )
 def test_an_endpoint_in_the_options_beats_the_environment(given: dict[str, object]) -> None:
-    assert "http://mine" in repr(filesystem.tuned("s3://b/k", given))
-    assert filesystem.tuned("s3://b/k", given).get("endpoint_url") == given.get("endpoint_url")
+    assert "http://mine" in repr(driver_options("s3://b/k", given))
+    assert driver_options("s3://b/k", given).get("endpoint_url") == given.get("endpoint_url")
 
 
 def test_fsspecs_own_configuration_is_kept() -> None:
     fsspec.config.conf["s3"] = {"config_kwargs": {"retries": {"mode": "adaptive"}}}
     try:
-        assert filesystem.tuned("s3://b/k", {})["config_kwargs"] == {
+        assert driver_options("s3://b/k", {})["config_kwargs"] == {
             "max_pool_connections": 64,
             "retries": {"mode": "adaptive"},
         }

@@ -20,6 +20,7 @@ from binidx.storage import stats
 from binidx.storage.open import open_object
 from binidx.storage.requests.cancellation import cancellable
 from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.stores.http_session import DirectStore
 from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import create_object, object_identity
 from binidx.testing import ended_well, forked
@@ -196,9 +197,8 @@ def test_a_403_is_asked_again_with_a_new_address_once(s3_proxy: tuple[Proxy, str
     reader.read([(0, 10)])
     proxy.become(script=["403"])
     assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
-    fetch = reader._client().fetch
-    assert fetch is not None
-    assert not fetch.__self__.by_driver  # type: ignore[attr-defined]
+    assert isinstance(reader.store, DirectStore)
+    assert not reader.store.refused(uri)
 
 
 def test_the_bound_holds_over_objects_and_threads(distant: tuple[Proxy, Open]) -> None:

@@ -15,11 +15,11 @@ from conftest import Bucket
 from servers.http_objects import http_objects
 
 from binidx.errors import BinidxError
+from binidx.storage.interfaces import ObjectInfo
 from binidx.storage.requests.remote_reader import RemoteObject
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.address import ADDRESSES, Address
-from binidx.storage.stores.direct import DirectRequests
-from binidx.storage.stores.pinned import PinnedObject
+from binidx.storage.stores.http_session import REFUSED_UNTIL, Address, DirectStore
+from binidx.storage.stores.registry import open_store
+from binidx.storage.threads import io_loop
 from binidx.storage.writing.publish import create_object
 
 DATA = bytes(range(250)) * 400
@@ -29,13 +29,10 @@ KEYS = {"key": "k", "secret": "s"}
 
 def address_of(uri: str, options: Mapping[str, Any], **identity: Any) -> Address:
     """No request is made for it."""
-    fs, path = filesystem.open_filesystem(uri, options, reading=64)
-    find = next(ADDRESSES[each.__name__] for each in type(fs).__mro__ if each.__name__ in ADDRESSES)
-
-    async def found() -> Address:
-        return await find(fs, PinnedObject(uri, path, identity))
-
-    return asyncio.run_coroutine_threadsafe(found(), fs.loop).result()
+    store = open_store(uri, options)
+    assert isinstance(store, DirectStore)
+    found = store.address(ObjectInfo(uri, 0, identity))
+    return asyncio.run_coroutine_threadsafe(found, io_loop()).result()
 
 
 def query_of(address: Address) -> dict[str, str]:
@@ -167,10 +164,10 @@ def test_an_object_whose_signed_requests_are_refused_is_named_once(caplog: pytes
         for reader in readers * 2:
             assert [bytes(view) for view in reader.read(ranges)] == [DATA[start:stop] for start, stop in ranges]
         assert all(map(by_driver, readers))
-        readers[0]._client().fetch.__self__._by_driver_until = 0.0  # type: ignore[union-attr]  # as after 240 s
+        REFUSED_UNTIL.clear()  # as after 240 s
         readers[0].read(ranges)
         assert by_driver(readers[0])
-    told = [each.getMessage() for each in caplog.records if each.name == "binidx.storage.stores.direct"]
+    told = [each.getMessage() for each in caplog.records if each.name == "binidx.storage.stores.http_session"]
     assert told == [
         f"s3://b/{each}: left to its driver for 240 s: status 403 where the driver has none" for each in "kl"
     ]
@@ -183,15 +180,15 @@ def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket, monkeypa
     reader = RemoteObject(uri)
     direct = [read_and_look(reader), read_and_look(reader)]
     assert direct[0] is direct[1]
-    monkeypatch.setattr("binidx.storage.stores.direct.RENEW_SECONDS", 0)
+    monkeypatch.setattr("binidx.storage.stores.http_session.RENEW_SECONDS", 0)
     assert read_and_look(reader) is not direct[0]
 
 
 def read_and_look(reader: RemoteObject) -> Address | None:
     """What a read was sent to."""
     assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
-    address: Address | None = reader._client().fetch.__self__._address  # type: ignore[union-attr]
-    return address
+    assert isinstance(reader.store, DirectStore)
+    return next(iter(reader.store._addresses.values())).address
 
 
 @pytest.mark.parametrize("behaviour", ["forbidden", "contrary"])
@@ -208,6 +205,6 @@ def test_errors_are_the_same_by_either_way(behaviour: str) -> None:
 
 
 def by_driver(reader: RemoteObject) -> bool:
-    fetch = reader._client().fetch
-    direct = getattr(fetch, "__self__", None)
-    return not isinstance(direct, DirectRequests) or direct.by_driver
+    store = reader.store
+    assert isinstance(store, DirectStore)
+    return not store.direct or store.refused(reader.uri)

@@ -13,9 +13,11 @@ from helpers.proxied_store import distant_store
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import AccessError
-from binidx.storage.requests.retries import HTTPStatusError
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import look_up, object_on_s3
+from binidx.storage.requests.head import find_object
+from binidx.storage.stores.driver_errors import HTTPStatusError
+from binidx.storage.stores.fsspec_store import open_filesystem
+from binidx.storage.stores.registry import open_store
+from binidx.storage.threads import io_loop
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity
 
 KEYS = {"key": "k", "secret": "s"}
@@ -30,9 +32,9 @@ def test_what_identifies_an_object_is_the_same_by_either_way(etag: Callable[[byt
     with http_objects({"/b/k": bytes(10)}) as server:
         server.etag = etag
         either = [options_of(server, fast) for fast in (True, False)]
-        found = [look_up("s3://b/k", options) for options in either]
+        found = [find_object("s3://b/k", options) for options in either]
         told = [object_identity("s3://b/k", options) for options in either]
-    told += [filesystem.identity_from_info(each.info) for each in found if each]
+    told += [each.info.identity for each in found if each]
     assert told == [told[0]] * 4
     assert len(told[0]) == 2
 
@@ -42,7 +44,7 @@ def test_after_a_refusal_looks_are_the_drivers_for_a_while() -> None:
         server.behaviour, options = "no signed URLs", options_of(server, True)
         for _ in range(3):
             assert object_exists("s3://b/k", options)
-            assert look_up("s3://b/k", options)
+            assert find_object("s3://b/k", options)
         assert [method for method, _, _ in server.requests] == ["HEAD"] * 7
 
 
@@ -50,7 +52,7 @@ def test_who_wants_the_driver_is_not_asked_for_by_signed_urls() -> None:
     with http_objects({"/b/k": bytes(10)}) as server:
         server.behaviour, options = "no signed URLs", options_of(server, False)
         assert object_exists("s3://b/k", options)
-        assert look_up("s3://b/k", options)
+        assert find_object("s3://b/k", options)
         assert [method for method, _, _ in server.requests] == ["HEAD"] * 2
 
 
@@ -60,16 +62,16 @@ def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> Non
         with pytest.raises(AccessError):
             object_exists("s3://b/k", options)
         before = len(server.requests)
-        assert look_up("s3://b/k", options) is None
-        assert look_up("s3://b/l", options) is None
+        assert find_object("s3://b/k", options) is None
+        assert find_object("s3://b/l", options) is None
         assert len(server.requests) - before == 2
 
 
 def test_a_store_that_is_busy_says_so_in_words(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with distant_store("s3 fast", request, tmp_path, delay_ms=0, faults={"503": 1.0}, only="all") as far:
-        fs, path = filesystem.open_filesystem(f"{far.base}/a", far.options())
+        uri = f"{far.base}/a"
         with pytest.raises(HTTPStatusError, match="503 SlowDown"):
-            asyncio.run_coroutine_threadsafe(object_on_s3(fs, path), fs.loop).result()
+            asyncio.run_coroutine_threadsafe(open_store(uri, far.options()).head(uri), io_loop()).result()
 
 
 def test_a_store_that_says_404_to_a_deletion_has_no_such_object(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ def test_a_store_that_says_404_to_a_deletion_has_no_such_object(request: pytest.
 
 def test_a_version_is_looked_at_by_either_way(s3: Bucket) -> None:
     base, aware, versions = s3.server.make_bucket("versions"), {"version_aware": True}, []
-    fs, _ = filesystem.open_filesystem(base, aware)
+    fs, _ = open_filesystem(base, aware)
     fs.call_s3("put_bucket_versioning", Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
     for size in (10, 20):
         with create_object(f"{base}/a", aware) as out:
@@ -90,6 +92,6 @@ def test_a_version_is_looked_at_by_either_way(s3: Bucket) -> None:
         options = {**aware, "binidx": {"fast": fast}}
         for size, version in zip((10, 20), versions, strict=True):
             uri = f"{base}/a?versionId={version}"
-            found = [look_up(uri, options, end_bytes=end_bytes) for end_bytes in (0, 5)]
-            assert [each and each.info["size"] for each in found] == [size, size]
+            found = [find_object(uri, options, end_bytes=end_bytes) for end_bytes in (0, 5)]
+            assert [each and each.info.size for each in found] == [size, size]
             assert object_identity(uri, options)["size"] == size

@@ -13,9 +13,12 @@ import pytest
 from helpers.proxied_store import Distant, distant_store
 
 from binidx.errors import AccessError, ObjectNotFoundError
-from binidx.storage.stores import filesystem, signed
-from binidx.storage.stores.head import look_up
-from binidx.storage.stores.s3_multipart import CHUNK_BYTES, WriteBuffer
+from binidx.storage.requests.head import find_object
+from binidx.storage.stores import s3
+from binidx.storage.stores.fsspec_store import FsspecStore, open_filesystem
+from binidx.storage.stores.http_session import REFUSED_UNTIL
+from binidx.storage.stores.registry import open_store
+from binidx.storage.writing.part_upload import CHUNK_BYTES, WriteBuffer
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity, read_small
 
 DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)
@@ -43,12 +46,12 @@ def test_the_store_refuses_what_its_sum_does_not_fit(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = [memoryview(DATA)[:7], memoryview(DATA)[7:]]
-    assert signed._crc32(pieces) == base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
-    monkeypatch.setattr(signed, "_crc32", lambda pieces: "AAAAAA==")
+    assert s3.crc32(pieces) == base64.b64encode(zlib.crc32(DATA).to_bytes(4, "big")).decode()
+    monkeypatch.setattr(s3, "crc32", lambda pieces: "AAAAAA==")
     with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
         assert read_small(put(far, "a", DATA), far.options()) == DATA
         assert [each.status for each in far.proxy.log()][:2] == [400, 200]
-        signed._by_driver_until.clear()
+        REFUSED_UNTIL.clear()
 
 
 def test_a_look_and_a_deletion_are_one_request_each(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -59,7 +62,7 @@ def test_a_look_and_a_deletion_are_one_request_each(request: pytest.FixtureReque
         assert object_exists(uri, options)
         delete_object(uri, options)
         assert not object_exists(uri, options)
-        assert look_up(uri, options) is None
+        assert find_object(uri, options) is None
         delete_object(uri, options)
         log = [(each.method, each.status) for each in far.proxy.log()]
         assert found["size"] == 1000
@@ -88,7 +91,7 @@ def test_a_look_and_a_deletion_that_fail_are_made_again(
         assert object_identity(uri, options)["size"] == 1000
         far.proxy.become(script=[fault], only="all")
         delete_object(uri, options)
-        signed._by_driver_until.clear()
+        REFUSED_UNTIL.clear()
         assert far.proxy.counts().faults[fault] == 2
         deletions = [each.method for each in far.proxy.log()].count("DELETE")
         assert deletions == 1 if fault == "404" else deletions >= 2  # the store may have done what it did not answer
@@ -99,16 +102,16 @@ def test_a_look_and_a_deletion_that_fail_are_made_again(
 def test_what_fails_is_done_by_the_driver(request: pytest.FixtureRequest, tmp_path: Path, fault: str) -> None:
     with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=[fault], only="all") as far:
         uri = put(far, "a", DATA)
-        signed._by_driver_until.clear()
+        REFUSED_UNTIL.clear()
         far.proxy.become(script=[fault])
         assert read_small(uri, far.options()) == DATA
-        signed._by_driver_until.clear()
+        REFUSED_UNTIL.clear()
 
 
 def test_what_has_no_answer_is_done_by_the_driver_after_a_while(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signed, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(s3, "ANSWER_SECONDS", 1.0)
     with distant_store("s3 fast", request, tmp_path, delay_ms=0) as far:
         uri, options = put(far, "a", DATA), far.options()
         far.proxy.become(script=["hang"], only="all")
@@ -124,7 +127,7 @@ def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureReques
         put(far, "a", DATA)
         put(far, "b", DATA)
         log = far.proxy.log()
-        signed._by_driver_until.clear()
+        REFUSED_UNTIL.clear()
     assert [each.status for each in log] == [403, 200, 200]
 
 
@@ -144,13 +147,16 @@ def test_who_is_refused_is_not_tried_again_at_once(request: pytest.FixtureReques
     ids=lambda wanted: "-".join(wanted),
 )
 @pytest.mark.parametrize("anonymous", [False, True])
-def test_what_is_to_be_said_of_an_object_is_said_by_the_driver(wanted: dict[str, Any], anonymous: bool) -> None:
+def test_what_is_to_be_said_of_an_object_is_said_by_the_driver(
+    wanted: dict[str, Any], anonymous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Nobody listens there: a request would fail, and fall to the driver without being remembered.
     options = {"endpoint_url": "http://127.0.0.1:1", "s3_additional_kwargs": wanted}
     options |= {"anon": True} if anonymous else {"key": "k", "secret": "s"}
-    before = set(signed._by_driver_until)
-    assert signed.put_small("s3://b/k", [memoryview(DATA)], options) is None
-    assert len(set(signed._by_driver_until) - before) == 1
+    before = set(REFUSED_UNTIL)
+    monkeypatch.setattr(FsspecStore, "put", lambda *arguments, **_: "by the driver")
+    assert open_store("s3://b/k", options).put("s3://b/k", [memoryview(DATA)]) == "by the driver"
+    assert len(set(REFUSED_UNTIL) - before) == 1
 
 
 def test_an_object_has_the_metadata_that_was_asked_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -161,7 +167,7 @@ def test_an_object_has_the_metadata_that_was_asked_for(request: pytest.FixtureRe
             put(far, "b", bytes(6 << 20), default_block_size=5 << 20, **wanted),
         )
         for uri in (small, large):
-            fs, path = filesystem.open_filesystem(uri, far.options())
+            fs, path = open_filesystem(uri, far.options())
             bucket, key, _ = fs.split_path(path)
             head = fs.call_s3("head_object", Bucket=bucket, Key=key)
             assert (head["Metadata"].get("mine"), head["ContentType"]) == ("yes", "text/plain")
@@ -194,7 +200,7 @@ def test_a_stream_is_whole_or_not_there(
         with create_object(uri, options, before_publish=lambda: read_small(uri, options) is None or 1 / 0) as out:
             for start in range(0, size, 999_999):
                 out.write(memoryview(data)[start : start + 999_999])
-        fs, path = filesystem.open_filesystem(uri, far.options())
+        fs, path = open_filesystem(uri, far.options())
         assert fs.cat_file(path) == data
         sent = [each for each in far.proxy.log() if each.method == "PUT" and each.status == 200]
     assert len(sent) == -(-size // (5 << 20))
@@ -207,7 +213,7 @@ def test_a_stream_that_is_broken_off_leaves_nothing(request: pytest.FixtureReque
             out.write(bytes(11 << 20))
             raise KeyError
         assert read_small(uri, options) is None
-        fs, path = filesystem.open_filesystem(uri, far.options())
+        fs, path = open_filesystem(uri, far.options())
         bucket, key, _ = fs.split_path(path)
         assert not fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads")
 

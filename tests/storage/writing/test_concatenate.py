@@ -16,9 +16,9 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.errors import BinidxError
 from binidx.storage.open import open_stored, read_whole
+from binidx.storage.stores.s3 import S3Store
 from binidx.storage.writing import concatenate
 from binidx.storage.writing.concatenate import (
-    MOST_PARTS,
     Copied,
     Join,
     SourcePiece,
@@ -42,7 +42,7 @@ def test_parts_are_the_pieces_and_keep_the_limits(shapes: list[tuple[int, int, b
             pieces.append(SourcePiece(None, data=data[before : before + size]))
         else:
             pieces.append(SourcePiece(MemoryObject(data), before, before + size))
-    parts = plan_concatenation(pieces, least=5, most=12)
+    parts = plan_concatenation(pieces, least=5, most=12, max_parts=10_000)
 
     def content(piece: SourcePiece | Copied) -> bytes:
         if isinstance(piece, SourcePiece) and piece.reader is None:
@@ -65,10 +65,11 @@ class Large:
 
 @pytest.mark.parametrize("sizes", [[5 << 40], [1 << 20] * 300_000, [6 << 20] * 30_000, [128 << 20, 1] * 5000])
 def test_there_are_never_more_parts_than_s3_takes(sizes: list[int]) -> None:
-    parts = plan_concatenation([SourcePiece(Large(size), 0, size) for size in sizes])
+    pieces = [SourcePiece(Large(size), 0, size) for size in sizes]
+    parts = plan_concatenation(pieces, S3Store.min_part, S3Store.copied_part, S3Store.max_parts)
     assert sum(map(piece_bytes, parts)) == sum(sizes)
-    assert len(parts) <= MOST_PARTS
-    assert all(5 * MIB <= piece_bytes(part) <= 5 << 30 for part in parts[:-1])
+    assert len(parts) <= 10_000
+    assert all(5 * MIB <= piece_bytes(part) <= S3Store.max_part for part in parts[:-1])
 
 
 def place(kind: str, s3: Bucket, tmp_path: Path) -> str:

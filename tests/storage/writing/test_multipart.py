@@ -13,8 +13,8 @@ from conftest import Bucket
 from binidx.errors import StorageError
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.ranges import cut
-from binidx.storage.stores.s3_multipart import S3Parts
 from binidx.storage.writing.multipart import LocalParts, MultipartWriter, StreamParts, open_parts, part_digest
+from binidx.storage.writing.part_upload import PartUpload
 from binidx.storage.writing.publish import object_exists
 
 MIB = 1 << 20
@@ -22,9 +22,9 @@ DATA = bytes(range(256)) * (11 * MIB // 256)
 RANGES = dict(enumerate(cut((0, len(DATA)), 5 * MIB), 1))
 
 
-@pytest.fixture(params=[LocalParts, S3Parts, StreamParts])
+@pytest.fixture(params=[LocalParts, PartUpload, StreamParts])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param is S3Parts:
+    if request.param is PartUpload:
         return f"{request.getfixturevalue('s3').fresh()}/x"
     return str(tmp_path / "new" / "x") if request.param is LocalParts else f"memory://{uuid.uuid4().hex}/x"
 

@@ -40,13 +40,13 @@ def test_what_has_our_md5_on_gcs_is_known_as_ours(gs: str, size: int) -> None:
 
 
 def test_another_writers_object_on_gcs_is_not_taken_for_ours(gs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri, look = f"{gs}/sent/raced", upload.look_up
+    uri, look = f"{gs}/sent/raced", upload.find_object
 
     def look_later(uri: str, options: Any) -> Any:
         fsspec.filesystem("gs").pipe_file(uri, bytes(some_bytes(12)))
         return look(uri, options)
 
-    monkeypatch.setattr(upload, "look_up", look_later)
+    monkeypatch.setattr(upload, "find_object", look_later)
     assert send_object(uri, some_bytes(10)) is None
     assert read_whole(open_object(uri, cache=False)) == some_bytes(12)
 

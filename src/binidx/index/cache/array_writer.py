@@ -34,8 +34,8 @@ from binidx.index.cache.manifest import StoredArray
 from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.interfaces import Writer
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
 from binidx.storage.stores.local import READ_AT_ONCE
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_file, create_object
 from binidx.storage.writing.upload import keep_sent, send_object
 
@@ -124,7 +124,7 @@ class ArrayWriter:
 
     def _publish(self, uri: str, name: str, buffer: memoryview, in_memory: bool) -> tuple[str, dict[str, Any] | None]:
         """Write the bytes unless they are in their file; return their checksum and the identity in the store."""
-        path = filesystem.local_path(uri)
+        path = local_path(uri)
         if path is None:
             identity = send_object(uri, buffer, self.storage_options)
             if copy := keep_sent(uri, buffer, identity, self.storage_options):
@@ -156,7 +156,7 @@ def _write_hashed(out: Writer, buffer: memoryview) -> str:
 @contextlib.contextmanager
 def _map_file(uri: str, size: int, in_order: bool, directory: str | None) -> Iterator[mmap.mmap | None]:
     """Yield the mapped file that an array is built in; None where it is built in memory, or the disk is full."""
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     in_file = (
         size > SENT_FROM_MEMORY if path is None else size > READ_AT_ONCE and (in_order or size <= SHUFFLED_IN_FILE)
     )

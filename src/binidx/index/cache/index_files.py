@@ -47,8 +47,8 @@ from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.storage.interfaces import stored_reader
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import Found, found_of
+from binidx.storage.requests.head import Found, recorded_object
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import create_object, join_uri, put_if_absent, read_small
@@ -190,7 +190,7 @@ class IndexFiles:
         and serves the right arrays. In a store an unfinished upload is invisible, and left to the bucket's rule
         (AbortIncompleteMultipartUpload).
         """
-        path = filesystem.local_path(self.uri(MANIFEST))
+        path = local_path(self.uri(MANIFEST))
         if path is not None:
             with contextlib.suppress(OSError):
                 _remove_staging_files(os.path.dirname(os.path.abspath(path)), os.getpid())
@@ -202,7 +202,7 @@ class IndexFiles:
             FormatError: an array has other bytes than the published ones.
             StorageError: an array cannot be read.
         """
-        if filesystem.local_path(self.directory) is not None:
+        if local_path(self.directory) is not None:
             return {name: self.read_array(name, stored) for name, stored in arrays.items()}
         pending = {name: OPENS.submit(partial(self.read_array, name, stored)) for name, stored in arrays.items()}
         return {name: each.result() for name, each in pending.items()}
@@ -218,7 +218,7 @@ class IndexFiles:
 
     def _read_stored(self, name: str, stored: StoredArray) -> memoryview:
         """Read an array, without a HEAD where the manifest has its identity. (A copy of a cache has other ETags.)"""
-        if (found := found_of(stored.identity)) is not None:
+        if (found := recorded_object(self.array_uri(name), stored.identity)) is not None:
             with contextlib.suppress(ObjectChangedError):
                 return self.read_cached(name, found)
         return self.read_cached(name)
@@ -238,14 +238,14 @@ class IndexFiles:
             ObjectChangedError: an array is not the object that the manifest names.
             StorageError: the store refuses.
         """
-        local = filesystem.local_path(self.directory) is not None
+        local = local_path(self.directory) is not None
         before = self._file_versions(names) if local else []
         manifest = self.read_manifest()
         if manifest is None:
             return None
         arrays = {}
         for name in names:
-            found = found_of(manifest.arrays[name].identity)
+            found = recorded_object(self.array_uri(name), manifest.arrays[name].identity)
             if found is None and not local:
                 return None
             arrays[name] = self._open_array(name, manifest.arrays[name], found)
@@ -267,7 +267,7 @@ class IndexFiles:
         """Return inode, size and ctime of the local manifest and arrays; an empty list if one is missing."""
         uris = [self.uri(MANIFEST), *map(self.array_uri, names)]
         try:
-            found = [os.stat(str(filesystem.local_path(uri))) for uri in uris]
+            found = [os.stat(str(local_path(uri))) for uri in uris]
         except OSError:
             return []
         return [(each.st_ino, each.st_size, each.st_ctime_ns) for each in found]
@@ -336,7 +336,7 @@ def start_prefetch(idx_bytes: int | None, indices: Callable[[], Sequence[IndexFi
     """
     if idx_bytes is not None and idx_bytes < LARGE_BYTES:
         return None
-    return Prefetch([files for files in indices() if filesystem.local_path(files.directory) is None])
+    return Prefetch([files for files in indices() if local_path(files.directory) is None])
 
 
 def _fetch_index(files: IndexFiles) -> tuple[Manifest, Future[Arrays | None] | None] | None:

@@ -31,8 +31,8 @@ from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.documents import Documents, as_range, documents_digest
 from binidx.json_models import JsonFile
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.filesystem import same_object
+from binidx.storage.stores.identity import same_object
+from binidx.storage.stores.registry import local_path
 
 Fields = Mapping[str, Any]
 
@@ -201,7 +201,7 @@ def _file_version(uri: str) -> tuple[int, ...] | None:
 
 
 def _stat(uri: str) -> os.stat_result | None:
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     with contextlib.suppress(OSError):
         return None if path is None else os.stat(path)
     return None

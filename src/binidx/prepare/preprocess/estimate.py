@@ -38,8 +38,8 @@ from binidx.prepare.text.stored_bytes import REQUEST_BYTES
 from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens
 from binidx.prepare.tokenizers.registry import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.storage.stats import DOLLARS_PER_REQUEST, STORES
-from binidx.storage.stores.filesystem import local_path, protocols
+from binidx.storage.interfaces import Prices
+from binidx.storage.stores.registry import local_path, prices_of
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
 
 UNIT_BYTES = 256 << 10
@@ -85,10 +85,6 @@ IDX_BYTES = 20
 WRITES_PER_PART = 5
 """Tokens, index, lineage, record, and the copy into the whole."""
 
-DOLLARS_PER_WRITE = {"s3": 0.005 / 1_000, "gs": 0.05 / 10_000}
-"""Of a PUT or a copy: S3 Standard, us-east-1, $0.005 per 1,000; GCS Standard, class A, $0.05 per 10,000. As known in
-November 2026, as `storage.report` says of the GETs."""
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -128,14 +124,15 @@ def estimate_cost(
         parts,
         reads,
         writes,
-        reads * _price(inputs, DOLLARS_PER_REQUEST) + writes * _price(inputs, DOLLARS_PER_WRITE),
+        _dollars(inputs, reads, writes),
     )
 
 
-def _price(inputs: Sequence[Input], prices: dict[str, float]) -> float:
-    """Of a request to the store of the text."""
+def _dollars(inputs: Sequence[Input], reads: int, writes: int) -> float:
+    """Return the list price of requests to the store of the text."""
     remote = [each.uri for each in inputs if local_path(each.uri) is None]
-    return prices.get(STORES.get(protocols(remote[0])[0], ""), 0.0) if remote else 0.0
+    prices = prices_of(remote[0]) if remote else Prices()
+    return reads * prices.dollars_per_read + writes * prices.dollars_per_write
 
 
 SAMPLE_BYTES = 64 << 20

@@ -51,7 +51,7 @@ from binidx.prepare.preprocess.record import Record
 from binidx.prepare.text.inputs import list_files, list_objects
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.open import open_object
-from binidx.storage.stores import filesystem
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher
@@ -236,7 +236,7 @@ def remove_parts(uris: JobUris, parts: Sequence[Part]) -> None:
     """Remove all objects of the parts, then job.json: a killed process finds the rest with its next run."""
     delete_all({each for part in parts for each in uris.objects(part)}, uris)
     delete_object(uris.job_uri, uris.job.target_options)
-    if (path := filesystem.local_path(uris.folder)) is not None:
+    if (path := local_path(uris.folder)) is not None:
         with contextlib.suppress(OSError):
             for staging in Path(path).glob("*.tmp"):  # of killed workers
                 staging.unlink()
@@ -257,7 +257,7 @@ def delete_all(objects: Collection[str], uris: JobUris) -> None:
 
 def list_parts(uris: JobUris) -> list[str]:
     """Return all objects in the folder of the parts."""
-    path = filesystem.local_path(uris.folder)
+    path = local_path(uris.folder)
     return list_objects(f"{uris.folder}/", uris.job.target_options) if path is None else list_files(path) or []
 
 

@@ -35,9 +35,10 @@ from binidx.prepare.preprocess.record import TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
 from binidx.prepare.text.jsonl import group_lines
 from binidx.prepare.tokenizers.engine import Stored
+from binidx.storage.interfaces import MultipartStore
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
-from binidx.storage.stores.filesystem import protocols
+from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object
 
@@ -139,13 +140,10 @@ class DatasetWriter:
             self._lineage.abandon()
 
 
-BLOCK_BYTES = 5 << 20
-
-
 def in_small_blocks(uri: str, options: Options) -> Options:
     """A stream holds 50 MiB before it sends them, for objects up to 500 GB; a part has less than a thousandth of it."""
-    on_s3 = protocols(uri)[:1] in (["s3"], ["s3a"])
-    return {"default_block_size": BLOCK_BYTES, **(options or {})} if on_s3 else options
+    store = open_store(uri, options)
+    return {"default_block_size": store.min_part, **(options or {})} if isinstance(store, MultipartStore) else options
 
 
 class PartWriter:

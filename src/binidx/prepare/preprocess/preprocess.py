@@ -45,7 +45,7 @@ from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_p
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
 from binidx.storage.requests.retries import pause
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import READS
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.publish import read_small

@@ -26,7 +26,7 @@ from binidx.errors import FormatError
 from binidx.prepare.text.slices import InputBlock
 from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 
 MAGIC, SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
 FIRST_HEADER_BYTES = 5

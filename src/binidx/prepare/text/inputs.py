@@ -15,16 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
-from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.read import FORMATS
 from binidx.prepare.text.slices import Input
 from binidx.prepare.text.stored_bytes import file_identity
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import RangeReader, SearchableStore
 from binidx.storage.open import open_stored
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.filesystem import local_path, split_query
+from binidx.storage.stores.registry import is_url, local_path, open_store, split_query
 from binidx.storage.writing.copy import map_in_flight
 
 Options = Mapping[str, Any] | None
@@ -32,7 +31,7 @@ Options = Mapping[str, Any] | None
 
 def is_pattern(name: str) -> bool:
     """Return whether a name has a wildcard; in a URL only * is one, as a ? begins its query."""
-    return "*" in name if filesystem.protocols(name)[:1] in (["http"], ["https"]) else glob.has_magic(name)
+    return "*" in name if is_url(name) else glob.has_magic(name)
 
 
 def list_files(path: str) -> list[str] | None:
@@ -56,12 +55,11 @@ def list_objects(uri: str, options: Options) -> list[str]:
         ObjectNotFoundError: nothing matches.
         StorageError: the store cannot list.
     """
-    fs, path = filesystem.open_filesystem(uri, options or {})
-    with filesystem.storage_errors(uri):
-        found = fs.glob(path) if is_pattern(uri) else fs.find(path)
-    protocol = filesystem.protocols(uri)[0]
-    uris = [each if "://" in each else f"{protocol}://{each}" for each in found if not each.endswith("/")]
-    return sort_matches(uri, [each for each in uris if is_pattern(uri) or not is_hidden(uri, each)])
+    store = open_store(uri, options)
+    if not isinstance(store, SearchableStore):
+        raise StorageError(f"{uri}: this store cannot list objects (need their names); name each object")
+    found = [each for each in store.find(uri, pattern=is_pattern(uri)) if not each.endswith("/")]
+    return sort_matches(uri, [each for each in found if is_pattern(uri) or not is_hidden(uri, each)])
 
 
 def is_hidden(folder: str, name: str) -> bool:

@@ -33,7 +33,7 @@ from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
-from binidx.storage.stores.filesystem import local_path
+from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import READS
 
 try:

@@ -18,8 +18,9 @@ from binidx.prepare.text.slices import Extent, Slice
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
-from binidx.storage.stores.filesystem import local_path, same_identity
-from binidx.storage.stores.head import found_of
+from binidx.storage.requests.head import recorded_object
+from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import map_in_flight
 
 Options = Mapping[str, Any] | None
@@ -96,7 +97,7 @@ def _stream_file(piece: Slice, path: str) -> Generator[bytes]:
 def _stream_object(piece: Slice, options: Options) -> Generator[memoryview]:
     try:
         # Requests are pinned to the version in the plan, so no HEAD request is needed.
-        reader = open_stored(piece.uri, storage_options=options, found=found_of(piece.identity))
+        reader = open_stored(piece.uri, storage_options=options, found=recorded_object(piece.uri, piece.identity))
         check_identity(piece, reader.identity)
         stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
         ranges = cut((piece.stored, stop), REQUEST_BYTES)

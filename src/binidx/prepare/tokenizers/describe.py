@@ -38,7 +38,7 @@ from binidx.prepare.tokenizers.tokenizer_json import (
     vocabulary,
 )
 from binidx.storage.open import read_document
-from binidx.storage.stores.filesystem import split_query
+from binidx.storage.stores.registry import split_query
 
 CONFIG_FILE = "tokenizer_config.json"
 

@@ -37,10 +37,9 @@ from binidx.storage.cache.layout import CHUNK_BYTES
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
 from binidx.storage.open import SEGMENTS, open_stored
-from binidx.storage.requests.remote_reader import MAX_REQUEST, max_gap_of
+from binidx.storage.requests.remote_reader import MAX_REQUEST
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stats import DOLLARS_PER_REQUEST, STORES
-from binidx.storage.stores import filesystem
+from binidx.storage.stores.registry import local_path, open_store, prices_of
 from binidx.storage.threads import OPENING_THREADS
 
 SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
@@ -65,7 +64,7 @@ class Costs:
 
 
 def is_remote_prefix(prefix: str) -> bool:
-    return filesystem.local_path(prefix) is None
+    return local_path(prefix) is None
 
 
 def samples_at_once(micro_batch_size: int) -> int:
@@ -73,9 +72,9 @@ def samples_at_once(micro_batch_size: int) -> int:
     return min(SAMPLES_IN_GROUP, micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
 
 
-def source_medium(headline: DatasetSummary, settings: ReadSettings) -> Medium:
+def source_medium(headline: DatasetSummary, storage_options: Mapping[str, Any] | None) -> Medium:
     """Return the `Medium` of a source: its sizes, and how its ranges become requests."""
-    gap = max_gap_of(get_bin_path(headline.prefix), settings)
+    gap = open_store(get_bin_path(headline.prefix), storage_options).max_gap
     return Medium(max(headline.plain_bytes, 1), max(headline.stored_bytes, 1), gap, headline.block_bytes, MAX_REQUEST)
 
 
@@ -101,7 +100,7 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
         sample_bytes = (config.sequence_length + config.add_extra_token_to_sequence) * headline.item_bytes
         reading = NOTHING
         if is_remote_prefix(headline.prefix):
-            medium = source_medium(headline, settings)
+            medium = source_medium(headline, config.storage_options)
             share = source.samples / max(num_samples, 1)
             kept = _cache_that_holds(headline, settings, compressed_bytes)
             if kept is None:
@@ -140,7 +139,7 @@ def _in_segments(headline: DatasetSummary) -> bool:
 
 def store_name(uri: str) -> str:
     """Return the name under which requests are counted and billed: "s3", "gs", ..."""
-    return "file" if not is_remote_prefix(uri) else STORES.get(filesystem.protocols(uri)[-1], "other")
+    return prices_of(uri).store
 
 
 def total_costs(costs: Sequence[Costs]) -> ReadCost:
@@ -151,8 +150,7 @@ def request_dollars(costs: Sequence[Costs]) -> Mapping[str, float]:
     """Return the list price of the requests, by store."""
     found: dict[str, float] = {}
     for each in costs:
-        price = DOLLARS_PER_REQUEST.get(each.store)
-        if price is not None:
+        if price := prices_of(each.source.headline.prefix).dollars_per_read:
             found[each.store] = found.get(each.store, 0.0) + each.reading.requests * price
     return found
 
@@ -167,7 +165,8 @@ def epoch_bytes_per_node(inventory: RunInventory, *, nodes: int) -> float:
             num_pieces = source.tokens / length * pieces / nodes
             piece_bytes = length * source.headline.item_bytes / pieces
             chunk = settings.cache_chunk_bytes or CHUNK_BYTES
-            found += cache_fill_cost(source_medium(source.headline, settings), num_pieces, piece_bytes, chunk).num_bytes
+            medium = source_medium(source.headline, inventory.run.config.storage_options)
+            found += cache_fill_cost(medium, num_pieces, piece_bytes, chunk).num_bytes
     return found
 
 
@@ -240,5 +239,4 @@ def measure_link(headline: DatasetSummary, storage_options: Mapping[str, Any] | 
     began = perf_counter()
     moved = sum(map(len, reader.read(wanted)))
     seconds = max(perf_counter() - began - latency, 1e-4)
-    in_flight = filesystem.max_in_flight(uri, storage_options or {}, ReadSettings.of(storage_options))
-    return Link(latency, moved / seconds, in_flight)
+    return Link(latency, moved / seconds, open_store(uri, storage_options).max_in_flight)

@@ -34,7 +34,7 @@ from binidx.index.cache.manifest import (
 )
 from binidx.index.document_sample import EpochPlan, plan_epochs
 from binidx.run.run_file import Run
-from binidx.storage.stores.filesystem import same_object
+from binidx.storage.stores.identity import same_object
 from binidx.storage.threads import OPENS
 
 """Prefixes looked at together."""

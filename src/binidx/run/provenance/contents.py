@@ -187,7 +187,7 @@ def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callab
     """Return the results of `work` for some sources, computed concurrently if they read from a store."""
     if datasets[0].access == "load":
         return [work(each) for each in present]
-    return run_concurrently([lambda _, each=each: work(each) for each in present], [True][: len(present)])
+    return run_concurrently([functools.partial(_without_check, work, each) for each in present], [True][: len(present)])
 
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:

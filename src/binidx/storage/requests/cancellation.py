@@ -1,12 +1,12 @@
-"""Reads that another thread can stop.
+"""Cancellation of reads by another thread.
 
-    with cancellable() as scope:            # this thread, and what read_many does for it in others
-        reader.read(ranges)                 # CancelledReadError once somebody calls scope.cancel()
+    with cancellable() as scope:            # this thread, and those that read for it in `read_many`
+        reader.read(ranges)                 # CancelledReadError after scope.cancel()
 
     with cancellable(scope):                # another thread enters the same scope
         reader.read(ranges)
 
-Cancelling drops the requests that are in flight and those that wait. A scope inside another ends with it.
+Cancelling drops the requests in flight and in the queue. Cancelling a scope cancels those inside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from binidx.errors import CancelledReadError
 
 
 class Scope:
-    """What can be cancelled together, once and for good. All methods may be called from any thread."""
+    """Reads that are cancelled together, once and for good. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._cancelled = False
@@ -32,10 +32,10 @@ class Scope:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Every read in the scope, and every later one, raises CancelledReadError."""
+        """Let every read in the scope, and every later one, raise CancelledReadError."""
         self._cancelled = True
         while self._watchers:
-            # No lock: each dict operation is one step, and a watcher that arrives meanwhile looks at _cancelled.
+            # No lock: each dict operation is one step, and a watcher that is added meanwhile checks _cancelled.
             with contextlib.suppress(KeyError):
                 self._watchers.popitem()[1]()
 
@@ -45,7 +45,7 @@ class Scope:
 
     @contextlib.contextmanager
     def watched_by(self, watcher: Callable[[], object]) -> Iterator[None]:
-        """`watcher` is called when the scope is cancelled during the block, perhaps from another thread, perhaps twice.
+        """Call `watcher` when the scope is cancelled during the block, perhaps from another thread, perhaps twice.
 
         Raises:
             CancelledReadError: it is cancelled already.
@@ -61,7 +61,7 @@ class Scope:
 
 @contextlib.contextmanager
 def cancellable(scope: Scope | None = None) -> Iterator[Scope]:
-    """The reads of the block belong to a scope: a new one, or the one given, which other threads may be in."""
+    """Put the reads of the block into a scope: a new one, or the one given, which other threads may be in."""
     scope = scope or Scope()
     outer = _current.get()
     with outer.watched_by(scope.cancel) if outer and outer is not scope else contextlib.nullcontext():

@@ -1,138 +1,129 @@
-"""An object of any fsspec filesystem, read by few concurrent range requests."""
+"""Reader of an object of any store but mapped local files, by few concurrent range requests."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.storage.interfaces import Range
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
+from binidx.storage.interfaces import BlockingStore, ObjectInfo, Range, ReadableStore
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
-from binidx.storage.requests.retries import Fetch, PendingRead, retried
+from binidx.storage.requests.head import head
+from binidx.storage.requests.retries import PendingRead, retried
 from binidx.storage.requests.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import fetch_object_info
-from binidx.storage.stores.pinned import PinnedObject, cat_ranges, is_pinned, suggests_change
-from binidx.storage.stores.response_check import check_length
-from binidx.storage.stores.transports import fetch_of, has_coroutines
-
-# A request costs 0.6 ms of CPU in s3fs and 0.06 ms without it. At 100 MB/s, which is what a connection carries, 64 KiB
-# and 8 KiB pass in that time: up to there a gap is cheaper.
-MAX_GAP = 64 << 10
-MAX_GAP_WITHOUT_DRIVER = 8 << 10
+from binidx.storage.stores.driver_errors import http_status
+from binidx.storage.stores.registry import open_store, protocols
+from binidx.storage.stores.response_check import check_unchanged
+from binidx.storage.threads import io_loop
 
 # At 25 ms to the first byte and 100 MB/s a connection is 77 % busy with 8 MiB parts, 29 % with 1 MiB.
 MAX_REQUEST = 8 << 20
 
 
-@dataclass
-class Client:
-    """What a process, or one of its threads, reads with."""
-
-    fs: Any
-    path: str
-    fetch: Fetch | None = None
-    """None: until it is asked for first."""
-
-
 @dataclass(frozen=True)
 class Begun:
-    """A read that is on its way: `result` waits, and gives what `read` does; `outcome` is there once it is over."""
+    """A read whose requests are sent: `result` waits and returns what `read` does; `outcome` is done once it ends."""
 
     outcome: Future[list[bytes]]
     result: Callable[[], list[memoryview]]
 
 
-def max_gap_of(uri: str, settings: ReadSettings) -> int:
-    """Bytes that are fetched in vain rather than a second request."""
-    if settings.max_gap is not None:
-        return settings.max_gap
-    return MAX_GAP_WITHOUT_DRIVER if filesystem.goes_direct(uri, settings) else MAX_GAP
-
-
 class RemoteObject:
-    """An object of any fsspec filesystem: one read is a few coalesced requests, sent at once and again if need be.
+    """Reader of an object of a store: one read is a few coalesced requests, sent at once and retried if need be.
 
     Args:
-        uri: with a protocol; chains such as simplecache::s3://bucket/key work.
+        uri: with a scheme; chains such as simplecache::s3://bucket/key work.
         storage_options: fsspec's own, and ours under the key "binidx": `ReadSettings`.
-        info: what the store has just told of it, if it was asked: `look_up`.
+        info: what the store has just reported, so that no HEAD request is sent; reads are pinned to it.
 
     Raises:
-        MissingDriverError, ObjectNotFoundError, StorageError: see `open_filesystem` and `object_info`.
+        MissingDriverError, ObjectNotFoundError, StorageError: the object cannot be opened.
         ShortReadError: on read, responses do not belong to their range, again and again: `response_check`.
-        ObjectChangedError: on read, the object is not the one that was opened, as far as the store can tell: `pinned`.
-        CancelledReadError: on read, its scope was cancelled: `cancel`.
-        StorageError: on read, what was tried and what came of it: `retries`.
+        ObjectChangedError: on read, the object is not the version that was opened, as far as the store reports.
+        CancelledReadError: on read, its scope was cancelled: `cancellation`.
+        StorageError: on read, requests failed for good; the message has their history.
 
-    The size and `identity` (ETag, generation or time) are those at opening, also in a pickle. Clients are made on first
-    use in each process (and thread, where the filesystem is not asynchronous), so one made before a fork is never used
-    after it: an inherited boto3 client returned wrong bytes without an error. Pickles without its clients, and needs no
-    request when it is unpickled.
+    The size and `identity` (ETag, generation or time) are those at opening, also in a pickle. The store notices a fork.
+    Unpickling sends no request.
     """
 
     def __init__(
-        self, uri: str, storage_options: Mapping[str, Any] | None = None, *, info: Mapping[str, Any] | None = None
+        self, uri: str, storage_options: Mapping[str, Any] | None = None, *, info: ObjectInfo | None = None
     ) -> None:
         self.uri = uri
         self.storage_options = dict(storage_options or {})
         self.settings = ReadSettings.of(storage_options)
-        self.stats = ObjectStats(filesystem.protocols(uri)[-1])
-        self._clients: dict[tuple[int, int], Client] = {}
-        info = info or self._info()
-        self.size = int(info["size"])
-        self.identity = filesystem.identity_from_info(info)
+        self.stats = ObjectStats((protocols(uri) or ["file"])[-1])
+        self.store: ReadableStore | BlockingStore = open_store(uri, storage_options)
+        self.info = info or head(self.store, uri, self.settings).info
+        self.size, self.identity = self.info.size, dict(self.info.identity)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        begun = self.begin(ranges)
-        if begun is None:
-            return self._one_by_one(ranges)
-        with begun as pending:
-            return pending.result()
+        if not self.needs_no_thread:
+            return self._read_blocking(ranges)
+        with self.begin(ranges) as begun:
+            return begun.result()
 
-    def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
-        return self._begun(ranges) if has_coroutines(self._client().fs, self.uri) else None
+    @property
+    def needs_no_thread(self) -> bool:
+        """True if a read can `begin`: the requests of its store are coroutines."""
+        return isinstance(self.store, ReadableStore)
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if its store returns bytes of exactly this version or an error."""
+        return self.store.pins(self.info)
 
     def check_unchanged(self) -> None:
-        if not is_pinned(self.uri, self.identity):
-            opened = PinnedObject(self.uri, self._client().path, self.identity)
-            opened.check(filesystem.identity_from_info(self._info()))
+        """Send a HEAD request, and raise unless the object is the version that was opened.
+
+        Raises:
+            ObjectChangedError, ObjectNotFoundError: it is not.
+        """
+        check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
 
     @contextlib.contextmanager
-    def _begun(self, ranges: Sequence[Range]) -> Iterator[Begun]:
-        requests = self._planned(ranges)
-        client, settings = self._client(), self.settings
-        opened = PinnedObject(self.uri, client.path, self.identity)
-        client.fetch = fetch = client.fetch or fetch_of(client.fs, opened, fast=settings.fast is not False)
+    def begin(self, ranges: Sequence[Range]) -> Iterator[Begun]:
+        """Send the requests of a `read`, so that one thread waits for many reads; only where `needs_no_thread`.
+
+        Raises:
+            ShortReadError: a range outside the object.
+            CancelledReadError: its scope is cancelled already; other errors are raised by the result.
+        """
+        assert isinstance(self.store, ReadableStore)
+        requests, store, info, settings = self._planned(ranges), self.store, self.info, self.settings
+
+        async def fetch(start: int, stop: int) -> bytes:
+            return await store.fetch(info, (start, stop))
+
         read = PendingRead(self.uri, fetch, requests, deadline_seconds=settings.deadline_seconds, hedge=settings.hedge)
         began = time.monotonic()
         if not requests:
             read.end()
         try:
-            with scheduler(client.fs.loop, self._in_flight()).sending(read) if requests else contextlib.nullcontext():
-                yield Begun(read.outcome, functools.partial(self._come, opened, read, ranges))
+            with scheduler(io_loop(), store.max_in_flight).sending(read) if requests else contextlib.nullcontext():
+                yield Begun(read.outcome, functools.partial(self._result, read, ranges))
         finally:
             self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
             if read.over and read.outcome.exception() is None:
                 self._count(ranges, read.answers, read.ended - began)
 
-    def _come(self, opened: PinnedObject, read: PendingRead, ranges: Sequence[Range]) -> list[memoryview]:
-        with self._change_noticed(opened):
+    def _result(self, read: PendingRead, ranges: Sequence[Range]) -> list[memoryview]:
+        with self._changes_reported():
             return assemble(ranges, read.ranges, read.outcome.result())
 
     def _planned(self, ranges: Sequence[Range]) -> list[Range]:
         check_ranges(self.uri, self.size, ranges)
-        return coalesce(ranges, max_gap=self._max_gap(), max_request=MAX_REQUEST)
+        return coalesce(ranges, max_gap=self.store.max_gap, max_request=MAX_REQUEST)
 
     def _count(self, ranges: Sequence[Range], answers: Sequence[bytes], seconds: float) -> None:
         self.stats.add(
@@ -141,71 +132,48 @@ class RemoteObject:
             seconds=seconds,
         )
 
-    def _max_gap(self) -> int:
-        return max_gap_of(self.uri, self.settings)
+    def _read_blocking(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """Read in this thread, as the store has no coroutines."""
+        assert isinstance(self.store, BlockingStore)
+        requests, store, scope, began = self._planned(ranges), self.store, current_scope(), time.monotonic()
 
-    def _one_by_one(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """In this thread: all that a filesystem without coroutines can do."""
-        requests, began = self._planned(ranges), time.monotonic()
-        opened = PinnedObject(self.uri, self._client().path, self.identity)
-        with self._change_noticed(opened):
-            answers = self._asked(opened, requests) if requests else []
-        self._count(ranges, answers, time.monotonic() - began)
-        return assemble(ranges, requests, answers)
-
-    def _asked(self, opened: PinnedObject, requests: Sequence[Range]) -> list[bytes]:
-        scope = current_scope()
-
-        def ask() -> list[bytes]:
+        def fetch() -> list[bytes]:
             if scope:
                 scope.check()
             self.stats.add(requests=len(requests))
-            answers = cat_ranges(self._client().fs, opened, requests)
-            return [check_length(self.uri, *each) for each in zip(requests, answers, strict=True)]
+            return store.fetch_now(self.info, requests)
 
-        return retried(self.uri, ask, deadline_seconds=self.settings.deadline_seconds)
+        with self._changes_reported():
+            answers = retried(self.uri, fetch, deadline_seconds=self.settings.deadline_seconds) if requests else []
+        self._count(ranges, answers, time.monotonic() - began)
+        return assemble(ranges, requests, answers)
 
     @contextlib.contextmanager
-    def _change_noticed(self, opened: PinnedObject) -> Iterator[None]:
-        """What fails in the block because the object is another says so."""
+    def _changes_reported(self) -> Iterator[None]:
+        """Raise ObjectChangedError or ObjectNotFoundError for a failure in the block if that is its reason."""
         try:
             yield
         except StorageError as error:
             if suggests_change(error):
-                self._look_again(opened, error)
+                try:
+                    check_unchanged(self.info, head(self.store, self.uri, self.settings, tries=1).info.identity)
+                except (ObjectChangedError, ObjectNotFoundError) as found:
+                    raise found from error
+                except StorageError:
+                    pass  # the first error has more details
             raise
 
-    def _look_again(self, opened: PinnedObject, error: StorageError) -> None:
-        """ObjectChangedError or ObjectNotFoundError if that is what made a read fail."""
-        try:
-            opened.check(filesystem.identity_from_info(self._info(tries=1)))
-        except (ObjectChangedError, ObjectNotFoundError) as found:
-            raise found from error
-        except StorageError:
-            return  # the first error says more
-
-    def _info(self, *, tries: int = 0) -> dict[str, Any]:
-        """What the store says of the object now, asked with the same care as for its bytes."""
-        client = self._client()
-        return fetch_object_info(
-            client.fs, client.path, self.uri, self.settings, in_flight=self._in_flight(), tries=tries
-        )
-
-    def _in_flight(self) -> int:
-        return filesystem.max_in_flight(self.uri, self.storage_options, self.settings)
-
-    def _client(self) -> Client:
-        # fsspec gives all threads of a process the same asynchronous filesystem, and each its own of the others.
-        thread = threading.get_ident()
-        found = self._clients.get((os.getpid(), 0)) or self._clients.get((os.getpid(), thread))
-        if found is None:
-            fs, path = filesystem.open_filesystem(self.uri, self.storage_options, reading=self._in_flight())
-            found = self._clients.setdefault((os.getpid(), 0 if type(fs).async_impl else thread), Client(fs, path))
-        return found
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}, "stats": ObjectStats(self.stats.store)}
+        return {**self.__dict__, "stats": ObjectStats(self.stats.store)}
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
         return f"FsspecObject({self.uri!r})"
+
+
+def suggests_change(error: StorageError) -> bool:
+    """Return whether a read may have failed because the object changed: 404, 412, past the end, too few bytes."""
+    cause = error.__cause__
+    past_the_end = isinstance(cause, OSError) and cause.errno == errno.EINVAL
+    gone_or_short = isinstance(error, (ShortReadError, FileNotFoundError))
+    return past_the_end or gone_or_short or http_status(cause) in (404, 412, 416)

@@ -1,14 +1,14 @@
-"""Which failures are worth another try, when, and what is said when none helped.
+"""Retries: which failures are tried again, after which pause, and the error when none of the tries succeeded.
 
     429, 408, 5xx, resets, timeouts, bodies cut off     until the deadline of the read
-    a wrong response: `response_check`                    four times in all: a proxy in a bad moment, or for ever
-    no answer from a store that never gave one          four times in all: it may not exist
-    404, 403, 412, 416, certificates, the rest          never
+    a wrong response: `response_check`                  four tries: a proxy in a bad moment, or a broken one
+    no response from a store that never sent one        four tries: it may not exist
+    404, 403, 412, 416, certificates, the rest          one try
 
-The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from nothing to 0.1 s, 0.2 s, 0.4 s ...
-8 s. All clients of a store that was down for a moment would else come back together, and again together.
+The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from 0 to 0.1 s, 0.2 s, 0.4 s ... 8 s.
+Without jitter all clients of a store that was down for a moment would return together, and again together.
 
-A read that waits for its requests, and what is known of them.
+`PendingRead` holds the requests of one read and their responses, for the scheduler.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from typing import Any, TypeVar
 
 from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError
 from binidx.storage.interfaces import Range
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.driver_errors import cause_of, driver_text, http_status, names_of
+from binidx.storage.stores.driver_errors import (
+    TRANSIENT_STATUSES,
+    cause_of,
+    class_names,
+    driver_text,
+    hidden_cause,
+    http_status,
+    translated,
+)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 """Seconds: the upper ends of the first pause and of the last ones."""
 
 FEW_TRIES = 4
-"""For an answer that no pause makes right."""
 
-PASSING = {408, 429, 500, 502, 503, 504}
-"""HTTP statuses that may be another in a moment."""
+
+"""For a failure that a pause is unlikely to mend."""
 
 LOST = {"ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"}
 LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseError", "TooManyRedirects"}
-"""Classes, or bases of them, raised when an answer did not come: builtin, aiohttp's, botocore's, Google's."""
+
+
+"""Names of classes, or of their bases, raised when no response came: builtin or of drivers."""
 
 Found = TypeVar("Found")
 
 
-class HTTPStatusError(OSError):
-    """A status that is no answer."""
-
-    def __init__(self, status: int, said: str = "") -> None:
-        super().__init__(f"{status} {said}".rstrip())
-        self.status = status
-
-
 def patience(error: Exception, *, opening: bool = False) -> int:
-    """How often in all a request may fail in this way; 0: as often as the deadline allows."""
+    """Return how often in all a request may fail in this way; 0: as often as the deadline allows."""
     if not passes(error) and not isinstance(error, ShortReadError):
         return 1
     unheard_of = opening and http_status(error) is None
@@ -59,27 +59,27 @@ def patience(error: Exception, *, opening: bool = False) -> int:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether the same request may succeed in a moment."""
-    names = names_of(error)
+    """Return whether the same request may succeed in a moment."""
+    names = class_names(error)
     if "FileNotFoundError" in names:
-        hidden = filesystem.reason_of(error)
+        hidden = hidden_cause(error)
         return hidden is not None and passes(hidden)
     status = http_status(error)
     if status is not None and status >= 400:
-        return status in PASSING
+        return status in TRANSIENT_STATUSES
     if isinstance(error, BinidxError):
         return error.__cause__ is not None and passes(error.__cause__)
     return bool(names & LOST) and not names & LOST_FOR_GOOD
 
 
 def pause(failures: int) -> float:
-    """Seconds before the next try, after so many failed ones."""
+    """Return the seconds to wait after so many failed tries."""
     # Jitter is what must differ between processes, so no seed of ours holds here.
     return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)))
 
 
 class History:
-    """What was tried for a range, and when it failed of what."""
+    """Failed tries of one request: when, and with which error."""
 
     def __init__(self, began: float, *, tries: int = 0, opening: bool = False) -> None:
         self.began, self.tries, self.opening = began, tries, opening
@@ -89,13 +89,13 @@ class History:
         self.failures.append((time.monotonic() - self.began, error))
 
     def hopeless(self) -> bool:
-        """Whether the last failure is one too many of its kind."""
+        """Return whether the last failure is one too many of its kind."""
         allowed = patience(self.failures[-1][1], opening=self.opening)
         alike = sum(patience(error, opening=self.opening) == allowed for _, error in self.failures)
         return 0 < allowed <= alike or len(self.failures) == self.tries
 
     def __str__(self) -> str:
-        """`failed 9 times in 60.1 s: 0.0 s 503 SlowDown, ...`, the middle left out of a long one."""
+        """Return `failed 9 times in 60.1 s: 0.0 s 503 SlowDown, ...`, without the middle of a long one."""
         told = [f"{seconds:.1f} s {_shortly(error)}" for seconds, error in self.failures]
         if len(told) > 6:
             told[3:-3] = [f"... {len(told) - 6} more ..."]
@@ -104,9 +104,13 @@ class History:
 
 
 def given_up(uri: str, history: History, where: str) -> Exception:
-    """The error of what is tried no more (`where`, in words): the last failure's, with what went before it."""
+    """Return the error of a request that is not tried again: that of the last failure, with the history.
+
+    Args:
+        where: names the request in the message.
+    """
     failure = history.failures[-1][1]
-    error = failure if isinstance(failure, BinidxError) else filesystem.translated(uri, failure)
+    error = failure if isinstance(failure, BinidxError) else translated(uri, failure)
     if len(history.failures) > 1:
         error = type(error)(f"{error}; {where} {history}")
     if error is not failure:
@@ -115,10 +119,10 @@ def given_up(uri: str, history: History, where: str) -> Exception:
 
 
 def out_of_time(uri: str, where: str, history: History, seconds: float) -> StorageError:
-    """The error of a read whose deadline passed while this range had no answer."""
+    """Return the error of a read whose deadline passed while this range had no response."""
     last = history.failures[-1][1] if history.failures else None
     told = f"{history}, the last of {driver_text(last)}" if last else "no answer came"
-    unheard_of = isinstance(filesystem.translated(uri, last), UnreachableError) if last else history.opening
+    unheard_of = isinstance(translated(uri, last), UnreachableError) if last else history.opening
     error = (UnreachableError if unheard_of else StorageError)(
         f"{uri}: {where} not done within {seconds:.0f} s; {told}; "
         f"deadline_seconds of storage_options['binidx'] allows more"
@@ -128,10 +132,10 @@ def out_of_time(uri: str, where: str, history: History, seconds: float) -> Stora
 
 
 def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> Found:
-    """What `ask` returns, asked again in this thread while its failure passes.
+    """Return `ask()`, called again in this thread after transient failures.
 
     Raises:
-        BinidxError: `ask` failed for good; with the history if there were more tries.
+        BinidxError: it failed for good; with the history if there was more than one try.
     """
     history = History(time.monotonic())
     while True:
@@ -149,7 +153,7 @@ def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> F
 def _shortly(error: Exception) -> str:
     status = http_status(error)
     # fsspec's http says FileNotFoundError whatever happened.
-    hidden = filesystem.reason_of(error) if isinstance(error, FileNotFoundError) else None
+    hidden = hidden_cause(error) if isinstance(error, FileNotFoundError) else None
     told = hidden or (error.__cause__ if isinstance(error, BinidxError) and error.__cause__ else error)
     name = type(told).__name__
     return f"{name} {status}" if status else name
@@ -159,19 +163,19 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-Fetch = Callable[[int, int], Coroutine[Any, Any, bytes]]
-"""The bytes from start to stop of one object, asked once; whoever makes it checks that they are as many."""
-
 SLOWEST = 1_000_000
-"""Bytes per second: a link that is slower is taken for one that stands still."""
+
+
+"""Bytes per second; a slower link counts as stalled."""
 
 
 class PendingRead:
-    """One read: its requests, by their place in `ranges`, and what has come of them.
+    """One read: its requests, numbered as in `ranges`, and their responses.
 
     Args:
-        tries: how often a request may fail, where that is less than `retries` allow.
-        opening: whether it is the first that is heard of a store, which may not exist.
+        fetch: sends the request of a range.
+        tries: how often a request may fail, if less often than above.
+        opening: whether it is the first request to a store, which may not exist.
     """
 
     def __init__(
@@ -191,9 +195,9 @@ class PendingRead:
         self.fetch = fetch
         self.ranges = ranges
         self.answers: list[Any] = [None] * len(ranges)
-        self.unsent, self.unanswered = 0, len(ranges)  # the first place that was not asked yet; how many have no answer
+        self.unsent, self.unanswered = 0, len(ranges)  # number of the next request; requests without a response
         self.seconds = deadline_seconds
-        # By the loop's clock: when its first request was sent, its last answered, and it was over.
+        # By the loop's clock: when its first request was sent, its last response came, and it ended.
         self.began = self.answered_at = self.ended = 0.0
         self.hedge = hedge
         self.sent = self.retries = self.hedges = 0
@@ -206,25 +210,25 @@ class PendingRead:
         return self.outcome.done()
 
     def size(self, place: int) -> int:
-        """Bytes asked by a request."""
+        """Return the bytes of the range of a request."""
         start, stop = self.ranges[place]
         return stop - start
 
     def where(self, place: int) -> str:
-        """Of a request, for people."""
+        """Return the name of a request in messages."""
         return "opening" if self.opening else "range {}-{}".format(*self.ranges[place])
 
     def due(self, bytes_in_flight: int) -> float:
-        """When it is given up, by the loop's clock: after its deadline, and what its bytes need on the slowest link.
+        """Return when the read fails, by the loop's clock: its deadline plus the time of its bytes on the slowest link.
 
-        A long read ends sooner if nothing comes: as late after its last answer as what is in flight would need.
+        A long read fails sooner if no response comes: the time of the bytes in flight after the last response.
         """
         in_all = sum(stop - start for start, stop in self.ranges)
         return self.seconds + min(self.began + in_all / SLOWEST, self.answered_at + bytes_in_flight / SLOWEST)
 
     def end(self, error: BaseException | None = None) -> None:
         if not self.over:
-            self.ended = time.monotonic()  # as loops tell it
+            self.ended = time.monotonic()  # the clock of event loops
         with suppress(InvalidStateError):
             self.outcome.set_exception(error) if error else self.outcome.set_result(self.answers)
         if self.timer is not None:
@@ -232,10 +236,10 @@ class PendingRead:
 
 
 class Trouble:
-    """Of a request that failed or is late: what failed, how many are in flight beside it, whether it was hedged."""
+    """State of a request that failed or is late: its failures, its hedges in flight, and whether it was hedged."""
 
     def __init__(self, read: PendingRead, sent: float) -> None:
-        # Loops tell the time as time.monotonic does.
+        # time.monotonic is the clock of event loops.
         self.history = History(sent, tries=read.tries, opening=read.opening)
         self.beside = 0
         self.hedged = False

@@ -1,19 +1,15 @@
-"""Requests of all reads of a process, so many in flight at once, on the event loop of their filesystems.
+"""Scheduler of the requests of all reads of a process, with a bound on those in flight; runs on the stores' event loop.
 
-    read ─► its requests ─► queue ─► in flight (at most `limit`) ─► answer ─► all there: the read returns
-                              ▲           │ late: asked again beside it, the first answer wins
-                              └── pause ──┘ failed, or stalled: asked again, while there is hope
+    read ─► its requests ─► queue ─► in flight (at most `limit`) ─► response ─► the last one: the read returns
+                              ▲           │ late: a hedge is sent, the first response wins
+                              └── pause ──┘ failed, or stalled: sent again, as `retries` allow
 
-A thread hands over a whole read and waits once; tasks take one request after the other. Around the 50 us of a bare one
-this costs 5 to 10 us of CPU. Nothing here knows a store: how it is asked is `fetch`, what fails for good `retries`.
+A thread hands over a whole read and waits once; tasks take one request after the other. This costs 5 to 10 us of CPU
+beside the 50 us of a bare request. A read ends with its last response, its first request that failed for good, its
+deadline, or its scope; its requests in flight are then cancelled.
 
-A read ends by its last answer, by the first request that is given up, by its deadline or by its scope, and takes what
-it has in flight with it.
-
-When a request is late: much later than its like. What is late may be asked a second time, within a budget.
-
-A request is late after max(0.5 s, 4 x the median of the last 64 answers of its store and size). 5 % more requests, at
-most, are the price, so a store that is slow as a whole is not asked twice as much because of it.
+A request is late after max(0.5 s, 4 x the median of the last 64 responses of its store and size), and is then hedged.
+Hedges are at most 5 % of the requests, so a store that is slow as a whole gets no more than that because of them.
 
 Source: Dean and Barroso, The Tail at Scale, 2013.
 """
@@ -33,17 +29,19 @@ from binidx.storage.requests.cancellation import Scope, current_scope
 from binidx.storage.requests.retries import SLOWEST, History, PendingRead, Trouble, given_up, out_of_time, pause
 
 WATCH_SECONDS = 0.1
-"""Between two looks at what is late."""
+
+
+"""Between two checks for late requests."""
 
 
 class StalledError(TimeoutError):
-    """A request that was given up because nothing came."""
+    """A request that was cancelled because no response came."""
 
 
 class Scheduler:
-    """Sends requests; all but `run` and `sending` happens on its loop.
+    """Scheduler of requests; all methods but `run` and `sending` are called on its loop.
 
-    What is kept for a request is one tuple: each object more is 1 us, and one more for the collector to look at.
+    The state of a request is one tuple: each further object costs 1 us, and work of the garbage collector.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
@@ -57,7 +55,7 @@ class Scheduler:
         self._watching = False
 
     def run(self, read: PendingRead) -> list[Any]:
-        """The answers to a read's requests; the calling thread, any but the loop's, waits for them.
+        """Return the responses to a read's requests; the calling thread, any but the loop's, waits for them.
 
         Raises:
             StorageError: a request failed for good, or the deadline passed.
@@ -68,7 +66,7 @@ class Scheduler:
 
     @contextmanager
     def sending(self, read: PendingRead) -> Iterator[None]:
-        """The read is on its way in the block, where its outcome can be waited for; it is dropped if that is left.
+        """Send a read for the duration of the block, which may wait for its outcome; leaving the block cancels it.
 
         Raises:
             StorageError: this is the thread of the loop.
@@ -100,7 +98,7 @@ class Scheduler:
             self._start(*found)
 
     def _next(self) -> tuple[PendingRead, int] | None:
-        """The next request there is room for: of those to be asked again, else of the read that came first."""
+        """Return the next request below the limit: one to send again, else one of the oldest read."""
         while len(self._running) < self.limit and (self._again or self._queue):
             if self._again:
                 read, place = self._again.popleft()
@@ -129,7 +127,7 @@ class Scheduler:
             self._watch_again()
 
     async def _work(self, read: PendingRead, place: int) -> None:
-        """Ask for one request after the other: a task for each would take two more rounds of the loop."""
+        """Send one request after the other: a task for each would take two more rounds of the loop."""
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -171,7 +169,7 @@ class Scheduler:
         if trouble.history.hopeless():
             self._drop(read, given_up(read.uri, trouble.history, read.where(place)))
         elif trouble.beside:
-            trouble.beside -= 1  # the other one may still bring it
+            trouble.beside -= 1  # the other one may still succeed
         else:
             self.loop.call_later(pause(len(trouble.history.failures)), self._ask_again, read, place)
 
@@ -205,8 +203,8 @@ class Scheduler:
             self.loop.call_later(WATCH_SECONDS, self._watch, self.loop.time() + WATCH_SECONDS)
 
     def _watch(self, due: float) -> None:
-        """Ask again for what is late, give up what stands still."""
-        # Where this thread got no core for a while, the answers may have come and were not looked at yet.
+        """Hedge late requests, and cancel stalled ones."""
+        # If this thread had no core for a while, responses may have come that were not processed yet.
         if self.loop.time() < due + WATCH_SECONDS:
             self._judge(self.loop.time())
         self._watch_again()
@@ -248,38 +246,38 @@ class Scheduler:
 
 
 def scheduler(loop: asyncio.AbstractEventLoop, limit: int) -> Scheduler:
-    """The process's own for a loop and a bound; never one of a process it was forked from."""
+    """Return the process's scheduler for a loop and a bound; never one of a process that it was forked from."""
     key = os.getpid(), loop, limit
     found = _schedulers.get(key)
     # setdefault is one step, so two threads get the same one.
     return found or _schedulers.setdefault(key, Scheduler(loop, limit))
 
 
-# Those of the parents stay, unused: to collect their tasks would close the connections they are on.
+# Schedulers of parent processes stay, unused: collecting their tasks would close the parents' connections.
 _schedulers: dict[tuple[int, asyncio.AbstractEventLoop, int], Scheduler] = {}
 
 
 class HedgeTimer:
-    """How long answers took, and the budget of second requests. For one thread."""
+    """Times of recent responses, and the budget of hedges. For one thread."""
 
     FLOOR = 0.5
-    """Seconds: nothing is late before."""
+    """Seconds: no request is late before."""
 
     TIMES = 4
-    """Late is so many times the median."""
+    """A request is late after so many times the median."""
 
     SAMPLES = 64
     ENOUGH = 8
-    """Answers that a median is taken of, at most and at least."""
+    """Responses of a median, at most and at least."""
 
     UNKNOWN = 5.0
-    """Seconds: late, while there are too few answers to tell."""
+    """Seconds after which a request is late while there are too few responses for a median."""
 
     STANDING = 10.0
-    """Seconds, beside what the bytes in flight need on the slowest link: what stands still for so long is sent anew."""
+    """Seconds, plus those of the bytes in flight on the slowest link, after which a request counts as stalled."""
 
     SHARE, AT_ONCE, AT_FIRST = 0.05, 16.0, 2.0
-    """Second requests for each answer; the most saved up, and what there is to begin with."""
+    """Hedges for each response; the most that are saved up, and those at the start."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=self.SAMPLES))
@@ -290,7 +288,7 @@ class HedgeTimer:
         self._budget = min(self.AT_ONCE, self._budget + self.SHARE)
 
     def patience(self, needed: float) -> float:
-        """Seconds after which a request stands still, where all bytes in flight need so many on the slowest link."""
+        """Return the seconds after which a request is stalled; those in flight need `needed` on the slowest link."""
         return self.STANDING + needed
 
     def is_late(self, store: str, size: int, age: float, needed: float) -> bool:
@@ -300,7 +298,7 @@ class HedgeTimer:
         return age > max(self.FLOOR, self.TIMES * sorted(known)[len(known) // 2])
 
     def take(self) -> bool:
-        """Whether there is one more second request to be had."""
+        """Take one hedge from the budget; return whether there was one."""
         if self._budget < 1:
             return False
         self._budget -= 1
@@ -308,5 +306,5 @@ class HedgeTimer:
 
 
 def _like(size: int) -> int:
-    """Sizes that take the same time: up to 256 KiB the first byte is what takes it, then every doubling is another."""
+    """Return the class of sizes that take the same time: all up to 256 KiB, then one for every doubling."""
     return max(18, (size - 1).bit_length())

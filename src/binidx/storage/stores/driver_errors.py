@@ -1,61 +1,150 @@
-"""What a driver raised: its status, its words; and itself as the cause of an error of ours, unless it tells a secret.
+"""Errors of drivers: their HTTP status, our error for each, and causes without secrets.
 
-A traceback shows causes, and aiohttp says whole URLs, signatures and all.
+fsspec, s3fs, gcsfs and aiohttp raise dozens of classes; callers of this package see those of `binidx.errors`, which
+name the object. A traceback shows causes, and aiohttp prints whole URLs, signatures and all: a cause that contains a
+secret is replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
-from binidx.errors import redacted_text
+from binidx.errors import (
+    AccessError,
+    BinidxError,
+    MissingDriverError,
+    ObjectNotFoundError,
+    StorageError,
+    UnreachableError,
+    redacted_text,
+)
+from binidx.storage.stores.registry import PROVIDERS, protocols
+
+TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}
+"""HTTP statuses after which the same request may succeed."""
+
+
+NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+BAD_CREDENTIALS = {"ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError", "SSOError", "RefreshError"}
+UNREACHABLE = {
+    "ClientConnectorError",
+    "ConnectTimeoutError",
+    "ConnectionRefusedError",
+    "EndpointConnectionError",
+    "ProxyConnectionError",
+    "gaierror",
+}
+"""Names of classes, or of their bases: botocore's, Google's, aiohttp's, builtin."""
+
+
+class HTTPStatusError(OSError):
+    """A response with a status other than success."""
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(f"{status} {text}".rstrip())
+        self.status = status
 
 
 class DriverError(Exception):
-    """In place of a driver's exception: what it said, without the secrets.
+    """Replaces a driver's exception as a cause: its text without the secrets.
 
     Attributes:
-        status: of HTTP, if there was an answer.
+        status: of HTTP, if there was a response.
         names: of its class and the bases of that.
     """
 
-    def __init__(self, told: str, status: int | None, names: frozenset[str]) -> None:
-        super().__init__(told, status, names)
+    def __init__(self, text: str, status: int | None, names: frozenset[str]) -> None:
+        super().__init__(text, status, names)
         self.status, self.names = status, names
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
+@contextlib.contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """Raise a driver's exception in the block as one of ours that names the URI, with the driver's as its cause."""
+    try:
+        yield
+    except BinidxError:
+        raise
+    except Exception as error:
+        raise translated(uri, error) from cause_of(error)
+
+
+def translated(uri: str, error: Exception) -> BinidxError:
+    """Return our error for a driver's."""
+    if isinstance(error, ImportError):
+        return missing_driver(uri, error)
+    if isinstance(error, FileNotFoundError):
+        cause = hidden_cause(error)
+        thing = "bucket" if "bucket does not exist" in str(error) else "object"
+        return translated(uri, cause) if cause else ObjectNotFoundError(f"{uri}: no such {thing}")
+    if http_status(error) == 404:
+        return ObjectNotFoundError(f"{uri}: no such object")
+    forbidden = http_status(error) in (401, 403) or str(error).startswith("Forbidden: ")  # the latter is gcsfs'
+    names = class_names(error)
+    if isinstance(error, PermissionError) or forbidden:
+        return AccessError(f"{uri}: access denied ({driver_text(error)}); check the credentials, {_credentials(uri)}")
+    if names & NO_CREDENTIALS:
+        return AccessError(f"{uri}: no credentials found; set {_credentials(uri)}")
+    if names & BAD_CREDENTIALS:
+        return AccessError(f"{uri}: {driver_text(error)}; check the credentials, {_credentials(uri)}")
+    return (UnreachableError if names & UNREACHABLE else StorageError)(f"{uri}: {driver_text(error)}")
+
+
+def missing_driver(uri: str, error: ImportError) -> MissingDriverError:
+    """Return the error for a driver that is not installed, with the way to install it."""
+    found = next((PROVIDERS[each] for each in protocols(uri) if each in PROVIDERS and PROVIDERS[each].package), None)
+    remedy = f"needs {found.package}; pip install {found.install}" if found else error
+    return MissingDriverError(f"{uri}: {remedy}")
+
+
+def _credentials(uri: str) -> str:
+    schemes = protocols(uri)
+    row = next((PROVIDERS[each] for each in (*schemes[-1:], *schemes, "s3") if each in PROVIDERS), None)
+    return row.credentials if row and row.credentials else PROVIDERS["s3"].credentials
+
+
+def hidden_cause(error: BaseException) -> Exception | None:
+    """Return the cause of a FileNotFoundError if the object may well exist: fsspec's http raises it for any failure."""
+    cause = error.__cause__
+    unreachable = cause is not None and "OSError" in (names := class_names(cause)) and "FileNotFoundError" not in names
+    refused = getattr(cause, "status", 404) not in (404, 410)
+    return cause if isinstance(cause, Exception) and (unreachable or refused) else None
+
+
 def cause_of(error: BaseException) -> BaseException:
-    """The error itself; or what stands for it, if it or what it came of tells a secret."""
-    if all(redacted_text(said) == said for said in _told(error)):
+    """Return the error itself, or a `DriverError` in its place if its text or that of its causes contains a secret."""
+    if all(redacted_text(text) == text for text in _texts(error)):
         return error
-    stand_in = DriverError(redacted_text(driver_text(error)), http_status(error), names_of(error))
-    stand_in.__cause__ = None if error.__cause__ is None else cause_of(error.__cause__)
-    return stand_in
+    replacement = DriverError(redacted_text(driver_text(error)), http_status(error), class_names(error))
+    replacement.__cause__ = None if error.__cause__ is None else cause_of(error.__cause__)
+    return replacement
 
 
-def _told(error: BaseException | None) -> Iterator[str]:
-    """What a traceback would say of it."""
+def _texts(error: BaseException | None) -> Iterator[str]:
+    """Yield what a traceback would print of an error."""
     while error is not None:
         yield str(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def names_of(error: BaseException) -> frozenset[str]:
-    """Of its class and the bases of that: drivers are told apart by these, as they may not be there to be imported."""
+def class_names(error: BaseException) -> frozenset[str]:
+    """Return the names of its class and of their bases: the drivers may not be installed, so classes go by name."""
     return error.names if isinstance(error, DriverError) else frozenset(each.__name__ for each in type(error).__mro__)
 
 
 def http_status(error: BaseException | None) -> int | None:
-    """The HTTP status behind a driver's exception: botocore's, gcsfs's and aiohttp's ways of carrying it."""
+    """Return the HTTP status behind a driver's exception; botocore, gcsfs and aiohttp each have their own attribute."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and "ResponseMetadata" in response:
             return int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
-        # aiohttp says 400 of an answer that it cannot read, cut off for one: no server did.
-        unread = type(error).__module__ == "aiohttp.http_exceptions"
-        for name in () if unread else ("status", "code"):
+        # aiohttp uses 400 for a response that it cannot parse, such as one that was cut off: no server sent that.
+        unparsed = type(error).__module__ == "aiohttp.http_exceptions"
+        for name in () if unparsed else ("status", "code"):
             value = getattr(error, name, None)
             if str(value).isdigit():
                 return int(str(value))
@@ -64,5 +153,5 @@ def http_status(error: BaseException | None) -> int | None:
 
 
 def driver_text(error: BaseException) -> str:
-    """The exception in one line."""
+    """Return class and text of an exception in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

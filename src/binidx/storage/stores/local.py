@@ -1,15 +1,15 @@
-"""Files of this machine: large ones mapped, small ones read at once.
+"""Files of this machine: large ones are mapped, small ones are read at once.
 
-Whether to ask the disk ahead: it gives ten times the bytes while pages are cold, and doubles the work when warm.
+Read-ahead of the disk (`AskAhead`) gives ten times the bytes while pages are cold, and doubles the work when they are
+warm, so it is switched off after a run of warm reads:
 
-reads      cold cold cold warm warm .. warm | warm warm warm warm cold | cold ..
-ask ahead   yes  yes  yes  yes  yes ..  yes |  no   no   no   no   no  |  yes ..
-                           `patience` reads    the one that had to wait
+    reads        cold cold cold warm warm .. warm | warm warm warm warm cold | cold ..
+    read-ahead    on   on   on   on   on  ..  on  |  off  off  off  off  off |  on  ..
+                                `patience` reads                      waited
 
-File descriptors: a blend of thousands of mapped files needs more than the 1024 that most shells allow.
-
-A process may raise its own (soft) limit up to the hard one, which is 524,288 or more on today's Linux. It is raised
-once, when half of the descriptors are taken: sockets and the pipes of a DataLoader's workers need some, too.
+A blend of thousands of mapped files needs more descriptors than the 1024 that most shells allow. The process raises
+its own (soft) limit to the hard one, 524,288 or more on today's Linux, once half of the descriptors are taken: sockets
+and the pipes of a DataLoader's workers need some, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import errno
 import mmap as mapping
 import os
 import resource
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ class LocalFile:
         ObjectNotFoundError: there is no such file.
         StorageError: it cannot be read or mapped, or it changed while it was opened.
         ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. A view taken
-            before that is beyond help: touching lost pages kills the process with SIGBUS, as with every mmap.
+            before that is lost: touching cut pages kills the process with SIGBUS, as with every mmap.
 
     Pickles as its path. A replaced file (a new inode under the name) goes on being read as it was.
     """
@@ -127,15 +128,30 @@ class LocalFile:
         return f"LocalFile({self.uri!r})"
 
 
+def staging_path(path: str) -> str:
+    """Return a name in the same directory that no other writer has."""
+    return f"{path}.{uuid.uuid4().hex}.tmp"
+
+
+def sync_directory(path: str) -> None:
+    """Make the name of a file as durable as its bytes, where directories can be synced."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 PATIENCE = 8
 MOST_PATIENCE = 4096
 
 
 class AskAhead:
-    """Asks until some reads in a row did not move the disk, and again as soon as one does.
+    """Switch of the read-ahead: off after some reads in a row that did not move the disk, on again after one that did.
 
-    Where the system does not count what was asked ahead (some filesystems in user space) each read looks warm while
-    asking helps. So patience doubles each time it ended too early: 1 read in 8, 16, 32, ... goes without.
+    Some filesystems in user space do not count pages that were read ahead, so each read seems warm while read-ahead
+    helps. Therefore patience doubles each time it ended too early: 1 read in 8, 16, 32, ... goes without.
     """
 
     def __init__(self) -> None:
@@ -147,7 +163,7 @@ class AskAhead:
         return self.warm_reads < self.patience
 
     def saw(self, disk_moved: bool) -> None:
-        """One more read, and whether the disk was read for it."""
+        """Record one more read, and whether the disk was read for it."""
         if not disk_moved:
             self.warm_reads += 1
             return
@@ -160,18 +176,20 @@ class AskAhead:
 Opened = TypeVar("Opened")
 
 WAYS_OUT = {
-    errno.EMFILE: "raise the limit of open files, ulimit -n (the hard one, ulimit -Hn, is where we stopped)",
+    errno.EMFILE: "raise the limit of open files, ulimit -n (this process has raised it to the hard limit, ulimit -Hn)",
     errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
     errno.ENOMEM: "raise the number of maps a process may have, sysctl vm.max_map_count",
 }
-"""errno -> what to do, where opening fails for want of room"""
+
+
+"""errno -> the remedy, when opening fails for lack of descriptors or maps"""
 
 # Where a limit is "unlimited", macOS takes no more than this.
 MANY = 10_240
 
 
 def with_room(open_it: Callable[[], Opened]) -> Opened:
-    """`open_it()`, once more under a higher limit if it finds no descriptor left."""
+    """Return `open_it()`, called once more under a higher limit if no descriptor was left."""
     try:
         return open_it()
     except OSError as error:

@@ -6,11 +6,9 @@
     status            206; 200 with a Content-Range, or for a range that is the whole object
 
 Another version is an `ObjectChangedError`. Any other wrong response is a `ShortReadError`, which is retried a few
-times: a proxy may have had a bad moment. Requests name the version, too (`pinned`), so that a store can refuse them
-early, but nothing depends on that: a server that ignores If-Match still sends the ETag of the bytes that it sends.
-
-Generic fsspec drivers return bytes without their response: of these only the length is checked (`check_length`), and
-`unpinned` looks at the object before and after.
+times: a proxy may have had a bad moment. Requests carry the version, too (If-Match, generation), so that a store can
+refuse them early, but nothing depends on that: a server that ignores If-Match still sends the ETag of the bytes that it
+sends. Generic fsspec drivers return bytes without their response: of these only the length is checked.
 """
 
 from __future__ import annotations
@@ -18,12 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from binidx.errors import ShortReadError
-from binidx.storage.interfaces import Range
-from binidx.storage.stores.pinned import PinnedObject
+from binidx.errors import ObjectChangedError, ShortReadError
+from binidx.storage.interfaces import ObjectInfo, Range
+from binidx.storage.stores.identity import is_weak
 
-MARKS = {"generation": "x-goog-generation", "etag": "etag", "version": "x-amz-version-id"}
+VERSION_HEADERS = {"generation": "x-goog-generation", "etag": "etag", "version": "x-amz-version-id"}
 """Key of an identity -> response header; the first key that an identity has decides. GCS changes the ETag of an object,
 but not its generation, when only its metadata changes."""
 
@@ -36,46 +35,64 @@ class ResponseHead:
     headers: Mapping[str, str]
 
 
-def check_response(opened: PinnedObject, where: Range, head: ResponseHead) -> None:
-    """Check that the body of a response is this range of the pinned object, before it is waited for.
+def check_response(info: ObjectInfo, where: Range, head: ResponseHead) -> None:
+    """Check that the body of a response is this range of the pinned object, before the body is awaited.
 
     Raises:
         ObjectChangedError: the response belongs to another version of the object.
-        ShortReadError: it belongs to another range, or does not tell.
+        ShortReadError: it belongs to another range, or lacks the headers that prove its range.
     """
-    (start, stop), size = where, opened.identity["size"]
-    said, length = head.headers.get("content-range"), head.headers.get("content-length")
-    place = parse_content_range(said)
-    total = place[1] if place else None
-    name, pinned = _version_of(opened)
-    version = head.headers.get(MARKS.get(name, ""))
+    (start, stop), size = where, info.size
+    content_range, length = head.headers.get("content-range"), head.headers.get("content-length")
+    parsed = parse_content_range(content_range)
+    total = parsed[1] if parsed else None
+    name = next((each for each in VERSION_HEADERS if each in info.identity), "")
+    pinned = str(info.identity.get(name, ""))
+    version = head.headers.get(VERSION_HEADERS.get(name, ""))
     if _bare(version) != _bare(pinned) if version and pinned else not pinned and total not in (None, size):
-        raise opened.changed({"size": total, name: version})
+        raise changed(info, {"size": total, name: version})
     if length not in (None, str(stop - start)):
-        raise wrong_length(opened.uri, where, str(length))
-    if said is None and head.status == 200:
+        raise wrong_length(info.uri, where, str(length))
+    if content_range is None and head.status == 200:
         if where != (0, size):
-            raise wrong_length(opened.uri, where, "all")
-    elif head.status not in (200, 206) or place != (where, size):
-        found = f"status {head.status}, Content-Range {said}"
-        raise _wrong(opened.uri, f"wrong response (found {found}; need 206, bytes {start}-{stop - 1}/{size})")
-    if not version and pinned and not pinned.startswith("W/"):
-        raise _wrong(opened.uri, f"response without a version (need {MARKS[name]} {pinned})")
+            raise wrong_length(info.uri, where, "all")
+    elif head.status not in (200, 206) or parsed != (where, size):
+        found = f"status {head.status}, Content-Range {content_range}"
+        raise _wrong(info.uri, f"wrong response (found {found}; need 206, bytes {start}-{stop - 1}/{size})")
+    if not version and pinned and not is_weak(pinned):
+        raise _wrong(info.uri, f"response without a version (need {VERSION_HEADERS[name]} {pinned})")
 
 
 def check_length(uri: str, where: Range, body: bytes) -> bytes:
-    """Return the body of a response if it is as long as its range."""
+    """Return the body of a response if it is as long as its range.
+
+    Raises:
+        ShortReadError: it is not.
+    """
     if len(body) != where[1] - where[0]:
         raise wrong_length(uri, where, len(body))
     return body
 
 
+def check_unchanged(info: ObjectInfo, identity: Mapping[str, Any]) -> None:
+    """Raise ObjectChangedError unless an object still has the identity that it was opened with."""
+    if identity != info.identity:
+        raise changed(info, identity)
+
+
+def changed(info: ObjectInfo, now: Mapping[str, Any]) -> ObjectChangedError:
+    """Return the error of an object that has another identity now; values of None are unknown."""
+    was, found = _in_words(info.identity), _in_words(now)
+    return ObjectChangedError(f"{info.uri}: changed since it was opened ({was}, now {found}); open it again")
+
+
 def wrong_length(uri: str, where: Range, found: int | str) -> ShortReadError:
+    """Return the error of a response with another number of bytes than its range."""
     return _wrong(uri, f"{found} bytes for range {where[0]}-{where[1]}, needed {where[1] - where[0]}")
 
 
 def parse_content_range(text: str | None) -> tuple[Range, int] | None:
-    """The range and the total of a Content-Range header; None if it is missing or malformed.
+    """Return the range and the total of a Content-Range header; None if it is missing or malformed.
 
     Example:
         >>> parse_content_range("bytes 10-19/300")
@@ -85,15 +102,24 @@ def parse_content_range(text: str | None) -> tuple[Range, int] | None:
     return ((int(found[1]), int(found[2]) + 1), int(found[3])) if found else None
 
 
-def _version_of(opened: PinnedObject) -> tuple[str, str]:
-    """The deciding key of an identity, and its value; both empty if the store tells no version."""
-    name = next((each for each in MARKS if each in opened.identity), "")
-    return name, str(opened.identity.get(name, ""))
+def size_and_tail(content_range: str | None, length: int | None) -> tuple[int | None, int]:
+    """Return the size of an object whose last bytes were requested, and how many of them the response has.
+
+    A response with the whole object counts as having none: its body is not awaited.
+    """
+    if (found := parse_content_range(content_range)) is None:
+        return length, 0
+    (start, stop), size = found
+    return size, stop - start if stop == size else 0
 
 
 def _bare(mark: str) -> str:
-    """An ETag without its quotes, and without W/: a proxy that compresses weakens it."""
+    """Return an ETag without its quotes, and without W/: a proxy that compresses weakens it."""
     return mark.removeprefix("W/").strip('"')
+
+
+def _in_words(identity: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in identity.items() if value is not None)
 
 
 def _wrong(uri: str, problem: str) -> ShortReadError:

@@ -1,22 +1,16 @@
-"""Which parts an object made of pieces has on S3. No I/O happens here.
+"""Concatenation of pieces of objects into one object, copied by the store itself where it can.
 
-    pieces     |--- a ---|b|c|------- d -------|        b and c are under 5 MiB
-    parts      | copy    |upload | copy | copy |        the upload takes the first bytes of d, to reach 5 MiB
+    source and target            method                                  bytes through this process
+    one store with multipart     parts that the store copies             pieces under its least part, filled up to that
+    one store that composes      whole objects                           none
+    disk                         copy_file_range, reflinks if possible   none
+    any others                   one stream                              all
 
-S3's limits: a part has 5 MiB to 5 GiB, only the last may be shorter; 10,000 parts.
+    pieces     |--- a ---|b|c|------- d -------|        b and c are under the least part
+    parts      | copy    |upload | copy | copy |        the upload takes the first bytes of d, to reach it
 
-Pieces of files -> one file beside its target, copied by the kernel; file systems with reflinks copy nothing.
-
-Pieces of objects -> one object, moved by the store itself where it can; unseen until it is published.
-
-    from and to       how                                      through this process
-    s3 -> s3          parts copied by the store                pieces under 5 MiB, and what fills them up to that
-    gs -> gs          compose, 32 whole objects a call         nothing; of pieces that are not whole: all
-    disk -> disk      copy_file_range, reflinks where it can   nothing
-    else              streamed                                 all
-
-The two ends are one store if they have the same protocol and the same storage options. What is copied is pinned: the
-object that was opened, by its ETag or generation, or an error.
+Source and target are one store if they have the same provider and the same storage options. Copies are pinned: of the
+version that was opened, by its ETag or generation, or an error. The object is invisible until it is published.
 """
 
 from __future__ import annotations
@@ -25,32 +19,34 @@ import contextlib
 import errno
 import itertools
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from binidx.errors import ObjectChangedError
-from binidx.storage.interfaces import Bytes, RangeReader
+from binidx.storage.interfaces import (
+    Bytes,
+    ComposingStore,
+    MultipartStore,
+    ObjectInfo,
+    RangeReader,
+    VersionedReader,
+)
 from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.s3_multipart import S3Parts
+from binidx.storage.stores.driver_errors import storage_errors
+from binidx.storage.stores.local import staging_path
+from binidx.storage.stores.registry import Provider, local_path, open_store, protocols, provider_of
 from binidx.storage.threads import READS
-from binidx.storage.writing.publish import create_object, delete_object
+from binidx.storage.writing.part_upload import PartUpload
+from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import StagingFile
-
-LEAST_PART = 5 << 20
-MOST_PARTS = 10_000
-COPIED_PART = 128 << 20
-"""What the store copies in one request where 10,000 of them suffice: seconds, well inside the time-outs of clients, and
-with many in flight faster than one huge part."""
 
 
 @dataclass(frozen=True, eq=False)
 class SourcePiece:
-    """Bytes [start, stop) of what `reader` reads as it is stored; or `data` itself, where there is none."""
+    """Bytes [start, stop) of a stored object; or `data` itself, if there is no reader."""
 
     reader: RangeReader | None
     start: int = 0
@@ -59,7 +55,7 @@ class SourcePiece:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of an object."""
+        """True if it is all of an object."""
         return self.reader is not None and (self.start, self.stop) == (0, self.reader.size)
 
 
@@ -78,7 +74,7 @@ class Copied:
 
 @dataclass(frozen=True, eq=False)
 class Uploaded:
-    """A part that passes through this process."""
+    """A part that this process uploads."""
 
     pieces: list[SourcePiece]
 
@@ -87,24 +83,23 @@ Part = Copied | Uploaded
 
 
 def piece_bytes(part: SourcePiece | Part) -> int:
-    """Bytes of a piece or a part."""
+    """Return the bytes of a piece or a part."""
     if isinstance(part, Uploaded):
         return sum(map(piece_bytes, part.pieces))
     return len(part.data) if isinstance(part, SourcePiece) and part.reader is None else part.stop - part.start
 
 
-def plan_concatenation(
-    pieces: Sequence[SourcePiece], *, least: int = LEAST_PART, most: int = COPIED_PART
-) -> list[Part]:
-    """Parts that are the pieces, one after the other.
+def plan_concatenation(pieces: Sequence[SourcePiece], least: int, most: int, max_parts: int) -> list[Part]:
+    """Return parts that are the pieces, one after the other.
 
     Args:
-        least: bytes of a part, but for the last; raised as far as 10,000 parts ask for it.
+        least: bytes of a part, but for the last; raised as far as `max_parts` requires.
         most: bytes copied in one part, at least twice `least`; raised likewise.
+        max_parts: parts of one object.
     """
     total = sum(map(piece_bytes, pieces))
     # Every part but the last has `least` bytes, so there are no more than total // least + 1.
-    least = max(least, -(-total // (MOST_PARTS - 1)))
+    least = max(least, -(-total // (max_parts - 1)))
     most = max(most, 2 * least)
     parts: list[Part] = []
     small: list[SourcePiece] = []
@@ -123,7 +118,7 @@ def plan_concatenation(
 
 
 def split_piece(piece: SourcePiece, head: int) -> tuple[SourcePiece, SourcePiece]:
-    """Its first bytes, and the rest."""
+    """Return the first `head` bytes of a piece, and the rest."""
     if piece.reader is None:
         return SourcePiece(None, data=piece.data[:head]), SourcePiece(None, data=piece.data[head:])
     middle = piece.start + head
@@ -131,7 +126,7 @@ def split_piece(piece: SourcePiece, head: int) -> tuple[SourcePiece, SourcePiece
 
 
 def cut_evenly(piece: SourcePiece, most: int) -> list[Copied]:
-    """Parts of up to `most` bytes, none much smaller than the others: the last must not fall below the least."""
+    """Return parts of up to `most` bytes, none much smaller than the others: the last must not be too small."""
     assert piece.reader is not None
     size = piece_bytes(piece)
     count = -(-size // most)
@@ -140,19 +135,19 @@ def cut_evenly(piece: SourcePiece, most: int) -> list[Copied]:
 
 
 class FileJoin:
-    """A file beside the target, filled by the kernel: a `join.Join`."""
+    """A `Join` into a file beside the target, copied by the kernel."""
 
     how = "copy_file_range"
 
     def __init__(self, uri: str, pieces: Sequence[SourcePiece]) -> None:
         self._pieces, self.moved_bytes = pieces, 0
-        path = filesystem.local_path(uri)
+        path = local_path(uri)
         assert path is not None
         self._file: StagingFile | None = StagingFile(path)
 
     def fill(self, advance: Callable[[int], object]) -> None:
         assert self._file is not None
-        with filesystem.storage_errors(self._file.path):
+        with storage_errors(self._file.path):
             for piece in self._pieces:
                 if piece.reader is None:
                     self._file.file.write(piece.data)
@@ -177,7 +172,7 @@ class FileJoin:
     def _copy(self, piece: SourcePiece, advance: Callable[[int], object]) -> None:
         assert piece.reader is not None
         assert self._file is not None
-        path = filesystem.local_path(piece.reader.uri)
+        path = local_path(piece.reader.uri)
         with open(str(path), "rb", buffering=0) as source:
             at, copy = piece.start, copy_in_kernel
             while at < piece.stop:
@@ -194,7 +189,7 @@ class FileJoin:
 
 
 def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
-    """Bytes copied from `offset` to the target's position; 0 at the end, -1 where the kernel cannot."""
+    """Return the bytes copied from `offset` to the target's position; 0 at the end, -1 if the kernel cannot copy."""
     if not hasattr(os, "copy_file_range"):
         return -1
     try:
@@ -206,7 +201,7 @@ def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
 
 
 def copy_through(source: int, target: int, count: int, offset: int) -> int:
-    """The same, through this process."""
+    """`copy_in_kernel`, by this process."""
     view = memoryview(os.pread(source, min(count, 8 << 20), offset))
     total = len(view)
     while view:
@@ -216,17 +211,16 @@ def copy_through(source: int, target: int, count: int, offset: int) -> int:
 
 Options = Mapping[str, Any] | None
 IN_FLIGHT = 16
-"""Parts that the store copies at once; those that pass through this process have `join_plan.LEAST_PART` bytes."""
 
-COMPOSED = 32
-"""Objects in one compose, of Google's."""
+
+"""Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
 
 
 class Join(Protocol):
-    """An object made of pieces, on its way.
+    """An object that is being made of pieces.
 
     Attributes:
-        moved_bytes: what passed through this process.
+        moved_bytes: bytes that passed through this process.
         how: "server", "copy_file_range" or "stream".
     """
 
@@ -234,19 +228,19 @@ class Join(Protocol):
     how: str
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        """Bring all pieces together, unseen; `advance` is told of bytes done."""
+        """Copy all pieces into the invisible object; call `advance` with the bytes done."""
 
     def publish(self, make_way: Callable[[], object]) -> None:
-        """When all that can fail before has been done: call `make_way`, and make the object visible."""
+        """Finish the copy, call `make_way`, and make the object visible."""
 
     def abandon(self) -> None:
-        """Leave nothing. Never raises; after `publish` it does nothing."""
+        """Remove all that was copied. Never raises; does nothing after `publish`."""
 
 
 def open_join(
     uri: str, pieces: Sequence[SourcePiece], source_options: Options = None, target_options: Options = None
 ) -> Join:
-    """A new object under `uri` that will be the pieces, one after the other.
+    """Begin a new object that will be the pieces, one after the other.
 
     Args:
         pieces: their readers were opened with `source_options`.
@@ -254,27 +248,30 @@ def open_join(
     Raises:
         StorageError: the store refuses.
     """
-    here = _store_of(uri)
-    same = all(_store_of(piece.reader.uri) == here for piece in pieces if piece.reader is not None)
-    with filesystem.storage_errors(uri):
-        if here == "file" and same:
+    here, options = _provider_of(uri), target_options or {}
+    same = all(_provider_of(piece.reader.uri) == here for piece in pieces if piece.reader is not None)
+    with storage_errors(uri):
+        if same and local_path(uri) is not None:
             return FileJoin(uri, pieces)
-        if same and dict(source_options or {}) == dict(target_options or {}):
-            if here == "s3" and any(isinstance(part, Copied) for part in plan_concatenation(pieces)):
-                return _S3Join(uri, pieces, target_options)
-            if here == "gs" and _composable(uri, pieces):
-                return _GcsJoin(uri, pieces, target_options)
+        if same and here is not None and dict(source_options or {}) == dict(options):
+            store = open_store(uri, options)
+            if isinstance(store, MultipartStore):
+                plan = plan_concatenation(pieces, store.min_part, store.copied_part, store.max_parts)
+                if any(isinstance(part, Copied) for part in plan):
+                    return _CopiedParts(store, uri, plan, options)
+            if isinstance(store, ComposingStore) and _composable(uri, pieces):
+                return _Composed(store, uri, pieces)
         return _Streamed(uri, pieces, target_options)
 
 
-class _S3Join:
+class _CopiedParts:
     """A multipart upload whose parts the store copies."""
 
     how = "server"
 
-    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
-        self._plan, self.moved_bytes = plan_concatenation(pieces), 0
-        self._parts: S3Parts | None = S3Parts(uri, "", options or {})
+    def __init__(self, store: MultipartStore, uri: str, plan: Sequence[Part], options: Mapping[str, Any]) -> None:
+        self._plan, self.moved_bytes = plan, 0
+        self._parts: PartUpload | None = PartUpload(store, uri, "", options)
         self._tags: dict[int, str] = {}
 
     def fill(self, advance: Callable[[int], object]) -> None:
@@ -309,64 +306,51 @@ class _S3Join:
     def _bring(self, number: int, part: Part) -> str:
         assert self._parts is not None
         if isinstance(part, Copied):
-            reader, where = part.reader, (part.start, part.stop)
-            etag = str(getattr(reader, "identity", {}).get("etag", ""))
-            return self._parts.copy(number, reader.uri, None if part.whole else where, etag)
+            return self._parts.copy(number, _info(part.reader), (part.start, part.stop))
         data = b"".join(bytes(view) for piece in part.pieces for view in read_piece(piece))
         self.moved_bytes += len(data)
         return self._parts.write(number, (0, len(data)), data)
 
 
-class _GcsJoin:
-    """Compose, in rounds while there are more than 32; what lies under temporary names goes."""
+class _Composed:
+    """An object that the store composes, in rounds through temporary objects if there are too many for one call."""
 
     how = "server"
 
-    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
-        self._uri, self._pieces, self._options = uri, pieces, options
-        self._fs, path = filesystem.open_filesystem(uri, options or {})
-        self._bucket, self._key, _ = self._fs.split_path(path)
+    def __init__(self, store: ComposingStore, uri: str, pieces: Sequence[SourcePiece]) -> None:
+        self._store, self._uri, self._pieces = store, uri, pieces
         self._temporary: list[str] = []
-        self._composed: list[dict[str, Any]] = []
+        self._last: list[ObjectInfo] = []
         self.moved_bytes = 0
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        objects = [self._object(piece) for piece in self._pieces]
-        while len(objects) > COMPOSED:
-            groups = [objects[start : start + COMPOSED] for start in range(0, len(objects), COMPOSED)]
-            objects = [self._compose(f"{self._key}.{uuid.uuid4().hex}.tmp", group) for group in groups]
-        self._composed = objects
+        objects, most = [_info(piece.reader) for piece in self._pieces], self._store.max_composed
+        while len(objects) > most:
+            groups = [objects[start : start + most] for start in range(0, len(objects), most)]
+            objects = [self._compose(staging_path(self._uri), group) for group in groups]
+        self._last = objects
         advance(sum(map(piece_bytes, self._pieces)))
 
     def publish(self, make_way: Callable[[], object]) -> None:
         make_way()
-        self._compose(self._key, self._composed)
+        self._compose(self._uri, self._last)
         self.abandon()
 
     def abandon(self) -> None:
-        for key in self._temporary:
+        for uri in self._temporary:
             with contextlib.suppress(Exception):
-                delete_object(f"gs://{self._bucket}/{key}", self._options)
+                self._store.delete(uri)
         self._temporary = []
 
-    def _object(self, piece: SourcePiece) -> dict[str, Any]:
-        assert piece.reader is not None
-        _, path = filesystem.open_filesystem(piece.reader.uri, self._options or {})
-        generation = getattr(piece.reader, "identity", {}).get("generation")
-        return {"name": self._fs.split_path(path)[1], **({"generation": str(generation)} if generation else {})}
-
-    def _compose(self, key: str, objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if key != self._key:
-            self._temporary.append(key)
-        body = {"sourceObjects": list(objects), "destination": {"contentType": "application/octet-stream"}}
-        with filesystem.storage_errors(self._uri):
-            made = self._fs.call("POST", "b/{}/o/{}/compose", self._bucket, key, json=body, json_out=True)
-        self._fs.invalidate_cache()
-        return {"name": key, "generation": str(made["generation"])}
+    def _compose(self, uri: str, objects: Sequence[ObjectInfo]) -> ObjectInfo:
+        if uri != self._uri:
+            self._temporary.append(uri)
+        with storage_errors(self._uri):
+            return self._store.compose(uri, objects)
 
 
 class _Streamed:
-    """All of it through this process."""
+    """One stream through this process."""
 
     how = "stream"
 
@@ -393,11 +377,11 @@ class _Streamed:
 
 
 class _Abandoned(Exception):
-    """Thrown into an unfinished write so that it leaves nothing."""
+    """Raised in an unfinished write so that it leaves nothing."""
 
 
 def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
-    """Its bytes, in views of up to 8 MiB."""
+    """Yield the bytes of a piece in views of up to 8 MiB."""
     if piece.reader is None:
         yield piece.data
         return
@@ -405,15 +389,20 @@ def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
         yield from piece.reader.read(cut(around, 8 << 20))
 
 
-def _store_of(uri: str) -> str:
-    """What two places must have in common; "" for what is no store of which we know more."""
-    if filesystem.local_path(uri) is not None:
-        return "file"
-    protocol, *chained = filesystem.protocols(uri)
-    return "" if chained else {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}.get(protocol, "")
+def _provider_of(uri: str) -> Provider | None:
+    """Return the row of the store of a URI; None for a chain."""
+    schemes = protocols(uri) or ["file"]
+    return provider_of(schemes[0]) if len(schemes) == 1 else None
 
 
 def _composable(uri: str, pieces: Sequence[SourcePiece]) -> bool:
-    """Whether these are whole objects of one bucket: ranges cannot be composed, nor what lies elsewhere."""
+    """Return whether these are whole objects of one bucket: ranges, and objects of other buckets, are not composed."""
     buckets = {each.reader.uri.split("/")[2] for each in pieces if each.reader is not None} | {uri.split("/")[2]}
     return len(buckets) == 1 and bool(pieces) and all(piece.whole for piece in pieces)
+
+
+def _info(reader: RangeReader | None) -> ObjectInfo:
+    """Return the version of an object that a reader is pinned to."""
+    assert reader is not None
+    identity = reader.identity if isinstance(reader, VersionedReader) else {}
+    return ObjectInfo(reader.uri, reader.size, identity)

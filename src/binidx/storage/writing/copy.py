@@ -1,24 +1,14 @@
-"""How far the copy of one object got: pure values, written to a journal and read back by a successor.
+"""Verified copies of one object, part by part (`copy_object`) or compressed on the way (`encode_object`).
 
-Copy one object part by part: continued after a break, and verified by reading back what arrived.
-
-    source ── read ──► digest ──► part        several parts in flight
+    source ── read ──► digest ──► part              several parts in flight
                          │
-                      CopyState ──► saved now and then, by whoever called
+                      CopyState ──► journal         saved by the caller every few seconds
                          │
-    target ── read back ─┴─ equal? ──► done   else what arrived is removed
+    target ── read back ─┴─ equal? ──► done         if not, the copy is removed
 
-A part counts as sent once its digest and the store's tag for it are in the state. A successor keeps the parts that are
-still there as the state says, and sends the others. Memory: the parts in flight, 256 MiB at most.
-
-Copy one object and compress it on the way, verified by decoding what arrived.
-
-    source ── read ──┬─► digest ──► CopyState
-                     └─► codec ──► target
-    target ── read back, decoded ── equal? ──► done   else what arrived is removed
-
-How many bytes come out is known at the end only, so nothing is continued in the middle: what breaks off begins again,
-unless it had been published.
+A part counts as sent once its digest and the store's tag for it are in the state. Another process continues from the
+state: it keeps the parts that still exist, and sends the others. Memory: the parts in flight, 256 MiB at most. The size
+of a compressed object is known at its end only, so an interrupted one begins again, unless it had been published.
 """
 
 from __future__ import annotations
@@ -48,14 +38,14 @@ PART_BYTES = 8 << 20
 
 @dataclass
 class CopyState:
-    """How far the copy of one object got, in JSON values.
+    """Progress of the copy of one object, in JSON values.
 
     Attributes:
         size: bytes of the source.
         part_bytes: of each part but the last.
-        token: what `open_parts` continues with.
+        token: continues the upload, see `open_parts`.
         sent: part -> (digest, tag).
-        done: identity of the target once it stands there verified.
+        done: identity of the target once it is verified.
     """
 
     size: Count
@@ -76,12 +66,12 @@ class CopyState:
 
     @property
     def complete(self) -> bool:
-        """Whether every part was sent."""
+        """True if every part was sent."""
         return self.sent.keys() == self.ranges.keys()
 
 
 def plan_copy(size: int, part_bytes: int = PART_BYTES) -> CopyState:
-    """Parts of `part_bytes`, or larger ones where an S3 upload could not hold so many."""
+    """Return the state of a new copy, in parts of `part_bytes`, or larger ones if there would be too many."""
     needed = -(-size // MAX_PARTS)
     whole_mebibytes = -(-needed // (1 << 20)) << 20
     return CopyState(size, max(part_bytes, whole_mebibytes if needed > part_bytes else 0))
@@ -95,20 +85,20 @@ Result = TypeVar("Result")
 
 
 class ProgressWatcher(Protocol):
-    """Who looks on."""
+    """Receiver of progress and messages of long work."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """A stretch of work starts."""
+        """Begin a phase of the work."""
 
     def advance(self, num_bytes: int) -> None:
-        """So much more of it is done."""
+        """Add bytes to those done in this phase."""
 
     def say(self, message: str) -> None:
-        """Something worth a line."""
+        """Show a message."""
 
 
 class SilentWatcher:
-    """A Watch that looks away."""
+    """Watcher that shows nothing."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
 
@@ -118,12 +108,12 @@ class SilentWatcher:
 
 
 class CorruptCopyError(StorageError):
-    """What arrived is not what was sent; it was removed."""
+    """A copy differs from its source; it was removed."""
 
 
 @dataclass(frozen=True)
 class CopyCounts:
-    """What one call did."""
+    """Parts and bytes of one call."""
 
     parts_sent: int = 0
     parts_kept: int = 0
@@ -142,16 +132,16 @@ def copy_object(
     save_seconds: float = SAVE_SECONDS,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CopyCounts:
-    """Bring the bytes of `source` under the name `target`, continuing from `state`, which is kept up to date.
+    """Copy `source` to `target`, continuing from `state`, which is updated.
 
     Args:
-        save: keeps `state` where a successor finds it; called at the start, every `save_seconds`, before publishing.
-        before_publish: last look before the target appears; what it raises stops the copy.
-        checksum: read back all that arrived; False: compare the sizes.
+        save: writes `state` to a journal; called at the start, every `save_seconds`, before publishing.
+        before_publish: called right before the target appears; an exception stops the copy.
+        checksum: read back the whole copy; False: compare the sizes.
 
     Raises:
-        CorruptCopyError: the target did not hold what was sent, and was removed.
-        StorageError: a store refuses; what can be continued stays.
+        CorruptCopyError: the target differed from the source, and was removed.
+        StorageError: a store refuses; parts that can be continued stay.
     """
     counts = CopyCounts(parts_kept=len(state.sent))
     if stands_already(target, state, storage_options):
@@ -168,7 +158,7 @@ def copy_object(
             parts.abandon()
             raise
         except BaseException:
-            # A broken connection or Ctrl-C loses nothing; only a kill loses what was sent since the last save.
+            # A broken connection or Ctrl-C loses nothing; a kill loses the parts since the last save.
             with contextlib.suppress(Exception):
                 save()
             parts.pause()
@@ -181,7 +171,7 @@ def copy_object(
 
 
 def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) -> bool:
-    """Whether two objects hold the same bytes; reads both, up to the first difference."""
+    """Return whether two objects have the same bytes; reads both, up to the first difference."""
     if left.size != right.size:
         return False
     watch.begin(f"compare {right.uri}", left.size, 0)
@@ -198,9 +188,9 @@ def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) 
 def map_in_flight(
     function: Callable[[Item], Result], items: Iterable[Item], count: int
 ) -> Generator[Result, None, None]:
-    """`map` over threads, in order, with no more than `count` items taken up but not yet given out.
+    """`map` over threads, in order, with at most `count` items in work or waiting to be yielded.
 
-    Close it: until then threads may be at work, and what they work on must stay open.
+    Close it: until then threads may use the items, which must stay open.
     """
     pending: deque[Future[Result]] = deque()
     pool = READS.executor(count)
@@ -216,7 +206,7 @@ def map_in_flight(
 
 
 def stands_already(target: str, state: CopyState, storage_options: Mapping[str, Any] | None) -> bool:
-    """Whether an earlier process got as far as `done`, and nobody replaced the target since."""
+    """Return whether an earlier process finished the copy, and the target was not replaced since."""
     try:
         return state.done is not None and object_identity(target, storage_options) == state.done
     except ObjectNotFoundError:
@@ -226,7 +216,7 @@ def stands_already(target: str, state: CopyState, storage_options: Mapping[str, 
 def _was_published(
     target: str, state: CopyState, watch: ProgressWatcher, storage_options: Mapping[str, Any] | None
 ) -> bool:
-    """Whether an earlier process published the target, but was killed before it could say so: by its content."""
+    """Return whether an earlier process was killed right after publishing: the target has the content."""
     if not state.complete or not state.sent:
         return False
     try:
@@ -245,10 +235,10 @@ def _fill(
     save_seconds: float,
     watch: ProgressWatcher,
 ) -> CopyCounts:
-    """Send every part that is not there yet."""
+    """Send every missing part."""
     ranges = state.ranges
     state.token, state.done = parts.token, None
-    save()  # before anything that takes time: what is not written down here would be left behind
+    save()  # first of all: an upload that is in no journal would stay in the store
     state.sent = _kept(parts, state, watch)
     kept = sum(stop - start for start, stop in (ranges[part] for part in state.sent))
     counts = CopyCounts(len(ranges) - len(state.sent), len(state.sent), state.size - kept)
@@ -267,11 +257,11 @@ def _fill(
 
 
 def _kept(parts: MultipartWriter, state: CopyState, watch: ProgressWatcher) -> dict[int, tuple[str, str]]:
-    """What an earlier process sent and is still there as it was."""
+    """Return the parts of an earlier process that still exist unchanged."""
     kept, ranges = {}, state.ranges
     if state.sent:
         watch.begin(
-            "check what is there", sum(stop - start for start, stop in (ranges[part] for part in state.sent)), 0
+            "check the parts sent before", sum(stop - start for start, stop in (ranges[part] for part in state.sent)), 0
         )
     for part, mark in state.sent.items():
         if parts.kept(part, ranges[part], *mark):
@@ -283,7 +273,7 @@ def _kept(parts: MultipartWriter, state: CopyState, watch: ProgressWatcher) -> d
 def _send(
     source: RangeReader, parts: MultipartWriter, missing: Mapping[int, Range]
 ) -> Generator[tuple[int, tuple[str, str]], None, None]:
-    """Carry parts over; gives each one's number, digest and tag once it is there."""
+    """Send parts; yield the number, digest and tag of each once it is stored."""
 
     def carry(item: tuple[int, Range]) -> tuple[memoryview | None, str, str]:
         data = source.read([item[1]])[0]
@@ -315,7 +305,7 @@ def _verify_published(
 def verify_copy(
     open_arrived: Callable[[], RangeReader], target: str, state: CopyState, checksum: bool, watch: ProgressWatcher
 ) -> None:
-    """CorruptCopyError unless what arrived is what was sent to `target`."""
+    """Raise CorruptCopyError unless the copy has the digests of the parts that were sent to `target`."""
     if checksum:
         watch.begin(f"verify {target}", state.size, 0)
     arrived = open_arrived()
@@ -348,15 +338,15 @@ def encode_object(
     checksum: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CopyCounts:
-    """Bring the bytes of `source` under the name `target`, stored as that name tells.
+    """Copy `source` to `target`, in the codec of its name.
 
     Args:
         state: of the plain bytes; a `done` one is left alone.
-        checksum: decode all that arrived; False: compare the plain sizes.
+        checksum: decode the whole copy; False: compare the plain sizes.
 
     Raises:
-        CorruptCopyError: the target did not hold what was sent, and was removed.
-        StorageError: a store refuses; what stood there before still does.
+        CorruptCopyError: the target differed from the source, and was removed.
+        StorageError: a store refuses; an object that was there stays.
     """
     if stands_already(target, state, storage_options):
         return CopyCounts(parts_kept=len(state.sent))
@@ -368,7 +358,7 @@ def encode_object(
         watch.begin(f"compress {target}", state.size, 0)
         with create_object(target, storage_options, before_publish=before_publish) as stored:
             _encode(source, CODECS[codec_of(target)].create(stored, level), state, watch)
-            save()  # whoever was overtaken stops here
+            save()  # a process that lost its lease stops here
         _verify(target, state, checksum, watch, storage_options)
     state.done = object_identity(target, storage_options)
     save()
@@ -378,7 +368,7 @@ def encode_object(
 def _encode(
     source: RangeReader, encoder: AbstractContextManager[Writer], state: CopyState, watch: ProgressWatcher
 ) -> None:
-    """Every part in order, some read ahead."""
+    """Compress every part in order, some read ahead."""
     ranges = state.ranges
     read_ahead = map_in_flight(lambda where: source.read([where])[0], ranges.values(), READ_AHEAD)
     with contextlib.closing(read_ahead) as blocks, encoder as writer:
@@ -391,7 +381,7 @@ def _encode(
 def _encode_was_published(
     target: str, state: CopyState, watch: ProgressWatcher, storage_options: Mapping[str, Any] | None
 ) -> bool:
-    """Whether an earlier process published the target, but was killed before it could say so: by its content."""
+    """Return whether an earlier process was killed right after publishing: the target has the content."""
     if not state.complete:
         return False
     try:

@@ -1,12 +1,12 @@
-"""A new object written in parts, unseen until it is published: what an interrupted upload can be continued with.
+"""New objects written in parts, invisible until they are published; an interrupted one is continued by its token.
 
-    where        a part is              continued with      still there after kill -9
-    local disk   a slice of NAME.TOKEN.partial   the token           every part
-    s3://        a part of a multipart upload    the upload's id     every part
-    the rest     a piece of one stream           -                   nothing: that object begins again
+    target                   a part is                       token               survives kill -9
+    local disk               a slice of NAME.TOKEN.partial   random              every part
+    store with multipart     a part of an upload             id of the upload    every part
+    other stores             a piece of one stream           -                   nothing: the object begins again
 
-Parts are numbered from 1, all of one size but the last. Local and S3 parts may be written in any order, several at a
-time, and by a successor: the same part written twice is the same part.
+Parts are numbered from 1, all of one size but the last. Slices and parts of an upload may be written in any order,
+several at a time, and by another process; writing a part again replaces it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from binidx.errors import StorageError
-from binidx.storage.interfaces import Bytes, Range
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.s3_multipart import S3Parts
+from binidx.storage.interfaces import Bytes, MultipartStore, Range
+from binidx.storage.stores.driver_errors import storage_errors
+from binidx.storage.stores.local import sync_directory
+from binidx.storage.stores.registry import local_path, open_store
+from binidx.storage.writing.part_upload import PartUpload
 from binidx.storage.writing.publish import create_object, delete_object
-from binidx.storage.writing.staging import sync_directory
 
 MAX_PARTS = 10_000
-"""Of one S3 upload."""
+
+
+"""Of one object: the limit of S3."""
 
 
 class MultipartWriter(Protocol):
-    """An object on its way.
+    """An object that is being written in parts.
 
     Attributes:
         ordered: parts must be written one after the other.
-        token: what the next process continues with; "" where nothing can be continued.
-        staged: URI under which the whole can be read before `publish`; None where it cannot.
+        token: continues it in another process; "" if that is not possible.
+        staged: URI under which the whole can be read before `publish`; None if it cannot.
     """
 
     ordered: bool
@@ -44,59 +47,60 @@ class MultipartWriter(Protocol):
     staged: str | None
 
     def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
-        """Whether this part, written earlier with this digest and tag, is still there."""
+        """Return whether this part, written earlier with this digest and tag, still exists."""
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
-        """Write one part; the tag the store gave it."""
+        """Write one part; return the tag that the store gave it."""
 
     def publish(self, tags: Mapping[int, str]) -> str | None:
-        """Make the object visible, whole, with the tag of each part."""
+        """Make the object visible, made of the parts with these tags."""
 
     def pause(self) -> None:
-        """Stop here: what can be continued stays, the rest goes. Never raises."""
+        """Stop; parts that can be continued stay, others are removed. Never raises."""
 
     def abandon(self) -> None:
-        """Remove what was written. Never raises, and never touches what stands under the name."""
+        """Remove the parts. Never raises, and never touches an object that has the name."""
 
 
 def part_digest(data: Bytes) -> str:
-    """What identifies the bytes of a part: 128 bits of BLAKE2b, about 1 GB/s."""
+    """Return the digest of a part: 128 bits of BLAKE2b, about 1 GB/s."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def open_parts(
     uri: str, size: int, token: str = "", storage_options: Mapping[str, Any] | None = None
 ) -> MultipartWriter:
-    """An object of `size` bytes to be written under `uri`: the one of this token if it is still there, else a new one.
+    """Return a writer of an object of `size` bytes: that of this token if it still exists, else a new one.
 
     Raises:
         StorageError: the store refuses.
     """
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     if path is not None:
         return LocalParts(path, size, token)
-    protocol, *chained = filesystem.protocols(uri)
-    # An upload without parts is refused by S3, so an empty object goes the common way.
-    kind = MULTIPART_WRITERS.get(protocol, StreamParts) if size and not chained else StreamParts
-    with filesystem.storage_errors(uri):
-        return kind(uri, token, storage_options or {})
+    store, options = open_store(uri, storage_options), storage_options or {}
+    # An upload without parts is refused by S3, so an empty object is streamed.
+    if size and isinstance(store, MultipartStore):
+        return PartUpload(store, uri, token, options)
+    with storage_errors(uri):
+        return StreamParts(uri, options)
 
 
 class LocalParts:
-    """Slices of a file beside the target, renamed over it at the end."""
+    """Slices of a file beside the target, renamed over the target at the end."""
 
     ordered = False
 
     def __init__(self, path: str, size: int, token: str) -> None:
         self.path = path
-        # A token comes out of a file, and is about to become part of a path.
+        # A token is read from a file, and becomes part of a path.
         self.token = token if re.fullmatch("[0-9a-f]+", token) else uuid.uuid4().hex[:8]
         self.staged: str | None = f"{path}.{self.token}.partial"
-        with filesystem.storage_errors(path):
+        with storage_errors(path):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             self._file = os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                os.ftruncate(self._file, size)  # a hole; what was written stays
+                os.ftruncate(self._file, size)  # a hole; slices that were written stay
             except OSError:
                 self.pause() if self.token == token else self.abandon()
                 raise
@@ -107,14 +111,14 @@ class LocalParts:
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
         view, start = memoryview(data), where[0]
-        with filesystem.storage_errors(self.path):
+        with storage_errors(self.path):
             while view:
                 written = os.pwrite(self._file, view, start)
                 view, start = view[written:], start + written
         return ""
 
     def publish(self, tags: Mapping[int, str]) -> None:
-        with filesystem.storage_errors(self.path):
+        with storage_errors(self.path):
             os.fsync(self._file)
             self._close()
             os.replace(str(self.staged), self.path)
@@ -130,20 +134,20 @@ class LocalParts:
             os.unlink(str(self.staged))
 
     def _close(self) -> None:
-        # Forgotten first: a second close would take the number's next owner.
+        # Reset first: a second close would close another file with the same number.
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
 
 class StreamParts:
-    """One stream to any other store, that shows nothing before its end."""
+    """One stream to any other store; parts are written in their order."""
 
     ordered = True
     token = ""
     staged: str | None = None
 
-    def __init__(self, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
+    def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
         self._open = contextlib.ExitStack()
         self._writer = self._open.enter_context(create_object(uri, storage_options))
 
@@ -166,8 +170,8 @@ class StreamParts:
 
 
 def sweep(uri: str, ending: str) -> None:
-    """Remove what killed writers of a local object left beside it, `NAME.RANDOM` and this ending; never raises."""
-    path = filesystem.local_path(uri)
+    """Remove the staging files `NAME.RANDOM` + ending of killed writers of a local object. Never raises."""
+    path = local_path(uri)
     if path is None:
         return
     folder, name = os.path.split(os.path.abspath(path))
@@ -178,16 +182,10 @@ def sweep(uri: str, ending: str) -> None:
 
 
 def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove what an earlier process left on its way to `uri`, if it is still there; a failure is left for later."""
-    path = filesystem.local_path(uri)
+    """Remove the parts that an earlier process wrote of `uri`, if they still exist. Never raises."""
+    path = local_path(uri)
     with contextlib.suppress(Exception):
         if path is not None:
             delete_object(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
-        elif filesystem.protocols(uri)[0] in MULTIPART_WRITERS:
-            fs, where = filesystem.open_filesystem(uri, storage_options or {})
-            bucket, key, _ = fs.split_path(where)
-            fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=token)
-
-
-MULTIPART_WRITERS: dict[str, Callable[[str, str, Mapping[str, Any]], MultipartWriter]] = {"s3": S3Parts, "s3a": S3Parts}
-"""protocol -> the class that can continue there; the others stream"""
+        elif isinstance(store := open_store(uri, storage_options), MultipartStore):
+            store.upload(uri, token).abort()

@@ -1,11 +1,11 @@
-"""Writing objects: beside first, then visible at once. Nobody ever sees half of one under its name.
+"""Atomic writes: an object is staged first and then becomes visible at once, so a reader never sees a part of it.
 
-    local       <name>.<random>.tmp -> fsync -> rename (or link, where the first writer must win)
-    S3, GCS     one PUT, or a multipart upload that is completed at the end: the store shows it whole or not at all
-    the rest    <name>.<random>.tmp -> the filesystem's own move
+    local                      <name>.<random>.tmp -> fsync -> rename (or link, if the first writer must win)
+    stores that hide uploads   one PUT, or an upload that is completed at the end
+    other stores               <name>.<random>.tmp -> the filesystem's own move
 
-A process that is killed leaves at most a .tmp file or an unfinished upload behind, never an object. A child forked in
-between leaves what its parent is writing alone, however it ends.
+A killed process leaves at most a .tmp file or an unfinished upload behind, never an object. A child that is forked
+meanwhile leaves its parent's object alone, however it ends.
 """
 
 from __future__ import annotations
@@ -19,20 +19,13 @@ from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.json_models import MAX_BYTES, JsonFile
-from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.interfaces import Bytes, ObjectInfo, Store, Writer
+from binidx.storage.requests.head import head
 from binidx.storage.settings import ReadSettings
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.driver_errors import cause_of, http_status
-from binidx.storage.stores.head import fetch_object_info
-from binidx.storage.stores.signed import delete_one, get_small
-from binidx.storage.writing.staging import (
-    ONE_PUT,
-    StagingFile,
-    StagingUpload,
-    in_directory,
-    staging_path,
-    sync_directory,
-)
+from binidx.storage.stores.driver_errors import hidden_cause, storage_errors
+from binidx.storage.stores.local import staging_path, sync_directory
+from binidx.storage.stores.registry import local_path, open_store
+from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload, open_writable
 
 ATTEMPTS = 5
 Hook = Callable[[], object] | None
@@ -52,8 +45,8 @@ def create_object(
     stores take at most 10,000 parts, of 50 MiB: beyond 500 GB pass a default_block_size in storage_options.
 
     Args:
-        before_publish: called when all is written, and on a disk synced, right before the object appears; what it
-            raises stops that. An object sent in one request is sent after it.
+        before_publish: called when all is written, and on a disk synced, right before the object appears; an exception
+            stops that. An object sent in one request is sent after it.
         durable: a local file is synced before it appears. What can be made again, and is proved by a checksum before it
             is used, needs no sync: a file cut by a lost power supply is then made again.
 
@@ -61,7 +54,7 @@ def create_object(
         StorageError: the store refuses; what was there before still is.
     """
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     if path is not None:
         return _written(path, lambda: StagingFile(path, durable=durable), before_publish)
     return _written(uri, lambda: StagingUpload(uri, storage_options or {}), before_publish)
@@ -69,12 +62,12 @@ def create_object(
 
 @contextlib.contextmanager
 def create_file(path: str, size: int, *, durable: bool = True) -> Iterator[StagingFile]:
-    """`create_object` for a local file of `size` bytes: write to it, or fill its `map()` in place, zeros at first.
+    """`create_object` for a local file of `size` bytes: write to it, or fill its `map()`, which begins as zeros.
 
-    The mapping stays after the block, and goes on being that file, also when another takes its name.
+    The mapping stays valid after the block, also when another file takes the name.
 
     Raises:
-        StorageError: above all, the disk does not have so many bytes; see `File` for how sure that is.
+        StorageError: the disk lacks the space, above all; `StagingFile` describes how reliable that is.
     """
     with _whole_or_nothing(path, lambda: StagingFile(path, size, durable), None) as file:
         yield file
@@ -90,9 +83,9 @@ def put_if_absent(
     """Create a small object unless there is one: of many writers the first wins.
 
     Returns:
-        True: the object holds `data`, written by us or by a twin. False: it holds something else, which stays.
-        The store's own word for "exists" is not enough: when the reply to a PUT is lost, its retry is told that the
-        object exists, and it is ours. So what stands there is read back and compared.
+        True: the object holds `data`, written by this process or another. False: it holds something else, which stays.
+        If the response to a PUT is lost, its retry finds that the object exists, although it is ours. So an object that
+        exists is read back and compared.
 
     A store that ignores conditional writes lets the last writer win: give equal content to equal names.
 
@@ -105,14 +98,14 @@ def put_if_absent(
     uri = os.fspath(uri)
     if len(data) > ONE_PUT:
         raise ConfigError(f"{uri}: {len(data)} bytes, needed at most {ONE_PUT} to be put in one request")
-    path = filesystem.local_path(uri)
+    path = local_path(uri)
     for attempt in range(ATTEMPTS):
         if _link(path, data, durable) if path is not None else _put(uri, bytes(data), storage_options or {}):
             return True
         standing = read_small(uri, storage_options)
         if standing is not None:
             return standing == data
-        # Deleted in between, or two writers that S3 told to try again (409).
+        # Deleted in between, or two writers that S3 asked to try again (409).
         time.sleep(0.05 * 2**attempt)
     raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
 
@@ -121,72 +114,60 @@ SMALL = JsonFile(object)
 
 
 def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
-    """All of a small object as it is now, in one request; None where there is none.
+    """Return a small object as it is now, by one request; None if there is none.
 
     Raises:
         FormatError: it is larger than any small object.
     """
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
-    with filesystem.storage_errors(uri):
+    path = local_path(uri)
+    with storage_errors(uri):
         try:
             if path is not None:
                 SMALL.check_size(os.path.getsize(path), uri)
                 return Path(path).read_bytes()
-            if (found := get_small(uri, storage_options or {})) is not None:
-                return found[0]
-            fs, path = filesystem.open_filesystem(uri, storage_options or {})
-            # From 0 on, or s3fs asks for the size first.
-            data = bytes(fs.cat_file(path, start=0, end=MAX_BYTES + 1))
+            store: Store = open_store(uri, storage_options)
+            data = store.get(uri, MAX_BYTES)
             SMALL.check_size(len(data), uri)
             return data
         except FileNotFoundError as error:
-            # fsspec's http says so of whatever went wrong.
-            if filesystem.reason_of(error):
+            if hidden_cause(error):
                 raise
             return None
-        except Exception as error:
-            if http_status(error) == 416:
-                return b""
-            raise
 
 
 def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
-    """Afterwards there is no such object; that there was none is no error."""
+    """Delete an object; that there is none is no error."""
     uri = os.fspath(uri)
-    path = filesystem.local_path(uri)
-    with filesystem.storage_errors(uri), contextlib.suppress(FileNotFoundError):
+    path = local_path(uri)
+    with storage_errors(uri), contextlib.suppress(FileNotFoundError):
         if path is not None:
             os.unlink(path)
-        elif not delete_one(uri, storage_options or {}):
-            fs, path = filesystem.open_filesystem(uri, storage_options or {})
-            fs.rm_file(path)
+        else:
+            open_writable(uri, storage_options).delete(uri)
 
 
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Asked of the store itself each time, never of a listing. A directory is no object."""
+    """Return whether there is an object now, never from a listing that was cached. A directory is no object."""
     try:
-        _told(uri, storage_options, folders=False)
+        _head(uri, storage_options, folders=False)
     except ObjectNotFoundError:
         return False
     return True
 
 
 def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What identifies the content without reading it, in JSON values: `size`, and `etag`, `generation` or `mtime`.
+    """Return the identity of the content, in JSON values: `size`, and `etag`, `generation` or `mtime`.
 
     Raises:
         ObjectNotFoundError: there is no such object.
     """
-    return filesystem.identity_from_info(_told(uri, storage_options, folders=True))
+    return dict(_head(uri, storage_options, folders=True).identity)
 
 
-def _told(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> dict[str, Any]:
-    uri, options = os.fspath(uri), storage_options or {}
-    settings = ReadSettings.of(options)
-    in_flight = filesystem.max_in_flight(uri, options, settings)
-    fs, path = filesystem.open_filesystem(uri, options, reading=in_flight)
-    return fetch_object_info(fs, path, uri, settings, in_flight=in_flight, folders=folders)
+def _head(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> ObjectInfo:
+    uri = os.fspath(uri)
+    return head(open_store(uri, storage_options), uri, ReadSettings.of(storage_options), folders=folders).info
 
 
 def join_uri(base: str, *parts: str) -> str:
@@ -206,15 +187,15 @@ def _written(uri: str, begin: Callable[[], StagingFile | StagingUpload], before_
 @contextlib.contextmanager
 def _whole_or_nothing(uri: str, begin: Callable[[], Unfinished], before_publish: Hook) -> Iterator[Unfinished]:
     pid = os.getpid()
-    with filesystem.storage_errors(uri):
+    with storage_errors(uri):
         unfinished = begin()
     try:
         yield unfinished
-        with filesystem.storage_errors(uri):
+        with storage_errors(uri):
             unfinished.complete()
         if before_publish is not None:
             before_publish()
-        with filesystem.storage_errors(uri):
+        with storage_errors(uri):
             unfinished.publish()
     except BaseException:
         with contextlib.suppress(Exception):
@@ -224,23 +205,23 @@ def _whole_or_nothing(uri: str, begin: Callable[[], Unfinished], before_publish:
 
 
 class _ErrorsNamed:
-    """A writer whose errors name the object."""
+    """Writer whose errors name the object."""
 
     def __init__(self, uri: str, writer: Any) -> None:
         self.uri, self.writer = uri, writer
 
     def write(self, data: Bytes, /) -> int:
-        with filesystem.storage_errors(self.uri):
+        with storage_errors(self.uri):
             return int(self.writer.write(data))
 
 
 def _link(path: str, data: Bytes, durable: bool) -> bool:
-    """A whole file under the name, unless the name is taken."""
+    """Write a file, which appears whole, unless the name is taken; return whether it was written."""
     temporary = staging_path(path)
     with _written(path, lambda: StagingFile(temporary, durable=durable), None) as writer:
         writer.write(data)
     try:
-        with filesystem.storage_errors(path):
+        with storage_errors(path):
             return _link_file(temporary, path, durable)
     finally:
         with contextlib.suppress(OSError):
@@ -263,12 +244,9 @@ def _link_file(source: str, path: str, durable: bool) -> bool:
 
 
 def _put(uri: str, data: bytes, storage_options: Mapping[str, Any]) -> bool:
-    fs, path = filesystem.open_filesystem(uri, storage_options)
-    try:
-        in_directory(fs, path, lambda: fs.pipe_file(path, data, mode="create"))
-    except Exception as error:
-        # Only AWS's wording makes s3fs say FileExistsError; other servers' 412 comes as OSError EINVAL.
-        if isinstance(error, FileExistsError) or http_status(error) in (409, 412):
+    with storage_errors(uri):
+        try:
+            open_writable(uri, storage_options).put(uri, [memoryview(data)], if_absent=True)
+        except FileExistsError:
             return False
-        raise filesystem.translated(uri, error) from cause_of(error)
     return True

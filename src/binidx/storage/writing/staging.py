@@ -1,4 +1,4 @@
-"""Objects on their way: what is written lies elsewhere, or in the store unseen, until it is published.
+"""Staging of new objects: under another name, or invisible in the store, until they are published.
 
 begin ── write ... write ── complete ── publish
              any of them fails: abandon, which leaves nothing; in a forked child: forget, which touches nothing
@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import mmap as mapping
 import os
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from binidx.storage.interfaces import Bytes
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.local import keep_room, with_room
-from binidx.storage.stores.s3_multipart import S3Stream, WriteBuffer
-from binidx.storage.stores.signed import put_small
+from binidx.errors import StorageError
+from binidx.storage.interfaces import Bytes, MultipartStore, StreamingStore, WritableStore
+from binidx.storage.stores.local import keep_room, staging_path, sync_directory, with_room
+from binidx.storage.stores.registry import open_store
+from binidx.storage.writing.part_upload import PartStream, WriteBuffer
 
 ONE_PUT = 16 << 20
-"""Objects up to this size are held in memory and sent in one request."""
 
-# Their multipart uploads show nothing before they are completed; other filesystems may show a file that grows.
-HOLDS_BACK = ("s3", "s3a", "gs", "gcs")
+
+"""Objects up to this size are buffered in memory and sent in one request."""
+
+
 BUFFER_BYTES = 1 << 20
 
 
 class StagingFile:
-    """A file on its way: under another name until it is published, which replaces what was there.
+    """New local file under another name; publishing replaces a file that has the name.
 
     Args:
         size: bytes that it will have, where they are known: their blocks are there before the first is written, so a
@@ -101,18 +102,31 @@ class StagingFile:
             view = view[self.file.write(view) :]
 
 
+def open_writable(uri: str, storage_options: Mapping[str, Any] | None) -> WritableStore:
+    """Return the store of a URI.
+
+    Raises:
+        StorageError: it cannot be written to.
+    """
+    store = open_store(uri, storage_options)
+    if not isinstance(store, WritableStore):
+        raise StorageError(f"{uri}: this store is only read; write to another one")
+    return store
+
+
 class StagingUpload:
-    """An object on its way to a filesystem: in memory while it is small, then streamed."""
+    """A new object of a store: in memory while it is small, then streamed under a name, or in an upload, of its own."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
         self.uri, self.options = uri, storage_options
-        self.fs, self.path = filesystem.open_filesystem(uri, storage_options)
-        self.holds_back = filesystem.protocols(uri)[0] in HOLDS_BACK
-        self.temporary = self.path if self.holds_back else staging_path(self.path)
+        self.store = open_writable(uri, storage_options)
         self.start = WriteBuffer()
         self.file: Any = None
-        # Who asks for smaller blocks wants less memory held.
-        self.most = min(ONE_PUT, int(storage_options.get("default_block_size", ONE_PUT)))
+        self.temporary = ""
+        # A smaller block size asks for less memory. A store that takes no streams gets the whole object at once.
+        self.most: float = min(ONE_PUT, int(storage_options.get("default_block_size", ONE_PUT)))
+        if not isinstance(self.store, (MultipartStore, StreamingStore)):
+            self.most = math.inf
 
     def write(self, data: Bytes) -> int:
         if self.file is not None:
@@ -129,64 +143,34 @@ class StagingUpload:
 
     def publish(self) -> None:
         if self.file is None:
-            self._put()
-        elif self.holds_back:
-            self.file.commit()
+            self.store.put(self.uri, self.start.pieces)
+        elif self.temporary:
+            assert isinstance(self.store, StreamingStore)
+            self.store.move(self.temporary, self.uri)
         else:
-            filesystem.move(self.fs, self.temporary, self.path)
+            self.file.commit()
 
     def _stream(self, begun: WriteBuffer) -> Any:
-        if filesystem.protocols(self.uri) in (["s3"], ["s3a"]):
-            return S3Stream(self.uri, self.options, begun)
-        options = {"autocommit": False} if self.holds_back else {}
-        file = in_directory(self.fs, self.path, lambda: self.fs.open(self.temporary, "wb", **options))
+        if isinstance(self.store, MultipartStore):
+            return PartStream(self.store, self.uri, self.options, begun)
+        assert isinstance(self.store, StreamingStore)
+        self.temporary = "" if self.store.hides_uploads else staging_path(self.uri)
+        file = self.store.open_stream(self.temporary or self.uri)
         for piece in begun.pieces:
             file.write(piece)
         return file
 
-    def _put(self) -> None:
-        pieces = self.start.pieces
-        if put_small(self.uri, pieces, self.options) is None:
-            in_directory(self.fs, self.path, lambda: self.fs.pipe_file(self.path, b"".join(pieces)))
-
     def abandon(self) -> None:
         if self.file is None:
             return
-        if self.holds_back:
+        if self.temporary:
+            self.file.close()
+            self.store.delete(self.temporary)
+        else:
             self.forget()
             self.file.discard()
-        else:
-            self.file.close()
-            self.fs.rm_file(self.temporary)
 
     def forget(self) -> None:
         # Else the file would flush itself once more when it is collected.
         if self.file is not None:
             self.file.closed = True
-
-
-def in_directory(fs: Any, path: str, write: Callable[[], Any]) -> Any:
-    """What `write` returns, after its directory was made where a filesystem has directories and misses it."""
-    try:
-        return write()
-    except FileNotFoundError:
-        protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-        if not set(HOLDS_BACK).isdisjoint(protocols):
-            raise  # what is missing is the bucket
-        fs.makedirs(fs._parent(path), exist_ok=True)
-        return write()
-
-
-def staging_path(path: str) -> str:
-    """A name that nobody else has, in the same directory."""
-    return f"{path}.{uuid.uuid4().hex}.tmp"
-
-
-def sync_directory(path: str) -> None:
-    """Make the name as durable as the bytes, where directories can be synced."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

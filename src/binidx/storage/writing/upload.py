@@ -1,8 +1,8 @@
-"""An object whose bytes are all here, on their way to a store: several parts at once, and known by the store's answer.
+"""Upload of an object that is in memory, identified by the store's response.
 
-up to 16 MiB     one PUT
-s3, larger       a multipart upload, 8 parts in flight, 128 MiB of memory
-the rest         a stream, see `publish`; on GCS the store is asked for the MD5 of what it has then
+up to 16 MiB               one PUT
+larger, with multipart     an upload, 8 parts in flight
+other stores               a stream; the MD5 that the store reports identifies the object
 """
 
 from __future__ import annotations
@@ -13,78 +13,77 @@ from collections.abc import Mapping
 from typing import Any
 
 from binidx.errors import StorageError
+from binidx.storage.interfaces import MultipartStore
 from binidx.storage.open import keep_whole, open_kept
 from binidx.storage.ranges import cut
-from binidx.storage.stores import filesystem
-from binidx.storage.stores.head import look_up
-from binidx.storage.stores.s3_multipart import S3Parts
-from binidx.storage.threads import REQUESTS
-from binidx.storage.writing.multipart import MAX_PARTS, MULTIPART_WRITERS
+from binidx.storage.requests.head import find_object
+from binidx.storage.stores.driver_errors import storage_errors
+from binidx.storage.stores.registry import open_store
+from binidx.storage.threads import READS
+from binidx.storage.writing.part_upload import PartUpload, cut_views
 from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import ONE_PUT
 
 IN_FLIGHT = 8
-TELL_MD5 = ("gs", "gcs")
 
 
 def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """Write a remote object, which appears whole, replacing what was there.
 
     Returns:
-        Its identity, as `filesystem.identity_of` will word it: out of the store's answer to this very request, since
-        whoever asks afterwards may be told of another writer's object; or of an object whose MD5 says that it has these
-        bytes. None where neither is told.
+        Its identity, as `object_identity` returns it: from the store's response to this very request, since a later
+        HEAD request may find another writer's object; or of an object with the MD5 of these bytes. None if the store
+        reports neither.
 
     Raises:
-        StorageError: the store refuses; what was there before still is.
+        StorageError: the store refuses; an object that was there stays.
     """
-    protocol, *chained = filesystem.protocols(uri)
-    if chained or protocol not in MULTIPART_WRITERS:
-        with create_object(uri, storage_options, durable=False) as out:
+    store, options = open_store(uri, storage_options), storage_options or {}
+    if not isinstance(store, MultipartStore):
+        with create_object(uri, options, durable=False) as out:
             for start, stop in cut((0, len(data)), ONE_PUT):
                 out.write(data[start:stop])
-        return _known_by_digest(uri, data, storage_options) if protocol in TELL_MD5 and not chained else None
-    tag = _put(uri, data, storage_options) if len(data) <= ONE_PUT else _send_parts(uri, data, storage_options)
+        return _identified_by_digest(uri, data, options)
+    if len(data) <= ONE_PUT:
+        with storage_errors(uri):
+            tag = store.put(uri, cut_views(data))
+    else:
+        tag = _send_parts(store, uri, data, options)
     return {"size": len(data), "etag": tag} if tag else None
 
 
 def keep_sent(
     uri: str, data: memoryview, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
 ) -> memoryview | None:
-    """Put what was just sent where the processes of this node look before they ask the store: `kept`.
+    """Put an object that was just sent into the disk cache of this node.
 
     Args:
-        identity: that `send_object` gave.
+        identity: returned by `send_object`.
 
     Returns:
-        The bytes as they are kept; None where the store did not say what they are, or there is no place for them.
+        The cached bytes; None if there is no identity, or no cache, or no space.
     """
     copy = open_kept(uri, identity, storage_options)
     return keep_whole(copy, data) if copy is not None else None
 
 
-def _known_by_digest(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _identified_by_digest(uri: str, data: memoryview, storage_options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the identity of an object if the store reports an MD5, and it is that of the data."""
     try:
-        found = look_up(uri, storage_options)
+        found = find_object(uri, storage_options)
     except StorageError:
-        return None  # what was sent is there; it is only not known by more than its name
+        return None  # the object is there; only its identity is unknown
+    if found is None or found.info.md5 is None:
+        return None
     digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-    return filesystem.identity_from_info(found.info) if found and found.info.get("md5Hash") == digest else None
+    return dict(found.info.identity) if found.info.md5 == digest else None
 
 
-def _put(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None) -> str:
-    with filesystem.storage_errors(uri):
-        fs, path = filesystem.open_filesystem(uri, storage_options or {})
-        answer = fs.pipe_file(path, bytes(data))
-    return str(answer.get("ETag", "")) if isinstance(answer, Mapping) else ""
-
-
-def _send_parts(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None) -> str:
-    with filesystem.storage_errors(uri):
-        parts = S3Parts(uri, "", storage_options or {})
-    ranges = dict(enumerate(cut((0, len(data)), max(ONE_PUT, -(-len(data) // MAX_PARTS))), 1))
+def _send_parts(store: MultipartStore, uri: str, data: memoryview, storage_options: Mapping[str, Any]) -> str:
+    parts = PartUpload(store, uri, "", storage_options)
+    ranges = dict(enumerate(cut((0, len(data)), max(ONE_PUT, -(-len(data) // store.max_parts))), 1))
     try:
-        with REQUESTS.executor(IN_FLIGHT) as threads:
+        with READS.executor(IN_FLIGHT) as threads:
             sent = {
                 part: threads.submit(parts.write, part, where, data[where[0] : where[1]])
                 for part, where in ranges.items()

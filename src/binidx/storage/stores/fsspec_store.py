@@ -1,0 +1,317 @@
+"""Stores of any fsspec filesystem, and the base classes of the providers that have a driver of their own.
+
+fsspec's exceptions become ours in `driver_errors`. Generic drivers return bytes without the response that carried them,
+so only their length is checked. Local files and objects in memory are looked at again after each read, which costs no
+round trip; what other drivers read is not pinned to a version.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError, StorageError
+from binidx.storage.interfaces import ObjectInfo, Prices, Range
+from binidx.storage.settings import ReadSettings, drivers_own
+from binidx.storage.stores.driver_errors import cause_of, http_status, missing_driver, storage_errors, translated
+from binidx.storage.stores.identity import identity_from_info, object_info
+from binidx.storage.stores.registry import links, local_path, open_store, prices_of, protocols, store_class
+from binidx.storage.stores.response_check import check_length, check_unchanged
+
+CONCURRENCY = 64
+"""Requests in flight at once, over all threads and objects of a process."""
+
+
+MAX_GAP = 64 << 10
+"""Bytes that pass in the CPU time of a request through a driver, 0.6 ms in s3fs, at 100 MB/s for each connection."""
+
+
+CHECKED_AFTERWARDS = {"LocalFileSystem", "MemoryFileSystem"}
+"""Filesystems, or bases of them, where looking at an object costs no round trip."""
+
+
+Result = TypeVar("Result")
+
+
+def open_fsspec_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> FsspecStore:
+    """Return the store of a URI whose provider has no class of its own."""
+    fs, _ = open_filesystem(uri, storage_options or {})
+    # Chains report the kind of the filesystem that they are made of, and work otherwise.
+    kind = WritableAsyncStore if type(fs).async_impl and len(protocols(uri)) == 1 else BlockingFsspecStore
+    return kind(uri, storage_options)
+
+
+class FsspecStore:
+    """Base of the stores over fsspec: options and clients.
+
+    Args:
+        uri: of an object in the store; fsspec takes some options from it.
+        storage_options: fsspec's own, and ours under the key "binidx".
+
+    A client is made on first use in each process (and in each thread, if the filesystem is not asynchronous), so one
+    made before a fork is never used after it: an inherited boto3 client returned wrong bytes without an error. Pickles
+    as its arguments.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.uri = uri
+        self.storage_options: Mapping[str, Any] = dict(storage_options or {})
+        self.settings = ReadSettings.of(storage_options)
+        self._clients: dict[tuple[int, int], Any] = {}
+
+    @property
+    def direct(self) -> bool:
+        """True if requests go past the driver, where that works."""
+        return False
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests in flight at once: the user's setting, or ours."""
+        return self.settings.concurrency or CONCURRENCY
+
+    @property
+    def max_gap(self) -> int:
+        """Bytes that are fetched and discarded rather than sending a second request."""
+        return MAX_GAP if self.settings.max_gap is None else self.settings.max_gap
+
+    def prices(self) -> Prices:
+        return prices_of(self.uri)
+
+    def pins(self, info: ObjectInfo) -> bool:
+        return False
+
+    @staticmethod
+    def default_options(uri: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
+        """Return the driver's options with our defaults; see `driver_options`."""
+        return dict(given)
+
+    @staticmethod
+    def prepare(fs: Any) -> None:
+        """Set up a filesystem that reads, before its first request."""
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem that reads, of this process (and thread)."""
+        # fsspec gives all threads of a process the same asynchronous filesystem, and each its own of the others.
+        pid, thread = os.getpid(), threading.get_ident()
+        found = self._clients.get((pid, 0)) or self._clients.get((pid, thread))
+        if found is None:
+            # How much a file of the driver buffers is irrelevant to reading, and would make another client.
+            options = {name: value for name, value in self.storage_options.items() if name != "default_block_size"}
+            fs, _ = open_filesystem(self.uri, options, reading=self.max_in_flight)
+            self.prepare(fs)
+            found = self._clients.setdefault((pid, 0 if type(fs).async_impl else thread), fs)
+        return found
+
+    def path(self, uri: str) -> str:
+        """Return the name of an object in the filesystem."""
+        if len(protocols(uri)) == 1:
+            return str(self.fs._strip_protocol(uri))
+        return open_filesystem(uri, self.storage_options)[1]
+
+    def find(self, uri: str, *, pattern: bool) -> list[str]:
+        """Return the URIs of all objects that match a glob pattern, or that are below a folder; one listing."""
+        fs, path = open_filesystem(uri, self.storage_options)
+        with storage_errors(uri):
+            found = fs.glob(path) if pattern else fs.find(path)
+        return [each if "://" in each else f"{protocols(uri)[0]}://{each}" for each in found]
+
+    def get(self, uri: str, most_bytes: int) -> bytes:
+        fs, path = open_filesystem(uri, self.storage_options)
+        try:
+            # From 0 on: without a range s3fs would ask for the size first.
+            return bytes(fs.cat_file(path, start=0, end=most_bytes + 1))
+        except Exception as error:
+            if http_status(error) == 416:
+                return b""
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_store, (self.uri, self.storage_options)
+
+    def __repr__(self) -> str:
+        # Without the options: they hold secrets.
+        return f"{type(self).__name__}({self.uri!r})"
+
+
+class FsspecWrites:
+    """Writing through a driver, which retries by itself: mixed into the stores of drivers that write."""
+
+    hides_uploads = False
+    storage_options: Mapping[str, Any]
+
+    def put(self, uri: str, data: Sequence[memoryview], *, if_absent: bool = False) -> str:
+        fs, path = open_filesystem(uri, self.storage_options)
+        options = {"mode": "create"} if if_absent else {}
+        try:
+            answer = self.in_directory(fs, path, lambda: fs.pipe_file(path, b"".join(data), **options))
+        except Exception as error:
+            # Only AWS's wording makes s3fs raise FileExistsError; another server's 412 comes as an OSError.
+            if if_absent and http_status(error) in (409, 412):
+                raise FileExistsError(uri) from error
+            raise
+        return str(answer.get("ETag", "")) if isinstance(answer, Mapping) else ""
+
+    def delete(self, uri: str) -> None:
+        fs, path = open_filesystem(uri, self.storage_options)
+        fs.rm_file(path)
+
+    def open_stream(self, uri: str) -> Any:
+        """Open a file of the driver for a large object: `write`, `close`, then `commit` if uploads are hidden."""
+        fs, path = open_filesystem(uri, self.storage_options)
+        options = {"autocommit": False} if self.hides_uploads else {}
+        return self.in_directory(fs, path, lambda: fs.open(path, "wb", **options))
+
+    def move(self, source: str, target: str) -> None:
+        """Rename one object. fsspec's own `mv`, if a filesystem has no better one, takes [ * ? in a name as pattern."""
+        from fsspec import AbstractFileSystem
+
+        fs, path = open_filesystem(target, self.storage_options)
+        old = open_filesystem(source, self.storage_options)[1]
+        if getattr(fs.mv, "__func__", None) is AbstractFileSystem.mv:
+            fs.cp_file(old, path)
+            fs.rm_file(old)
+        else:
+            fs.mv(old, path)
+
+    def in_directory(self, fs: Any, path: str, write: Callable[[], Result]) -> Result:
+        """Return `write()`, after making the directory if a filesystem has directories and this one is missing."""
+        try:
+            return write()
+        except FileNotFoundError:
+            if self.hides_uploads:
+                raise  # the bucket is missing
+            fs.makedirs(fs._parent(path), exist_ok=True)
+            return write()
+
+
+class BlockingFsspecStore(FsspecWrites, FsspecStore):
+    """Store of a filesystem without coroutines, or of a chain of filesystems (simplecache::s3://bucket/key)."""
+
+    @property
+    def _checked_afterwards(self) -> bool:
+        return not CHECKED_AFTERWARDS.isdisjoint(each.__name__ for each in type(self.fs).__mro__)
+
+    def pins(self, info: ObjectInfo) -> bool:
+        return self._checked_afterwards
+
+    def head_now(self, uri: str) -> ObjectInfo:
+        self.fs.invalidate_cache()
+        return checked_info(uri, self.fs.info(self.path(uri)))
+
+    def fetch_now(self, info: ObjectInfo, ranges: Sequence[Range]) -> list[bytes]:
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        fs, path = self.fs, self.path(info.uri)
+        # Without on_error exceptions would come back in the list as if they were data.
+        answers = fs.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
+        if self._checked_afterwards:
+            check_unchanged(info, identity_from_info(fs.info(path)))
+        return [check_length(info.uri, *each) for each in zip(ranges, answers, strict=True)]
+
+
+class AsyncFsspecStore(FsspecStore):
+    """Store of an asynchronous filesystem, as it is read."""
+
+    async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
+        return await self.look(uri), b""
+
+    async def look(self, uri: str) -> ObjectInfo:
+        """Return what the driver reports; most drivers list for a folder if there is no such object."""
+        self.fs.invalidate_cache()
+        return checked_info(uri, await self.fs._info(self.path(uri)))
+
+    async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+        start, stop = where
+        return check_length(info.uri, where, await self.fs._cat_file(self.path(info.uri), start=start, end=stop))
+
+    def run(self, request: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Run one coroutine on the event loop of the filesystem, and wait for it in this thread."""
+        from fsspec.asyn import sync
+
+        result: Result = sync(self.fs.loop, request)
+        return result
+
+
+class WritableAsyncStore(FsspecWrites, AsyncFsspecStore):
+    """Store of an asynchronous filesystem without a class of its own."""
+
+
+def checked_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
+    """Return fsspec's `info` of an object as ours.
+
+    Raises:
+        ObjectNotFoundError: it is a directory.
+        StorageError: it has no size.
+    """
+    if info.get("type") == "directory":
+        raise ObjectNotFoundError(f"{uri}: found a directory, needed an object")
+    if info.get("size") is None:
+        raise StorageError(f"{uri}: the store does not report its size; needed a server that sends Content-Length")
+    return object_info(uri, info)
+
+
+def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: int = 0) -> tuple[Any, str]:
+    """Return the fsspec filesystem of this process for a URI, and the path there. No request is sent.
+
+    fsspec makes one instance for equal options and process, and a new one after a fork.
+
+    Args:
+        reading: requests in flight at once, if the caller retries them itself; 0: for all other uses.
+
+    Raises:
+        MissingDriverError: the filesystem's package is not installed.
+        ConfigError: no such protocol, or a URI that fsspec cannot parse.
+        AccessError: the given profile does not exist.
+        StorageError: the driver refuses the options.
+    """
+    try:
+        import fsspec
+
+        if (local := local_path(uri)) is not None:
+            return fsspec.filesystem("file"), os.path.abspath(local)
+        options = driver_options(uri, storage_options, reading=reading)
+        fs, path = _open_literally(uri, options) if "::" in links(uri)[-1] else fsspec.url_to_fs(uri, **options)
+    except BinidxError:
+        raise
+    except ImportError as error:
+        raise missing_driver(uri, error) from error
+    except ValueError as error:
+        raise ConfigError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from error
+    except Exception as error:
+        raise translated(uri, error) from cause_of(error)
+    _opened.setdefault(id(fs), fs)
+    return fs, str(path)
+
+
+# All filesystems that this process or its parents opened, for ever; in one process fsspec's own cache holds them as
+# long. After a fork fsspec drops those of the parent, and collecting one closes its connections, which in a forked
+# child removes the *parent's* sockets from the epoll that they share: the parent then never sees the next response.
+_opened: dict[int, Any] = {}
+
+
+def _open_literally(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Open a URI with :: in the name of its object, which fsspec would take for a chain."""
+    from fsspec import filesystem, get_filesystem_class
+
+    if len(links(uri)) > 1:
+        raise ConfigError(f"{uri}: found :: in the name of a chained object, which fsspec cannot read; rename it")
+    protocol = protocols(uri)[0]
+    kind = get_filesystem_class(protocol)
+    return filesystem(protocol, **{**kind._get_kwargs_from_urls(uri), **options}), kind._strip_protocol(uri)
+
+
+def driver_options(uri: str, storage_options: Mapping[str, Any], *, reading: int = 0) -> dict[str, Any]:
+    """Return the options of a filesystem with our defaults for each link of the chain; the user's own win."""
+    first, *rest = protocols(uri)
+    options = _defaults(uri, first, drivers_own(storage_options), reading)
+    for protocol in rest:
+        options[protocol] = _defaults(uri, protocol, options.get(protocol, {}), 0)
+    return options
+
+
+def _defaults(uri: str, protocol: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
+    kind = store_class(protocol)
+    known = isinstance(kind, type) and issubclass(kind, FsspecStore)
+    return kind.default_options(uri, given, reading) if known else dict(given)

@@ -1,0 +1,158 @@
+"""Table of the stores, one row per provider, and what a URI names: which store, which path.
+
+    s3://bucket/key                     S3Store
+    simplecache::s3://bucket/key        a chain: fsspec's own filesystem over S3, read as it comes
+    /data/en.bin, file:///data/en.bin   a file of this machine
+
+A new provider is a module with a class, and a row here. Which options, endpoints, credentials and profiles hold is
+decided by the driver (`storage_options`, FSSPEC_* and AWS_* variables, its configuration files).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from binidx.storage import stats
+from binidx.storage.interfaces import Prices
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One row of the table.
+
+    Attributes:
+        store_class: "module:class", or a function; called with a URI and storage options it returns a `ReadableStore`
+            or a `BlockingStore`.
+        prices: see `Prices`; other providers are counted as "other".
+        package, install: the driver that must be installed, and the argument of pip.
+        credentials: where its users set credentials; part of error messages.
+    """
+
+    store_class: str
+    prices: Prices = Prices()  # noqa: RUF009 (frozen)
+    package: str = ""
+    install: str = ""
+    credentials: str = ""
+
+
+OTHER = Provider("binidx.storage.stores.fsspec_store:open_fsspec_store")
+"""Whatever fsspec opens by another scheme."""
+
+
+# S3 Standard, us-east-1: $0.0004 per 1,000 GET, $0.005 per 1,000 PUT or copy (aws.amazon.com/s3/pricing).
+# GCS Standard, one region: $0.004 per 10,000 class B, $0.05 per 10,000 class A (cloud.google.com/storage/pricing).
+# Both as of November 2026; other regions cost up to about a half more.
+_S3 = Provider(
+    "binidx.storage.stores.s3:S3Store",
+    Prices("s3", 0.0004 / 1_000, 0.005 / 1_000),
+    "s3fs",
+    "'binidx[s3]'",
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public",
+)
+_GCS = Provider(
+    "binidx.storage.stores.gcs:GcsStore",
+    Prices("gs", 0.004 / 10_000, 0.05 / 10_000),
+    "gcsfs",
+    "'binidx[gcs]'",
+    "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket",
+)
+_HTTP = Provider(
+    "binidx.storage.stores.http:HttpStore",
+    Prices("http"),
+    "aiohttp",
+    "aiohttp",
+    "those in the URL: a signature runs out",
+)
+_LOCAL = Provider("binidx.storage.stores.fsspec_store:open_fsspec_store", Prices("file"))
+PROVIDERS: dict[str, Provider] = {
+    "s3": _S3,
+    "s3a": _S3,
+    "gs": _GCS,
+    "gcs": _GCS,
+    "http": _HTTP,
+    "https": _HTTP,
+    "file": _LOCAL,
+    "local": _LOCAL,
+    "memory": OTHER,
+}
+"""URL scheme -> its row."""
+
+
+for _scheme, _provider in PROVIDERS.items():
+    stats.declare_store(_scheme, _provider.prices.store, _provider.prices.dollars_per_read)
+
+
+def provider_of(scheme: str) -> Provider:
+    """Return the row of a scheme."""
+    return PROVIDERS.get(scheme, OTHER)
+
+
+def store_class(scheme: str) -> Any:
+    """Import and return the class of the store of a scheme."""
+    module, _, name = provider_of(scheme).store_class.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> Any:
+    """Return the store of a URI. No request is sent, and no driver is imported before the first one.
+
+    Args:
+        uri: of an object in it.
+        storage_options: fsspec's own, and ours under the key "binidx".
+
+    Returns:
+        A `ReadableStore` or a `BlockingStore`; test for further protocols of `storage.interfaces` by `isinstance`.
+
+    Example:
+        >>> open_store("memory://bucket/key").prices().store
+        'other'
+    """
+    schemes = protocols(uri)
+    return store_class(schemes[0] if len(schemes) == 1 else "")(uri, storage_options)
+
+
+def prices_of(uri: str) -> Prices:
+    """Return the list prices of the store of a URI; a chain costs what its last link costs."""
+    return provider_of((protocols(uri) or ["file"])[-1]).prices
+
+
+def links(uri: str) -> list[str]:
+    """Split a chain: `simplecache::s3://b/k::l` -> ["simplecache", "s3://b/k::l"]."""
+    if "::" not in uri:
+        return [uri]
+    parts = uri.split("::")
+    # Nothing is chained behind a store: :: in the name of an object is part of the name.
+    ends = {*PROVIDERS} - {"file", "local"}
+    store = next((place for place, part in enumerate(parts) if part.partition("://")[0] in ends), len(parts) - 1)
+    return [*parts[:store], "::".join(parts[store:])]
+
+
+def protocols(uri: str) -> list[str]:
+    """Return the schemes of a URI: `simplecache::s3://b/k` -> ["simplecache", "s3"]; a plain path has none."""
+    return [link.partition("://")[0] for link in links(uri)] if "://" in uri else []
+
+
+def split_query(uri: str) -> tuple[str, str]:
+    """Split a URL of HTTP into the name of the object and the query with its question mark; other URIs have none."""
+    path, mark, query = uri.partition("?") if is_url(uri) else (uri, "", "")
+    return path, mark + query
+
+
+def is_url(uri: str) -> bool:
+    """Return whether a URI is a URL of HTTP, in which ? begins a query and [ ] stand for themselves."""
+    return uri.startswith(("http://", "https://"))
+
+
+def local_path(uri: str) -> str | None:
+    """Return the path of a file of this machine, named without a scheme or by file://; None for other URIs."""
+    if "://" not in uri:
+        return uri
+    # Nothing is chained behind a file: :: in its name is part of the name.
+    if uri.startswith(("file://", "local://")):
+        from fsspec.implementations.local import LocalFileSystem
+
+        return str(LocalFileSystem._strip_protocol(uri))
+    return None
