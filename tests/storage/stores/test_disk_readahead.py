@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binidx.native.gpt_samples import Recipe, TextRows
-from binidx.native.gpt_samples import Orders, Sequences
+from binidx.native.gpt_samples import Orders, Recipe, Sequences, TextRows
 from binidx.storage.stores.local import MOST_PATIENCE, PATIENCE, AskAhead, LocalFile
 
 
