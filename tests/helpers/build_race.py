@@ -2,10 +2,10 @@
 
     python -m helpers.build_race URI ROUNDS SEED SPAN
 
-Each builder is a forked child that begins within 20 ms of the others; some use the build lock, the others build at once,
-as processes do that lost their lease. At a random instant of its first SPAN seconds it may get a SIGKILL. Now and then
-the data changes between two rounds, or some builders of one round have other data under the same name. A builder that
-ends has compared its arrays.
+Each builder is a forked child that begins within 20 ms of the others; some use the build lock, the others build at
+once, as processes do that lost their lease. At a random instant of its first SPAN seconds it may get a SIGKILL. Now and
+then the data changes between two rounds, or some builders of one round have other data under the same name. A builder
+that ends has compared its arrays.
 
 After each round one more process checks: if a builder ended, and all had the same data, the cache must be valid; it
 must return no other array; and after the process has rebuilt a broken cache, the files are numpy.save's bytes.

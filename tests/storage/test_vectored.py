@@ -153,7 +153,7 @@ def test_a_range_outside_of_one_object_leaves_nothing_of_the_others(
 ) -> None:
     readers = objects[1]
     with cancellable() as scope:
-        with pytest.raises(ShortReadError, match=r"/b/2: bytes 0-1001 asked"):
+        with pytest.raises(ShortReadError, match=r"/b/2: bytes 0-1001 requested"):
             read_many([(each, [(0, 1001 if place == 2 else 10)]) for place, each in enumerate(readers)])
         assert not scope._watchers
         scope.cancel()

@@ -130,7 +130,8 @@ def _count_dask_threads(executor: Executor) -> int:
 
 
 def _count_ray_cores(executor: Executor) -> int:
-    return int(math.ceil(_import("ray", "ray").cluster_resources().get("CPU", 0.0)))
+    cores: float = _import("ray", "ray").cluster_resources().get("CPU", 0.0)
+    return math.ceil(cores)
 
 
 def _import(name: str, extra: str) -> Any:

@@ -128,12 +128,6 @@ def by_store() -> dict[str, ReadStats]:
         return {store: replace(each) for store, each in _stores.items()}
 
 
-def remote_requests() -> int:
-    """Return the requests to all stores except local files."""
-    with _lock:
-        return sum(each.requests for store, each in _stores.items() if store != "file")
-
-
 def in_layers() -> ReadStats:
     """Return the sums of all layers; `bytes_moved` minus `bytes_asked` are the bytes that layers added."""
     with _lock:

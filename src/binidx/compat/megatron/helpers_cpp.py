@@ -35,7 +35,7 @@ def build_sample_idx_int32(
 
 
 def build_sample_idx_int64(*arguments: Any, **named: Any) -> NDArray[np.int64]:
-    """As `build_sample_idx_int32`, in int64."""
+    """Return `build_sample_idx_int32` in int64."""
     return build_sample_idx_int32(*arguments, **named).astype(np.int64)
 
 

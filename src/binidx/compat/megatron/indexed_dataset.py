@@ -179,7 +179,7 @@ class _S3BinReader(_BinReader):
 
 
 class _MultiStorageClientBinReader(_BinReader):
-    """As `_S3BinReader`; msc:// needs the fsspec driver of multi-storage-client."""
+    """Same as `_S3BinReader`; msc:// needs the fsspec driver of multi-storage-client."""
 
 
 OBJECT_STORAGE_BIN_READERS = {"s3": _S3BinReader, "msc": _MultiStorageClientBinReader}

@@ -1,6 +1,6 @@
 """Writers of a part's objects: its datasets with their lineage, and its quarantine; the record follows later.
 
-Each object appears whole, under its final name. A second worker that makes the same part makes the same bytes, so two at
+Each object appears whole, under its final name. A second worker of the same part makes the same bytes, so two at
 once do no harm.
 
 The quarantine has the rows that are not documents, a JSON object a line:

@@ -204,7 +204,7 @@ class LineReader:
             try:
                 documents.append(parse_line(bytes(data[start:stop]), self.keys))
             except NotADocument as error:
-                errors[number] = error
+                errors[number] = error.with_traceback(None)  # which would refer to this frame, and so to the data
         return documents, errors
 
     def _too_long(self, lines: Lines, row: int) -> tuple[list[Batch], list[Strings]]:
