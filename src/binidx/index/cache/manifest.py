@@ -49,7 +49,7 @@ Fields = Mapping[str, Any]
 class StoredArray:
     """One `.npy` as it was published.
 
-    identity: of the object that took these bytes, as `filesystem.identity_of` words it; None where the store did not
+    identity: of the object that took these bytes, as `object_identity` returns it; None where the store did not
         say, so that only `xxh3_64` proves them.
     """
 
