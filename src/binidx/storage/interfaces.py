@@ -9,7 +9,7 @@ can do, and callers test for them with `isinstance`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -288,7 +288,3 @@ class Writer(Protocol):
 
     def write(self, data: Bytes, /) -> int:
         """Append data; return its length in bytes."""
-
-
-Progress = Callable[[int], object]
-"""Called with the number of bytes that were done since the last call."""
