@@ -51,7 +51,7 @@ SETTLED_SECONDS = 2.0
 class StoredArray:
     """Published `.npy` file.
 
-    identity: of the object, as `filesystem.identity_of` returns it; None where the store did not return one, so that
+    identity: of the object, as `object_identity` returns it; None where the store did not return one, so that
         only `xxh3_64` proves the bytes.
     """
 

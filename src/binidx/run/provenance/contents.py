@@ -8,6 +8,7 @@ Only `read_text` reads tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -188,6 +189,10 @@ def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callab
     if datasets[0].access == "load":
         return [work(each) for each in present]
     return run_concurrently([functools.partial(_without_check, work, each) for each in present], [True][: len(present)])
+
+
+def _without_check(work: Callable[[int], Result], number: int, _: object) -> Result:
+    return work(number)
 
 
 def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:

@@ -63,9 +63,14 @@ class RemoteObject:
         self.storage_options = dict(storage_options or {})
         self.settings = ReadSettings.of(storage_options)
         self.stats = ObjectStats((protocols(uri) or ["file"])[-1])
-        self.store: ReadableStore | BlockingStore = open_store(uri, storage_options)
         self.info = info or head(self.store, uri, self.settings).info
         self.size, self.identity = self.info.size, dict(self.info.identity)
+
+    @functools.cached_property
+    def store(self) -> ReadableStore | BlockingStore:
+        """Store of the object; opened again after unpickling, at the first read."""
+        store: ReadableStore | BlockingStore = open_store(self.uri, self.storage_options)
+        return store
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         if not self.needs_no_thread:
@@ -164,7 +169,8 @@ class RemoteObject:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stats": ObjectStats(self.stats.store)}
+        state = {name: value for name, value in self.__dict__.items() if name != "store"}
+        return {**state, "stats": ObjectStats(self.stats.store)}
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.

@@ -39,7 +39,10 @@ class HttpStore(DirectStore):
         return replace(found, headers={**found.headers, **if_match(info)})
 
     async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
-        answer = await get_range(info, await self.address(info), where)
+        slot = self._slot(info)
+        if slot.address is None:
+            slot.address = await self.address(info)
+        answer = await get_range(info, slot.address, where)
         if isinstance(answer, bytes):
             return answer
         raise FileNotFoundError(info.uri) if answer == 404 else HTTPStatusError(answer, "refused")

@@ -97,7 +97,7 @@ def store_class(scheme: str) -> Any:
 
 
 def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> Any:
-    """Return the store of a URI. No request is sent, and no driver is imported before the first one.
+    """Return the store of a URI. No request is sent.
 
     Args:
         uri: of an object in it.

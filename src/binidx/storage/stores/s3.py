@@ -144,7 +144,10 @@ class S3Store(FsspecWrites, DirectStore):
         return object_info(uri, {"size": int(size), "ETag": etag, "VersionId": version})
 
     async def _head_by_driver(self, uri: str) -> ObjectInfo:
-        response = await self.fs._call_s3("head_object", self.fs.kwargs, **self._object(uri))
+        wanted = self._object(uri)
+        if not wanted["Key"]:
+            raise FileNotFoundError(uri)
+        response = await self.fs._call_s3("head_object", self.fs.kwargs, **wanted)
         return checked_info(uri, {"size": response["ContentLength"], **_versions(response)})
 
     async def _tail(self, uri: str, tail_bytes: int) -> tuple[ObjectInfo, bytes]:

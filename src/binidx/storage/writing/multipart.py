@@ -187,5 +187,5 @@ def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None
     with contextlib.suppress(Exception):
         if path is not None:
             delete_object(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
-        elif isinstance(store := open_store(uri, storage_options), MultipartStore):
+        elif token and isinstance(store := open_store(uri, storage_options), MultipartStore):
             store.upload(uri, token).abort()
