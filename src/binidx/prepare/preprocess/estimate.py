@@ -87,7 +87,7 @@ WRITES_PER_PART = 5
 
 DOLLARS_PER_WRITE = {"s3": 0.005 / 1_000, "gs": 0.05 / 10_000}
 """Of a PUT or a copy: S3 Standard, us-east-1, $0.005 per 1,000; GCS Standard, class A, $0.05 per 10,000. As known in
-November 2026, as `storage.report` says of the GETs."""
+November 2026, like the prices of GETs in `storage.stats`."""
 
 
 @dataclass(frozen=True)
