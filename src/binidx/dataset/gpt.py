@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from binidx.index.gpt_indices import ARRAYS
 from binidx.native.gpt_samples import GPTRows, Orders, Recipe, Rows, Starts, TextRows
 
 INT32_DTYPES = {DType.code_from_dtype(dtype) for dtype in (np.uint8, np.int8, np.int16, np.int32, np.uint16)}
+
+
+LowLevel = TypeVar("LowLevel", bound=IndexedDataset)
 
 
 class GPTDataset(GPTIndices):
@@ -226,7 +229,7 @@ class GPTDataset(GPTIndices):
         return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))
 
 
-def open_low_level_dataset(cls: type[IndexedDataset], dataset_path: str | None, config: GPTDatasetConfig) -> Any:
+def open_low_level_dataset(cls: type[LowLevel], dataset_path: str | None, config: GPTDatasetConfig) -> LowLevel:
     """Open a prefix as `cls` and compare it with `sequences_per_dataset` of the config."""
     prefix = required(dataset_path)
     opened = cls(prefix, mmap=config.mmap_bin_files, storage_options=config.storage_options)

@@ -176,5 +176,5 @@ def test_a_folder_whose_config_changes_ids_is_refused(tmp_path: Path) -> None:
         if error is None:
             assert describe_tokenizer(str(tmp_path))
             continue
-        with pytest.raises(ConfigError, match=f"{error}, .*save_pretrained"):
+        with pytest.raises(ConfigError, match=f"{error}; .*save_pretrained"):
             describe_tokenizer(str(tmp_path))

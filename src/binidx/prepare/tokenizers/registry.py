@@ -24,9 +24,9 @@ from binidx.prepare.tokenizers.sentencepiece_engine import SentencePiece
 from binidx.prepare.tokenizers.spec import TokenizerSpec, read_content
 from binidx.prepare.tokenizers.tiktoken_engine import Tiktoken
 
-_ROWS: tuple[EngineRow, ...] = (Gigatoken, Tiktoken, SentencePiece, HuggingFace)
+_ROWS: tuple[Any, ...] = (Gigatoken, Tiktoken, SentencePiece, HuggingFace)
 
-ENGINES = {row.name: row for row in _ROWS}
+ENGINES: dict[str, EngineRow] = {row.name: row for row in _ROWS}
 
 
 """Engines by name, the fastest first. A new engine is a module with its class and an entry here."""
