@@ -10,6 +10,7 @@ reader that it finds: `MappedReader`, `CompositeReader`, `ConcurrentReader`, `Ve
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import pickle
@@ -19,12 +20,30 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from binidx.errors import ShortReadError
+from binidx.errors import BinidxError, ObjectNotFoundError, ShortReadError
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import Range, RangeReader, VersionedReader, as_block_reader, stored_reader
-from binidx.storage.threads import READS
+from binidx.storage.interfaces import (
+    BlockingStore,
+    ComposingStore,
+    ListableStore,
+    ListRequest,
+    MultipartStore,
+    ObjectInfo,
+    Prices,
+    Range,
+    RangeReader,
+    ReadableStore,
+    Store,
+    VersionedReader,
+    WritableStore,
+    as_block_reader,
+    stored_reader,
+)
+from binidx.storage.stores.driver_errors import translated
+from binidx.storage.stores.identity import same_identity
+from binidx.storage.threads import READS, io_loop
 from binidx.storage.vectored_reads import as_composite, as_concurrent, as_mapped
 
 MakeReader = Callable[[bytes], RangeReader]
@@ -330,3 +349,149 @@ READER_CHECKS: tuple[Callable[[RangeReader], None], ...] = (
     check_it_pickles,
     check_a_fork_may_go_on_reading,
 )
+
+
+MakeObject = Callable[[str, bytes], tuple[Store, str]]
+"""Puts an object of this name and content into a store, replacing it; returns the store and the URI of the object."""
+
+
+def check_object_store(make: MakeObject) -> None:
+    """Check that a store keeps the promises of `storage.interfaces`: those of reading, and of each protocol it has.
+
+    Args:
+        make: see `MakeObject`; the names are in one folder, which is empty at first.
+
+    Raises:
+        AssertionError: a promise is broken.
+
+    Example:
+        >>> check_object_store(lambda name, data: (MyStore(), put(name, data)))  # doctest: +SKIP
+    """
+    store, uri = make("data", CONTENT)
+    require(isinstance(store, ReadableStore | BlockingStore), f"{type(store).__name__} is no store that can be read")
+    require(store.max_in_flight > 0 and store.max_gap >= 0, "no requests in flight, or a gap below 0")
+    require(isinstance(store.prices(), Prices), "no prices")
+    info = head_once(store, uri)
+    require((info.uri, info.size, info.identity["size"]) == (uri, len(CONTENT), len(CONTENT)), f"{uri}: is {info}")
+    require(head_once(store, uri) == info, f"{uri}: another identity at the second look")
+    for each in (store, pickle.loads(pickle.dumps(store))):
+        for where in [(0, 1), (3, 65_546), (0, len(CONTENT)), (len(CONTENT) - 5, len(CONTENT))]:
+            require(fetch_once(each, info, where) == CONTENT[slice(*where)], f"{uri}: wrong bytes for {where}")
+    require(store.get(uri, len(CONTENT)) == CONTENT, f"{uri}: `get` returns other bytes")
+    require(store.get(uri, 10)[:11] == CONTENT[:11], f"{uri}: `get` does not return the first bytes")
+    check_absence(store, f"{uri}-none")
+    _, empty = make("empty", b"")
+    require(head_once(store, empty).size == 0 and store.get(empty, 10) == b"", f"{empty}: is not empty")
+    check_replacement(make)
+    for protocol, check in STORE_CHECKS.items():
+        if isinstance(store, protocol):
+            check(store, uri)
+
+
+def head_once(store: Any, uri: str) -> ObjectInfo:
+    """Return what a store reports of an object; checks the last bytes if they come along."""
+    if isinstance(store, BlockingStore):
+        return store.head_now(uri)
+    run = asyncio.run_coroutine_threadsafe
+    info, none = run(store.head(uri), io_loop()).result()
+    again, tail = run(store.head(uri, tail_bytes=7), io_loop()).result()
+    right = tail == CONTENT[-7:] or info.size != len(CONTENT)
+    require(none == b"" and (tail == b"" or right), f"{uri}: wrong last bytes")
+    require(again == info, f"{uri}: another identity with the last bytes")
+    return cast(ObjectInfo, info)
+
+
+def fetch_once(store: Any, info: ObjectInfo, where: Range) -> bytes:
+    if isinstance(store, BlockingStore):
+        return store.fetch_now(info, [where])[0]
+    return bytes(asyncio.run_coroutine_threadsafe(store.fetch(info, where), io_loop()).result())
+
+
+def check_absence(store: Any, uri: str) -> None:
+    for request in (lambda: head_once(store, uri), lambda: store.get(uri, 10)):
+        try:
+            found = request()
+        except Exception as error:
+            ours = error if isinstance(error, BinidxError) else translated(uri, error)
+            require(isinstance(ours, ObjectNotFoundError), f"{uri}: there is none, but the error is {error!r}")
+        else:
+            raise AssertionError(f"{uri}: there is none, but the store reports {found!r:.80}")
+
+
+def check_replacement(make: MakeObject) -> None:
+    """A store that pins never returns bytes of another version."""
+    store, uri = make("replaced", b"old" * 100)
+    info = head_once(store, uri)
+    time.sleep(0.02)  # the time of a file's last change is as fine as the kernel's tick
+    make("replaced", b"new" * 100)
+    require(head_once(store, uri).identity != info.identity or not store.pins(info), f"{uri}: replaced, same identity")
+    try:
+        found = fetch_once(store, info, (0, 3))
+    except Exception:
+        return
+    require(found == b"old" or not store.pins(info), f"{uri}: pinned, but bytes of another version")
+
+
+def check_writing(store: WritableStore, uri: str) -> None:
+    new, pieces = f"{uri}-put", [memoryview(CONTENT[:100_000]), memoryview(CONTENT[100_000:])]
+    store.put(new, pieces)
+    require(store.get(new, len(CONTENT)) == CONTENT, f"{new}: `put` wrote other bytes")
+    store.put(new, [memoryview(b"replaced")])
+    try:
+        store.put(new, [memoryview(b"again")], if_absent=True)
+    except FileExistsError:
+        pass
+    else:
+        raise AssertionError(f"{new}: replaced although `if_absent`")
+    require(store.get(new, 100) == b"replaced", f"{new}: replaced although `if_absent`")
+    store.delete(new)
+    check_absence(store, new)
+    store.put(new, [memoryview(b"first")], if_absent=True)
+    require(store.get(new, 100) == b"first", f"{new}: `put` with `if_absent` wrote other bytes")
+    store.delete(new)
+
+
+def check_multipart(store: MultipartStore, uri: str) -> None:
+    new, part = f"{uri}-parts", random.Random(3).randbytes(store.min_part)
+    upload = store.upload(new)
+    tags = {2: upload.write(2, [memoryview(b"last")])}
+    check_absence(store, new)
+    upload = store.upload(new, upload.token)
+    require(dict(upload.arrived()) == {2: (4, tags[2])}, f"{new}: {dict(upload.arrived())} arrived, needed part 2")
+    tags[1] = upload.write(1, [memoryview(part)])
+    upload.complete(tags)
+    info = head_once(store, new)
+    require(fetch_once(store, info, (0, info.size)) == part + b"last", f"{new}: its parts are not in order")
+    copy = store.upload(f"{new}-copy")
+    copy.complete({1: copy.copy(1, info, (0, len(part))), 2: copy.copy(2, info, (0, 3))})
+    copied = head_once(store, f"{new}-copy")
+    found = fetch_once(store, copied, (0, copied.size))
+    require(found == part + (part + b"last")[:3], f"{new}: copied parts have other bytes")
+    dropped = store.upload(f"{new}-dropped")
+    dropped.write(1, [memoryview(b"x")])
+    dropped.abort()
+    check_absence(store, f"{new}-dropped")
+
+
+def check_composing(store: ComposingStore, uri: str) -> None:
+    store.put(f"{uri}-tail", [memoryview(b"tail")])
+    sources = [head_once(store, each) for each in (f"{uri}-tail", uri)]
+    store.compose(f"{uri}-composed", sources)
+    require(store.get(f"{uri}-composed", 1 << 20) == b"tail" + CONTENT, f"{uri}: composed of other bytes")
+
+
+def check_listing(store: ListableStore, uri: str) -> None:
+    bucket, key = store.split(uri)
+    request = ListRequest(bucket, key, "/", key[:-1])
+    found, token = asyncio.run_coroutine_threadsafe(store.list_page(request), io_loop()).result()
+    require(token == "" or len(found) > 1, f"{uri}: an empty page that is not the last one")
+    require(key in found and found[key].size == len(CONTENT), f"{uri}: not in the list")
+    require(same_identity(found[key].identity, head_once(store, uri).identity), f"{uri}: listed with another identity")
+
+
+STORE_CHECKS: dict[Any, Callable[[Any, str], None]] = {
+    WritableStore: check_writing,
+    MultipartStore: check_multipart,
+    ComposingStore: check_composing,
+    ListableStore: check_listing,
+}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from binidx.storage.stores.address import NotDirectError
 from conftest import Bucket
 from helpers.random_datasets import Document, build_ours
 from hypothesis import given
@@ -19,10 +18,11 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair, group_prefixes, list_pairs
 from binidx.storage.interfaces import ObjectInfo
-from binidx.storage.requests.listing import common_start, list_objects, parse_page, stretches_of
-from binidx.storage.stores import listing as storage_listing
+from binidx.storage.requests import listing as storage_listing
+from binidx.storage.requests.listing import common_start, list_objects, stretches_of
 from binidx.storage.stores.gcs import GcsStore
-from binidx.storage.stores.s3 import S3Store
+from binidx.storage.stores.http_session import NotDirectError
+from binidx.storage.stores.s3 import S3Store, parse_page
 from binidx.storage.writing.publish import create_object, delete_object, object_identity
 
 
