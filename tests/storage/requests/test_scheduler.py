@@ -30,7 +30,7 @@ class Hedging(Patient):
 
 
 class Resending(Patient):
-    STANDING = 0.4
+    FLOOR, STANDING = 0.1, 0.4
 
 
 class Store:
