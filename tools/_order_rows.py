@@ -12,7 +12,7 @@ import numpy as np
 
 from binidx.corpus.origins import origin_text, read_origins
 from binidx.errors import ConfigError, MissingDriverError
-from binidx.prepare.tokenizers import registry
+from binidx.prepare.tokenizers import engine_choice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import SampleContents, read_text
@@ -86,7 +86,7 @@ def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None
     """Return the decoder of any tokenizer that `preprocess` accepts."""
     if uri is None:
         return None
-    return registry.open_decoder(describe_tokenizer(uri, storage_options=options), options)
+    return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
 
 
 def rows_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from binidx.errors import ConfigError, redacted
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.registry import ENGINES
+from binidx.prepare.tokenizers.engine_choice import ENGINES
 from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec
 
 MEGATRON_TYPES = {

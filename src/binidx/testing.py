@@ -350,7 +350,6 @@ READER_CHECKS: tuple[Callable[[RangeReader], None], ...] = (
     check_a_fork_may_go_on_reading,
 )
 
-
 MakeObject = Callable[[str, bytes], tuple[Store, str]]
 """Puts an object of this name and content into a store, replacing it; returns the store and the URI of the object."""
 

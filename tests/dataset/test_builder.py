@@ -12,7 +12,7 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset.blended import count_samples
+from binidx.dataset.blended import samples_per_dataset
 from binidx.errors import BlendError, ConfigError
 
 GPT = {
@@ -226,7 +226,7 @@ def test_a_class_with_a_constructor_of_its_own_is_given_an_array(prefixes) -> No
 def test_the_samples_of_a_blend_are_counted_in_little_memory() -> None:
     index = np.random.default_rng(0).integers(0, 7, 5_000_000).astype(np.int16)
     tracemalloc.start()
-    found = count_samples(index, 9)
+    found = samples_per_dataset(index, 9)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found == np.bincount(index, minlength=9).tolist()

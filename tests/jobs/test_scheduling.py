@@ -14,7 +14,7 @@ import pytest
 
 from binidx.errors import FormatError, StorageError, WorkerError
 from binidx.jobs import scheduling as module
-from binidx.jobs.scheduling import ATTEMPTS, Engine, TaskFailure, run_tasks
+from binidx.jobs.scheduling import ATTEMPTS, JobEngine, TaskFailure, run_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "pause", lambda failures: 0.001 * failures)
 
 
-def threads(count: int) -> Engine:
-    return Engine(lambda: ThreadPoolExecutor(count), lambda executor: count)
+def threads(count: int) -> JobEngine:
+    return JobEngine(lambda: ThreadPoolExecutor(count), lambda executor: count)
 
 
 def test_every_task_is_done_once_and_told() -> None:
@@ -112,14 +112,14 @@ def test_a_cluster_without_workers_is_waited_for_and_not_for_ever(monkeypatch: p
             begin.set()
         return 0
 
-    assert sorted(run_tasks(work, range(4), Engine(lambda: ThreadPoolExecutor(2), none_yet))) == [
+    assert sorted(run_tasks(work, range(4), JobEngine(lambda: ThreadPoolExecutor(2), none_yet))) == [
         (n, n) for n in range(4)
     ]
     monkeypatch.setattr(module, "NO_WORKER_SECONDS", 0.05)
     for answers in ([2, 2, 0], [2, 2]):  # then none: whoever was asked is gone, too
         counts = itertools.chain(answers, itertools.repeat(0) if 0 in answers else [])
         with pytest.raises(WorkerError, match=r"no worker for 0 s .*running: 0, 1, 2, 3; "):
-            list(run_tasks(work, range(9), Engine(Waiting, lambda executor, counts=counts: next(counts))))
+            list(run_tasks(work, range(9), JobEngine(Waiting, lambda executor, counts=counts: next(counts))))
 
 
 class Waiting(ThreadPoolExecutor):
@@ -167,7 +167,7 @@ def test_a_broken_executor_is_replaced_and_what_was_in_flight_is_done_again() ->
         opened.append(Breaking() if len(opened) < 2 else ThreadPoolExecutor(2))
         return opened[-1]
 
-    assert sorted(run_tasks(lambda task: task, range(20), Engine(open_one, lambda executor: 2))) == [
+    assert sorted(run_tasks(lambda task: task, range(20), JobEngine(open_one, lambda executor: 2))) == [
         (task, task) for task in range(20)
     ]
     assert len(opened) == 3
@@ -183,7 +183,7 @@ def deadly(task: int) -> int:
 
 def test_the_error_names_the_task_that_kills_its_pool_and_none_of_its_neighbours() -> None:
     context = multiprocessing.get_context("fork")
-    pools = Engine(lambda: ProcessPoolExecutor(4, context), lambda executor: 4)
+    pools = JobEngine(lambda: ProcessPoolExecutor(4, context), lambda executor: 4)
     with pytest.raises(WorkerError, match=f"; 7 failed {ATTEMPTS} times"):
         list(run_tasks(deadly, range(8), pools))
 
@@ -196,4 +196,4 @@ def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
             return future
 
     with pytest.raises(WorkerError, match=f"a worker died .*out of memory.*; 7 failed {ATTEMPTS} times"):
-        list(run_tasks(lambda task: task, [7], Engine(Dead, lambda executor: 1)))
+        list(run_tasks(lambda task: task, [7], JobEngine(Dead, lambda executor: 1)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, list_files
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, order_files
 
 Block = tuple[int, int, int]
 
@@ -120,7 +120,7 @@ def test_numpy_still_permutes_as_it_did_for_the_gemstones() -> None:
 
 def test_files_are_listed_as_python_shuffles_them() -> None:
     names = [f"{number:02d}" for number in range(12)]
-    assert list(map(int, list_files(reversed(names), 1337))) == [6, 0, 1, 4, 10, 7, 3, 11, 2, 5, 8, 9]
+    assert list(map(int, order_files(reversed(names), 1337))) == [6, 0, 1, 4, 10, 7, 3, 11, 2, 5, 8, 9]
 
 
 def test_what_cannot_be_served_is_an_error() -> None:

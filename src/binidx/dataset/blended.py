@@ -178,7 +178,7 @@ class BlendedDataset(Identified):
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)
 
     def _check_sizes(self) -> None:
-        served = count_samples(self.dataset_index, len(self.datasets))
+        served = samples_per_dataset(self.dataset_index, len(self.datasets))
         for number, (dataset, count) in enumerate(zip(self.datasets, served, strict=True)):
             if count > len(dataset):
                 raise BlendError(
@@ -197,7 +197,7 @@ def blend_identifiers(
     )
 
 
-def count_samples(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
+def samples_per_dataset(dataset_index: NDArray[np.int16], num_datasets: int) -> list[int]:
     """Return how often each dataset occurs. In blocks: NumPy copies to int64, 8 GB for a billion samples."""
     served = np.zeros(num_datasets, np.int64)
     for rows in row_blocks(0, len(dataset_index), COUNTED_AT_ONCE):

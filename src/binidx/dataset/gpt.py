@@ -27,8 +27,6 @@ from binidx.index.gpt_indices import ARRAYS
 from binidx.native.gpt_samples import GPTRows, Orders, Recipe, Rows, Starts, TextRows
 
 INT32_DTYPES = {DType.code_from_dtype(dtype) for dtype in (np.uint8, np.int8, np.int16, np.int32, np.uint16)}
-
-
 LowLevel = TypeVar("LowLevel", bound=IndexedDataset)
 
 

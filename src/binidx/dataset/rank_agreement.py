@@ -32,7 +32,7 @@ import time
 import traceback
 from collections.abc import Iterator
 
-from binidx.dataset.torch_bridge import Store, group_store
+from binidx.dataset.torch_bridge import GroupStore, group_store
 from binidx.errors import PeerError
 from binidx.index.cache.build_lock import Checks
 
@@ -93,7 +93,7 @@ class Participant:
         size: number of ranks.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: GroupStore, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.failure: str | None = None
         self._has_outcome, self._left = False, threading.Event()

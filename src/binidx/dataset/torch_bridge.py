@@ -56,7 +56,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-class Store(Protocol):
+class GroupStore(Protocol):
     """Methods of torch's key-value stores that the package uses, from several threads."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -66,7 +66,7 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
-def group_store(name: str) -> tuple[Store, int, int] | None:
+def group_store(name: str) -> tuple[GroupStore, int, int] | None:
     """Return the process group's key-value store for keys of this name, this rank, and the number of ranks.
 
     None if there are no other ranks, or no store, as with MPI.

@@ -187,7 +187,7 @@ def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds:
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
 
-def index_bytes(num_sequences: int, num_document_bounds: int) -> int:
+def idx_size(num_sequences: int, num_document_bounds: int) -> int:
     """Return the bytes of an `.idx` without modes; with modes it has `num_sequences` more."""
     return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
@@ -210,7 +210,7 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: boo
     lengths = np.frombuffer(view, "<i4", num_sequences, HEADER.size)
     pointers = np.frombuffer(view, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
     bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
-    after = index_bytes(num_sequences, num_bounds)
+    after = idx_size(num_sequences, num_bounds)
     modes = np.frombuffer(view, np.int8, num_sequences, after) if multimodal else None
     item_bytes = np.dtype(dtype).itemsize
     if trusted:
@@ -234,7 +234,7 @@ def parse_idx_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[n
     """
     dtype, num_sequences, num_bounds = _parse_header(header, uri)
     _check_size(size, num_sequences, num_bounds, False, uri)
-    return dtype, num_sequences, num_bounds, size > index_bytes(num_sequences, num_bounds)
+    return dtype, num_sequences, num_bounds, size > idx_size(num_sequences, num_bounds)
 
 
 def _parse_header(view: memoryview, uri: str) -> tuple[type[np.number[Any]], int, int]:
@@ -254,7 +254,7 @@ def _check_size(found: int, num_sequences: int, num_bounds: int, multimodal: boo
     # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
     if num_bounds < 1:
         raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
-    text = index_bytes(num_sequences, num_bounds)
+    text = idx_size(num_sequences, num_bounds)
     counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
     if multimodal and found == text != text + num_sequences:
         raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")

@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from binidx.errors import ConfigError, MissingDriverError, UnreachableError
-from binidx.jobs.scheduling import Engine, request_stop
+from binidx.jobs.scheduling import JobEngine, request_stop
 
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
 
@@ -98,7 +98,7 @@ class DaskExecutor(Executor):
         self.client.close()
 
 
-def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> Engine:
+def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> JobEngine:
     """Return the engine of a name such as "local", "ray:HOST:6379" or "dask=tcp://HOST:8786".
 
     Args:
@@ -111,11 +111,11 @@ def open_engine(name: str, count: int | None = None, *, remote_data: bool = Fals
     kind, separator, address = min((name.partition(":"), name.partition("=")), key=lambda found: len(found[0]))
     local_count = count or available_cores() * (2 if remote_data else 1)
     if kind == "dask" and separator == "=" and address:
-        return Engine(lambda: DaskExecutor(address), _count_dask_threads)
+        return JobEngine(lambda: DaskExecutor(address), _count_dask_threads)
     if kind == "ray" and (address or not separator):
-        return Engine(lambda: RayExecutor(address, local_count), _count_ray_cores)
+        return JobEngine(lambda: RayExecutor(address, local_count), _count_ray_cores)
     if name == "local":
-        return Engine(lambda: LocalExecutor(local_count), lambda executor: local_count)
+        return JobEngine(lambda: LocalExecutor(local_count), lambda executor: local_count)
     raise ConfigError(f"engine: found {name}, needed local, ray, ray:ADDRESS or dask=ADDRESS")
 
 

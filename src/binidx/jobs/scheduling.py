@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Engine:
+class JobEngine:
     """Place where tasks run.
 
     Attributes:
@@ -69,7 +69,7 @@ class _BrokenPool(TaskFailure):
 
 
 def run_tasks(
-    work: Callable[[Task], Result | TaskFailure], tasks: Iterable[Task], engine: Engine
+    work: Callable[[Task], Result | TaskFailure], tasks: Iterable[Task], engine: JobEngine
 ) -> Generator[tuple[Task, Result], None, None]:
     """Run `work` on each task and yield (task, result) in the order of completion.
 
@@ -189,7 +189,7 @@ class _Pool:
         window: tasks submitted and not done: two for each worker, so that none is idle and few start needlessly.
     """
 
-    def __init__(self, engine: Engine, running: Mapping[Future[Any], _Attempt[Any]]) -> None:
+    def __init__(self, engine: JobEngine, running: Mapping[Future[Any], _Attempt[Any]]) -> None:
         self._engine, self._running = engine, running
         self._executor = engine.open()
         self.window = 2 * max(1, engine.count(self._executor))

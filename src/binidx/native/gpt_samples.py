@@ -157,7 +157,7 @@ class Orders:
 
 
 class Starts(IntEnum):
-    """Where the position ids of a sample restart from 0."""
+    """Rule by which the position ids of a sample restart from 0."""
 
     EACH_SAMPLE = lib.BINIDX_EACH_SAMPLE
     AFTER_EOD = lib.BINIDX_AFTER_EOD

@@ -38,7 +38,7 @@ class AtEnd(Enum):
     repeat = "UMD, Gemstones: from the first file again, with the same permutations"
 
 
-def list_files(names: Iterable[str], seed: int) -> list[str]:
+def order_files(names: Iterable[str], seed: int) -> list[str]:
     """Return the files in the order of TinyLlama (since its #67) and the Gemstones: sorted, then shuffled with a seed.
 
     lit-gpt uses the order of a directory listing, which only the original run knows.
@@ -53,7 +53,7 @@ class PackedSet:
     """One set of packed files, as every worker of a run sees it.
 
     Args:
-        num_files: files in the order of `list_files`, or as the run listed them.
+        num_files: files in the order of `order_files`, or as the run listed them.
         num_blocks: blocks of each file, chunk_size // block_size.
         n_chunks: files whose blocks are shuffled together.
         seed: seed of the permutations; the caller adds the rank, as all forks do.

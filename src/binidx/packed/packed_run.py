@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.packed.packed_files import PackedFiles
-from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, list_files
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, order_files
 from binidx.run.global_order import SampleReads
 from binidx.storage.open import open_object, read_document, read_whole
 
@@ -260,7 +260,7 @@ def open_packed_run(described: PackedDescription, storage_options: Mapping[str, 
     files = []
     for each in described.sets:
         listed = _listed(each.files, storage_options)
-        uris = list_files(listed, seed) if fork.shuffles_files else listed
+        uris = order_files(listed, seed) if fork.shuffles_files else listed
         files.append(PackedFiles(uris, described.block_size, storage_options=storage_options))
     total = sum(each.weight for each in described.sets)
     return PackedRunOrder(

@@ -22,7 +22,7 @@ from binidx.prepare.preprocess.tokenize_part import make_part, read_record
 from binidx.prepare.text.batch import Filters, Problem
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.registry import FIRST_OF_WORKER
+from binidx.prepare.tokenizers.engine_choice import FIRST_OF_WORKER
 
 GOOD = [{"text": text} for text in texts(12, seed=5)]
 BAD: dict[str, Any] = {

@@ -10,10 +10,10 @@ from helpers.trained_tokenizers import buffers, lists, plain_texts, save
 from numpy.typing import NDArray
 
 from binidx.errors import MismatchError
-from binidx.prepare.tokenizers import registry as checked_module
+from binidx.prepare.tokenizers import engine_choice as checked_module
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine import Encoded, Engine
-from binidx.prepare.tokenizers.registry import CheckedEngine, choose_engine, reference_engine
+from binidx.prepare.tokenizers.engine_choice import CheckedEngine, choose_engine, reference_engine
 
 
 class Wrong:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.trained_tokenizers import save
 
-from binidx.prepare.tokenizers.registry import ENGINES
+from binidx.prepare.tokenizers.engine_choice import ENGINES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tokenizers.md").read_text()
 

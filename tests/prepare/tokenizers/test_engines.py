@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders
 
 from binidx.errors import ConfigError
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.registry import (
+from binidx.prepare.tokenizers.engine_choice import (
     ENGINES,
     REFERENCES,
     choose_engine,

@@ -10,7 +10,7 @@ from helpers.trained_tokenizers import EOT, buffers, byte_level, hard_texts, lis
 
 from binidx.errors import FormatError
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.registry import choose_engine, refusals
+from binidx.prepare.tokenizers.engine_choice import choose_engine, refusals
 from binidx.prepare.tokenizers.spec import read_content
 
 TEXTS = ["Hello  world\n\n\tof 123456 tokens", f"one{EOT}two", "naïve 東京 🙂 \u2028x", "", " it's", "\x00\x1f"]

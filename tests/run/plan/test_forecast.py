@@ -24,7 +24,7 @@ from binidx.run.plan.forecast import (
     blend_bytes,
     build_memory_bytes,
     cache_fill_cost,
-    index_bytes,
+    gpt_index_bytes,
     pieces_per_sample,
     vectored_read_cost,
 )
@@ -194,7 +194,7 @@ def test_index_bytes_are_those_of_the_files() -> None:
             NpyLayout((plan.num_samples + 1, 2), np.int32),
             NpyLayout((plan.num_samples,), np.uint32),
         ]
-        assert index_bytes(documents, plan) == sum(each.size for each in arrays)
+        assert gpt_index_bytes(documents, plan) == sum(each.size for each in arrays)
     assert blend_bytes(1000) == 10 * 1000 + 2 * 128
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError
 from binidx.storage.requests.cancellation import cancellable
-from binidx.storage.requests.retries import PendingRead
+from binidx.storage.requests.retries import ReadRequests
 from binidx.storage.requests.scheduler import HedgeTimer, Scheduler
 
 NEVER = 1e6
@@ -61,9 +61,9 @@ class Store:
             raise fate
         return answer(start, stop)
 
-    def read(self, *starts: int, **settings: Any) -> PendingRead:
+    def read(self, *starts: int, **settings: Any) -> ReadRequests:
         ranges = [(start, start + 10) for start in starts]
-        return PendingRead("x://b/k", self.fetch, ranges, **{"deadline_seconds": NEVER, "hedge": True, **settings})
+        return ReadRequests("x://b/k", self.fetch, ranges, **{"deadline_seconds": NEVER, "hedge": True, **settings})
 
 
 def answer(start: int, stop: int) -> bytes:
@@ -213,7 +213,7 @@ def test_a_long_read_is_not_waited_for_where_nothing_comes(patient: Scheduler) -
     store = Store()
     store.script = [0.0] * 20 + [NEVER] * 80
     ranges = [(start, start + 10) for start in range(99)] + [(1000, 400_000_000)]
-    read = PendingRead("x://b/k", store.fetch, ranges, deadline_seconds=2.0, hedge=False)
+    read = ReadRequests("x://b/k", store.fetch, ranges, deadline_seconds=2.0, hedge=False)
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"^x://b/k: range 20-30 not done within \d+ s"):
         patient.run(read)

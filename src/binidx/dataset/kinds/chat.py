@@ -24,22 +24,11 @@ from numpy.typing import NDArray
 from binidx.errors import ConfigError, FormatError
 
 Message = Mapping[str, Any]
-
-
 Row = Mapping[str, Any]
-
-
 Conversation = list[Message]
-
-
 INSTRUCTION = ("instruction", "prompt", "query", "question")
-
-
 OUTPUT = ("output", "response", "completion", "answer")
-
-
 CONTEXT = ("input", "context")
-
 
 ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -47,22 +36,13 @@ ROLES = {
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
     "system": "system",
 }
-
-
 """Roles of the speakers of sharegpt; every other speaker is a user."""
 
-
 IGNORE = -100
-
-
 """Target of tokens that are not trained on."""
 
-
 RECORDED_NAME = "binidx.dataset.chat_tokenizer.ChatTokenizer"
-
-
 """Name of the class in the names of index caches; a subclass has its own."""
-
 
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

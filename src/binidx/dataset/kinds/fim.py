@@ -27,8 +27,6 @@ from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 
 Ids = NDArray[np.int64]
-
-
 EXTRA_TOKENS = ("prefix", "middle", "suffix", "pad", "eod")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.config import GPTDatasetConfig, Split
 from binidx.dataset.gpt import assemble_gpt_sample, build_attention_mask, gpt_recipe
 from binidx.dataset.kinds.mock import MockGPTDataset
 from binidx.dataset.megatron_dataset import MegatronDataset, required
@@ -132,6 +132,17 @@ class MultimodalDataset(MegatronDataset):
     config: MultimodalDatasetConfig
     config_class = MultimodalDatasetConfig
     dataset: IndexedDataset
+
+    def __init__(
+        self,
+        indexed_dataset: IndexedDataset,
+        dataset_path: str | None,
+        indexed_indices: NDArray[np.int32],
+        num_samples: int | None,
+        index_split: Split,
+        config: MultimodalDatasetConfig,
+    ) -> None:
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
 
     def _load_index(self) -> None:
         bounds = self.dataset.document_indices

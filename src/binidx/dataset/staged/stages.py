@@ -10,7 +10,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import count_samples
+from binidx.dataset.blended import samples_per_dataset
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, Split, check_blend, normalize, split_indices
 from binidx.dataset.megatron_dataset import MegatronDataset
@@ -72,7 +72,7 @@ class Stage:
     def count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
         """Return the numbers of planned and of served samples of each prefix, shape (2, num_prefixes)."""
         with self.drawn(writer, threads) as (chosen, _):
-            each = [count_samples(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
+            each = [samples_per_dataset(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
         return np.array(each, np.int64)
 
 

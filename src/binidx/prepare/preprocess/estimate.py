@@ -36,7 +36,7 @@ from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices
 from binidx.prepare.text.stored_bytes import REQUEST_BYTES
 from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens
-from binidx.prepare.tokenizers.registry import choose_engine
+from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.interfaces import Prices
 from binidx.storage.stores.registry import local_path, prices_of

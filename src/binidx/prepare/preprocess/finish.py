@@ -48,7 +48,7 @@ from binidx.prepare.preprocess.job_plan import JobUris, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.progress import count_machines
 from binidx.prepare.preprocess.record import Record
-from binidx.prepare.text.inputs import list_files, list_objects
+from binidx.prepare.text.inputs import list_local_files, list_stored_objects
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.open import open_object
 from binidx.storage.stores.registry import local_path
@@ -258,7 +258,11 @@ def delete_all(objects: Collection[str], uris: JobUris) -> None:
 def list_parts(uris: JobUris) -> list[str]:
     """Return all objects in the folder of the parts."""
     path = local_path(uris.folder)
-    return list_objects(f"{uris.folder}/", uris.job.target_options) if path is None else list_files(path) or []
+    return (
+        list_stored_objects(f"{uris.folder}/", uris.job.target_options)
+        if path is None
+        else list_local_files(path) or []
+    )
 
 
 def base_name(uri: str) -> str:

@@ -93,7 +93,7 @@ class DatasetWriter:
         bin_uri = self._prefix + uris.bin_suffix
         self._bin = BinWriter(bin_uri, in_small_blocks(bin_uri, self._options))
         self._thread, self._pending = READS.executor(1), list[Future[Any]]()
-        self._lineage = open_lineage(self._prefix + LINEAGE, self._options) if uris.job.lineage else None
+        self._lineage = open_lineage_writer(self._prefix + LINEAGE, self._options) if uris.job.lineage else None
         self._digest, self._num_tokens = xxhash.xxh3_64(), 0
 
     def add(self, source: str, batch: Batch, stored: Stored) -> None:
@@ -194,7 +194,7 @@ class PartWriter:
                 shutil.copyfileobj(self._quarantine, out, QUARANTINE_BLOCK_BYTES)
 
 
-def open_lineage(uri: str, options: Options) -> LineageWriter:
+def open_lineage_writer(uri: str, options: Options) -> LineageWriter:
     """Return a lineage writer; imported late, as pyarrow takes a moment, and may be missing."""
     from binidx.format.sidecars.lineage import LineageWriter
 

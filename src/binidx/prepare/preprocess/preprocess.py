@@ -22,7 +22,7 @@ from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectEx
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.jobs.engines import available_cores, open_engine
-from binidx.jobs.scheduling import ATTEMPTS, Engine, run_tasks
+from binidx.jobs.scheduling import ATTEMPTS, JobEngine, run_tasks
 from binidx.prepare.preprocess.finish import (
     claim_output,
     describe_job_difference,
@@ -157,7 +157,7 @@ def preprocess(
         place = (
             open_engine(engine, workers, remote_data=remote)
             if executor is None
-            else Engine(lambda: executor, lambda _: workers or available_cores(), owned=False)
+            else JobEngine(lambda: executor, lambda _: workers or available_cores(), owned=False)
         )
         for task, record in run_tasks(run_part, tasks, place):
             records[task.part.name] = record

@@ -30,7 +30,13 @@ from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Extent, Slice
 from binidx.prepare.tokenizers.engine import Engine, Stored, as_stored_tokens
-from binidx.prepare.tokenizers.registry import FIRST, FIRST_OF_WORKER, CheckedEngine, choose_engine, reference_engine
+from binidx.prepare.tokenizers.engine_choice import (
+    FIRST,
+    FIRST_OF_WORKER,
+    CheckedEngine,
+    choose_engine,
+    reference_engine,
+)
 from binidx.prepare.tokenizers.sentences import SentenceSplitter
 from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
 from binidx.storage.requests.retries import passes

@@ -34,7 +34,7 @@ def is_pattern(name: str) -> bool:
     return "*" in name if is_url(name) else glob.has_magic(name)
 
 
-def list_files(path: str) -> list[str] | None:
+def list_local_files(path: str) -> list[str] | None:
     """Return the sorted files of a glob or a directory; None if the path is one file.
 
     Raises:
@@ -48,7 +48,7 @@ def list_files(path: str) -> list[str] | None:
     return sort_matches(path, [each for each in glob.glob(path, recursive=True) if os.path.isfile(each)])
 
 
-def list_objects(uri: str, options: Options) -> list[str]:
+def list_stored_objects(uri: str, options: Options) -> list[str]:
     """Return the sorted objects of a glob or below a folder, from one listing.
 
     Raises:
@@ -142,7 +142,7 @@ def _expand(
             return [(name, open_stored(name, storage_options=options))]
         except ObjectNotFoundError:
             pass  # it may be a pattern with [ ] or ?, or a folder: Spark names folders x.parquet
-    listed = list_objects(name, options) if path is None else list_files(path)
+    listed = list_stored_objects(name, options) if path is None else list_local_files(path)
     if listed is None:
         return [(name if path is None else path, None)]
     found = [each for each in listed if not exclude(each)]

@@ -41,8 +41,6 @@ from binidx.storage.open import read_document
 from binidx.storage.stores.registry import split_query
 
 CONFIG_FILE = "tokenizer_config.json"
-
-
 Options = Mapping[str, Any] | None
 
 
@@ -106,8 +104,6 @@ def describe_tokenizer(
 
 
 Description = tuple[TokenizerSpec, Mapping[str, int]]
-
-
 """A spec, and the ids of all entries."""
 
 

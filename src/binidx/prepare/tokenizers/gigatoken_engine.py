@@ -168,19 +168,11 @@ RUNS = np.array([
 
 # fmt: on
 NEW_CODE_POINT = re.compile("[" + "".join(f"{chr(first)}-{chr(stop - 1)}" for first, stop in RUNS.tolist()) + "]")
-
-
 FIRST_LEAD = 0xDF
-
-
 """First UTF-8 byte of the lowest code point in RUNS."""
 
-
 LEADS = np.zeros(1 << 16, bool)
-
-
 """Table over two bytes, as one big-endian number: True if they begin the UTF-8 of a code point in RUNS."""
-
 
 LEADS[[int.from_bytes(chr(each).encode()[:2], "big") for run in RUNS.tolist() for each in range(*run)]] = True
 

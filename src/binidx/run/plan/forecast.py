@@ -121,7 +121,7 @@ def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk
     return ReadCost(there / touched, min(there * chunk_bytes, medium.plain_bytes) * shrunk)
 
 
-def index_bytes(num_documents: int, plan: EpochPlan) -> int:
+def gpt_index_bytes(num_documents: int, plan: EpochPlan) -> int:
     """Return the bytes of the three files of a GPT index."""
     positions, rows = index_shapes(num_documents, plan)
     samples = NpyLayout((plan.num_samples,), shuffle_dtype(plan.num_samples))

@@ -28,7 +28,7 @@ from binidx.run.plan.forecast import (
     blend_bytes,
     build_memory_bytes,
     build_seconds,
-    index_bytes,
+    gpt_index_bytes,
     start_seconds,
 )
 from binidx.run.plan.inventory import BlendInventory, IndexInventory, RunInventory, take_inventory
@@ -153,7 +153,7 @@ def _index_row(index: IndexInventory) -> dict[str, Any]:
         "documents": index.documents,
         "samples": index.num_samples,
         "epochs": plan.num_epochs if plan else 0,
-        "num_bytes": index_bytes(index.documents, plan) if plan else 0,
+        "num_bytes": gpt_index_bytes(index.documents, plan) if plan else 0,
         "memory_bytes": build_memory_bytes(index.documents, plan) if plan else 0,
         "build_seconds": build_seconds(index.documents, plan) if plan else 0.0,
         "cache": index.cache.state,

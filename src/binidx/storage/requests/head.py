@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from binidx.errors import StorageError
 from binidx.storage.interfaces import BlockingStore, ObjectInfo, Store
-from binidx.storage.requests.retries import PendingRead, retried
+from binidx.storage.requests.retries import ReadRequests, retried
 from binidx.storage.requests.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import http_status
@@ -26,11 +26,7 @@ from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import io_loop
 
 Response = TypeVar("Response")
-
-
 REFUSALS = {401, 403, 404, 405, 410}
-
-
 LONGEST_SECONDS = 10.0
 """Deadline of `find_object`. Opening an object that must exist then reports a store that cannot be reached."""
 
@@ -122,7 +118,7 @@ def request_with_retries(
     async def fetch(_start: int, _stop: int) -> Response:
         return await request()
 
-    read = PendingRead(
+    read = ReadRequests(
         uri,
         fetch,
         [(0, 0)],

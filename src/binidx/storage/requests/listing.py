@@ -22,8 +22,6 @@ from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import REQUESTS
 
 PAGE_KEYS = 1000
-
-
 NAMES_AT_ONCE = 900
 """Names of one list. A page then goes beyond them, if there is nothing else."""
 

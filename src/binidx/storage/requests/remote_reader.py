@@ -16,7 +16,7 @@ from binidx.storage.interfaces import BlockingStore, ObjectInfo, Range, Readable
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
 from binidx.storage.requests.head import head
-from binidx.storage.requests.retries import PendingRead, retried
+from binidx.storage.requests.retries import ReadRequests, retried
 from binidx.storage.requests.scheduler import scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
@@ -110,7 +110,7 @@ class RemoteObject:
         async def fetch(start: int, stop: int) -> bytes:
             return await store.fetch(info, (start, stop))
 
-        read = PendingRead(self.uri, fetch, requests, deadline_seconds=settings.deadline_seconds, hedge=settings.hedge)
+        read = ReadRequests(self.uri, fetch, requests, deadline_seconds=settings.deadline_seconds, hedge=settings.hedge)
         began = time.monotonic()
         if not requests:
             read.end()
@@ -122,7 +122,7 @@ class RemoteObject:
             if read.over and read.outcome.exception() is None:
                 self._count(ranges, read.answers, read.ended - began)
 
-    def _result(self, read: PendingRead, ranges: Sequence[Range]) -> list[memoryview]:
+    def _result(self, read: ReadRequests, ranges: Sequence[Range]) -> list[memoryview]:
         with self._changes_reported():
             return assemble(ranges, read.ranges, read.outcome.result())
 

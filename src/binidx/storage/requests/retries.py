@@ -8,7 +8,7 @@
 The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from 0 to 0.1 s, 0.2 s, 0.4 s ... 8 s.
 Without jitter all clients of a store that was down for a moment would return together, and again together.
 
-`PendingRead` holds the requests of one read and their responses, for the scheduler.
+`ReadRequests` holds the requests of one read and their responses, for the scheduler.
 """
 
 from __future__ import annotations
@@ -37,14 +37,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 """Seconds: the upper ends of the first pause and of the last ones."""
 
 FEW_TRIES = 4
-
-
 """For a failure that a pause is unlikely to mend."""
 
 LOST = {"ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"}
 LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseError", "TooManyRedirects"}
-
-
 """Names of classes, or of their bases, raised when no response came: builtin or of drivers."""
 
 Found = TypeVar("Found")
@@ -164,12 +160,10 @@ def _times(count: int) -> str:
 
 
 SLOWEST = 1_000_000
-
-
 """Bytes per second; a slower link counts as stalled."""
 
 
-class PendingRead:
+class ReadRequests:
     """One read: its requests, numbered as in `ranges`, and their responses.
 
     Args:
@@ -238,7 +232,7 @@ class PendingRead:
 class Trouble:
     """State of a request that failed or is late: its failures, its hedges in flight, and whether it was hedged."""
 
-    def __init__(self, read: PendingRead, sent: float) -> None:
+    def __init__(self, read: ReadRequests, sent: float) -> None:
         # time.monotonic is the clock of event loops.
         self.history = History(sent, tries=read.tries, opening=read.opening)
         self.beside = 0

@@ -26,11 +26,9 @@ from typing import Any
 
 from binidx.errors import StorageError
 from binidx.storage.requests.cancellation import Scope, current_scope
-from binidx.storage.requests.retries import SLOWEST, History, PendingRead, Trouble, given_up, out_of_time, pause
+from binidx.storage.requests.retries import SLOWEST, History, ReadRequests, Trouble, given_up, out_of_time, pause
 
 WATCH_SECONDS = 0.1
-
-
 """Between two checks for late requests."""
 
 
@@ -48,13 +46,13 @@ class Scheduler:
         self.loop = loop
         self.limit = limit
         self.lateness = HedgeTimer()
-        self._queue: deque[PendingRead] = deque()
-        self._again: deque[tuple[PendingRead, int]] = deque()
+        self._queue: deque[ReadRequests] = deque()
+        self._again: deque[tuple[ReadRequests, int]] = deque()
         # task -> read, place, time sent; in the order in which they were sent.
-        self._running: dict[asyncio.Task[None], tuple[PendingRead, int, float]] = {}
+        self._running: dict[asyncio.Task[None], tuple[ReadRequests, int, float]] = {}
         self._watching = False
 
-    def run(self, read: PendingRead) -> list[Any]:
+    def run(self, read: ReadRequests) -> list[Any]:
         """Return the responses to a read's requests; the calling thread, any but the loop's, waits for them.
 
         Raises:
@@ -65,7 +63,7 @@ class Scheduler:
             return read.outcome.result()
 
     @contextmanager
-    def sending(self, read: PendingRead) -> Iterator[None]:
+    def sending(self, read: ReadRequests) -> Iterator[None]:
         """Send a read for the duration of the block, which may wait for its outcome; leaving the block cancels it.
 
         Raises:
@@ -83,13 +81,13 @@ class Scheduler:
             if not read.over:  # interrupted, or one begun beside it could not be
                 self.loop.call_soon_threadsafe(self._drop, read, InterruptedError())
 
-    def _stop(self, read: PendingRead, scope: Scope) -> None:
+    def _stop(self, read: ReadRequests, scope: Scope) -> None:
         try:
             scope.check()
         except Exception as error:
             self.loop.call_soon_threadsafe(self._drop, read, error)
 
-    def _submit(self, read: PendingRead) -> None:
+    def _submit(self, read: ReadRequests) -> None:
         self._queue.append(read)
         self._pump()
 
@@ -97,7 +95,7 @@ class Scheduler:
         while (found := self._next()) is not None:
             self._start(*found)
 
-    def _next(self) -> tuple[PendingRead, int] | None:
+    def _next(self) -> tuple[ReadRequests, int] | None:
         """Return the next request below the limit: one to send again, else one of the oldest read."""
         while len(self._running) < self.limit and (self._again or self._queue):
             if self._again:
@@ -113,11 +111,11 @@ class Scheduler:
                 return read, place
         return None
 
-    def _start(self, read: PendingRead, place: int) -> None:
+    def _start(self, read: ReadRequests, place: int) -> None:
         task = self.loop.create_task(self._work(read, place))
         self._sends(task, read, place)
 
-    def _sends(self, task: asyncio.Task[None], read: PendingRead, place: int) -> None:
+    def _sends(self, task: asyncio.Task[None], read: ReadRequests, place: int) -> None:
         self._running[task] = read, place, self.loop.time()
         read.sent += 1
         if read.timer is None:
@@ -126,7 +124,7 @@ class Scheduler:
         if not self._watching:
             self._watch_again()
 
-    async def _work(self, read: PendingRead, place: int) -> None:
+    async def _work(self, read: ReadRequests, place: int) -> None:
         """Send one request after the other: a task for each would take two more rounds of the loop."""
         task = asyncio.current_task()
         assert task is not None
@@ -147,7 +145,7 @@ class Scheduler:
             read, place = found
             self._sends(task, read, place)
 
-    def _ended(self, read: PendingRead, place: int, sent: float, answer: Any, error: Exception | None) -> None:
+    def _ended(self, read: ReadRequests, place: int, sent: float, answer: Any, error: Exception | None) -> None:
         if error is not None:
             self._failed(read, place, sent, error)
         else:
@@ -155,7 +153,7 @@ class Scheduler:
             self.lateness.note(read.store, read.size(place), read.answered_at - sent)
             self._answered(read, place, answer)
 
-    def _answered(self, read: PendingRead, place: int, answer: Any) -> None:
+    def _answered(self, read: ReadRequests, place: int, answer: Any) -> None:
         read.answers[place] = answer
         read.unanswered -= 1
         if place in read.troubles and read.troubles.pop(place).beside:
@@ -163,7 +161,7 @@ class Scheduler:
         if read.unanswered == 0:
             read.end()
 
-    def _failed(self, read: PendingRead, place: int, sent: float, error: Exception) -> None:
+    def _failed(self, read: ReadRequests, place: int, sent: float, error: Exception) -> None:
         trouble = read.troubles.setdefault(place, Trouble(read, sent))
         trouble.history.note(error)
         if trouble.history.hopeless():
@@ -173,12 +171,12 @@ class Scheduler:
         else:
             self.loop.call_later(pause(len(trouble.history.failures)), self._ask_again, read, place)
 
-    def _ask_again(self, read: PendingRead, place: int) -> None:
+    def _ask_again(self, read: ReadRequests, place: int) -> None:
         read.troubles[place].hedged = False
         self._again.append((read, place))
         self._pump()
 
-    def _expire(self, read: PendingRead) -> None:
+    def _expire(self, read: ReadRequests) -> None:
         now, due = self.loop.time(), read.due(self._bytes_in_flight())
         if now < due:
             read.timer = self.loop.call_later(due - now, self._expire, read)
@@ -187,12 +185,12 @@ class Scheduler:
         history = read.troubles[place].history if place in read.troubles else History(time.monotonic())
         self._drop(read, out_of_time(read.uri, read.where(place), history, now - read.began))
 
-    def _drop(self, read: PendingRead, error: BaseException) -> None:
+    def _drop(self, read: ReadRequests, error: BaseException) -> None:
         read.end(error)
         self._cancel(lambda each, _: each is read)
         self._pump()
 
-    def _cancel(self, wanted: Callable[[PendingRead, int], bool]) -> None:
+    def _cancel(self, wanted: Callable[[ReadRequests, int], bool]) -> None:
         for task in [task for task, (read, place, _) in self._running.items() if wanted(read, place)]:
             del self._running[task]
             task.cancel()
@@ -226,12 +224,12 @@ class Scheduler:
             elif read.hedge and self._may_hedge(read, place, age, in_flight):
                 self._hedge(read, place, sent)
 
-    def _may_hedge(self, read: PendingRead, place: int, age: float, in_flight: int) -> bool:
+    def _may_hedge(self, read: ReadRequests, place: int, age: float, in_flight: int) -> bool:
         if place in read.troubles and read.troubles[place].hedged:
             return False
         return self.lateness.is_late(read.store, read.size(place), age, in_flight / SLOWEST) and self.lateness.take()
 
-    def _hedge(self, read: PendingRead, place: int, sent: float) -> None:
+    def _hedge(self, read: ReadRequests, place: int, sent: float) -> None:
         trouble = read.troubles.setdefault(place, Trouble(read, sent))
         trouble.hedged = True
         trouble.beside += 1

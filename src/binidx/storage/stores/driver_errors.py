@@ -24,7 +24,6 @@ from binidx.storage.stores.registry import PROVIDERS, protocols
 TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}
 """HTTP statuses after which the same request may succeed."""
 
-
 NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
 BAD_CREDENTIALS = {"ProfileNotFound", "CredentialRetrievalError", "TokenRetrievalError", "SSOError", "RefreshError"}
 UNREACHABLE = {

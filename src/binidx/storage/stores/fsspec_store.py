@@ -23,14 +23,11 @@ from binidx.storage.stores.response_check import check_length, check_unchanged
 CONCURRENCY = 64
 """Requests in flight at once, over all threads and objects of a process."""
 
-
 MAX_GAP = 64 << 10
 """Bytes that pass in the CPU time of a request through a driver, 0.6 ms in s3fs, at 100 MB/s for each connection."""
 
-
 CHECKED_AFTERWARDS = {"LocalFileSystem", "MemoryFileSystem"}
 """Filesystems, or bases of them, where looking at an object costs no round trip."""
-
 
 Result = TypeVar("Result")
 

@@ -23,33 +23,25 @@ from binidx.storage.stores.fsspec_store import AsyncFsspecStore
 from binidx.storage.stores.response_check import ResponseHead, check_length, check_response, wrong_length
 
 logger = logging.getLogger(__name__)
-
-
 RENEW_SECONDS = 240
 """Drivers renew credentials five minutes and more before they end, so a signature is valid for at least this long. A
 refused kind of request is tried again after the same time."""
-
 
 CONCURRENCY = 128
 """Requests in flight at once: at 30 ms to the first byte 64 are 2,100 requests/s, 128 are 4,200, which one core still
 carries."""
 
-
 MAX_GAP = 8 << 10
 """Bytes that pass in the CPU time of a request, 0.06 ms, at 100 MB/s for each connection."""
-
 
 OBJECT_STATUSES = {404, 412, 416}
 """Statuses that are about the object, not about the way in which it was requested."""
 
-
 READ_BUFFER_BYTES = 8 << 20
 """Bytes of a response before they are taken: the largest request."""
 
-
 PLAIN = {"Accept-Encoding": "identity"}
 """Ranges of the stored bytes, not of what a server compresses on the way."""
-
 
 Result = TypeVar("Result")
 
@@ -178,7 +170,6 @@ class DirectStore(AsyncFsspecStore):
 
 MAX_ADDRESSES = 1000
 """Addresses that one store remembers."""
-
 
 REFUSED_UNTIL: dict[tuple[int, str], float] = {}
 """id of a filesystem, which is kept for ever, and a kind of request or a URI -> when that is sent directly again."""

@@ -180,8 +180,6 @@ WAYS_OUT = {
     errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
     errno.ENOMEM: "raise the number of maps a process may have, sysctl vm.max_map_count",
 }
-
-
 """errno -> the remedy, when opening fails for lack of descriptors or maps"""
 
 # Where a limit is "unlimited", macOS takes no more than this.

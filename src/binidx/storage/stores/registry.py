@@ -41,7 +41,6 @@ class Provider:
 OTHER = Provider("binidx.storage.stores.fsspec_store:open_fsspec_store")
 """Whatever fsspec opens by another scheme."""
 
-
 # S3 Standard, us-east-1: $0.0004 per 1,000 GET, $0.005 per 1,000 PUT or copy (aws.amazon.com/s3/pricing).
 # GCS Standard, one region: $0.004 per 10,000 class B, $0.05 per 10,000 class A (cloud.google.com/storage/pricing).
 # Both as of November 2026; other regions cost up to about a half more.

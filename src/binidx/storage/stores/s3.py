@@ -48,14 +48,11 @@ HTTP_METHODS = {
 }
 """Method of S3's client -> of HTTP."""
 
-
 SPARE = 8
 """Connections of a reading client beyond the requests in flight, for requests that are hedged."""
 
-
 ANSWER_SECONDS = 30.0
 """For a direct request for a small object, besides what its bytes need on the slowest link; then s3fs sends it."""
-
 
 SLOWEST = 1_000_000
 """Bytes per second of the slowest link."""

@@ -211,8 +211,6 @@ def copy_through(source: int, target: int, count: int, offset: int) -> int:
 
 Options = Mapping[str, Any] | None
 IN_FLIGHT = 16
-
-
 """Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
 
 

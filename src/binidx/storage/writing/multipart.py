@@ -28,8 +28,6 @@ from binidx.storage.writing.part_upload import PartUpload
 from binidx.storage.writing.publish import create_object, delete_object
 
 MAX_PARTS = 10_000
-
-
 """Of one object: the limit of S3."""
 
 

@@ -22,7 +22,6 @@ CHUNK_BYTES = 256 << 10
 """Of a write buffer, and of one write to a connection. A buffer that grows in place left 30 MB of heap fragments behind
 one upload part of 8 MiB."""
 
-
 Result = TypeVar("Result")
 
 

@@ -21,10 +21,7 @@ from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.part_upload import PartStream, WriteBuffer
 
 ONE_PUT = 16 << 20
-
-
 """Objects up to this size are buffered in memory and sent in one request."""
-
 
 BUFFER_BYTES = 1 << 20
 

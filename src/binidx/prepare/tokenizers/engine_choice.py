@@ -27,10 +27,7 @@ from binidx.prepare.tokenizers.tiktoken_engine import Tiktoken
 _ROWS: tuple[Any, ...] = (Gigatoken, Tiktoken, SentencePiece, HuggingFace)
 
 ENGINES: dict[str, EngineRow] = {row.name: row for row in _ROWS}
-
-
 """Engines by name, the fastest first. A new engine is a module with its class and an entry here."""
-
 
 REFERENCES = {kind: name for name, row in ENGINES.items() for kind in row.reference_for}
 
@@ -85,29 +82,16 @@ def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
 
 
 SHARE = 1e-4
-
-
 FIRST, FIRST_BYTES = 1000, 512 << 10
-
-
 """The first part of a job compares so many texts whatever their hash, up to so many bytes: some tenths of a second."""
 
-
 FIRST_OF_WORKER = 200
-
-
 """The same for each worker, which may have another version of a library."""
 
-
 LONGEST_BYTES = 1 << 20
-
-
 """Of a longer text only the beginning is compared: the reference takes hundreds of bytes of memory for each byte."""
 
-
 DIFFERENCE_TOKENS = 8
-
-
 HASHES = 1 << 64
 
 
