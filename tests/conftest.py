@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from binidx.tools import seaweed
 from binidx.tools.seaweed import S3Server, s3_server
 from hypothesis import HealthCheck, settings
 from servers.ceph import ceph_server
@@ -76,8 +77,10 @@ class Bucket:
 @pytest.fixture(scope="session")
 def s3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     start = S3_SERVERS[request.config.getoption("--s3")]
-    with start(tmp_path_factory.mktemp("s3-server")) as server, server.in_environment():
-        yield Bucket(server.make_bucket("test-bucket"), server)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seaweed, "SECONDS_TO_START", 900.0)
+        with start(tmp_path_factory.mktemp("s3-server")) as server, server.in_environment():
+            yield Bucket(server.make_bucket("test-bucket"), server)
 
 
 @pytest.fixture(scope="session")

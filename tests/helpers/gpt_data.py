@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.oracle import megatron
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ def random_lengths(rng: np.random.Generator, num_sequences: int) -> np.ndarray:
 
 def write_with_megatron(prefix: Path, lengths: np.ndarray, rng: np.random.Generator, dtype: type = np.uint16) -> str:
     """A pair written by Megatron Core, one sequence a document, tokens 0 (the EOD) to 998."""
+    from helpers.oracle import megatron  # 3 s of CPU time, which most users of this module do not need
+
     builder = megatron.indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for length in lengths:
         tokens = rng.integers(0, 999, length)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from binidx.tools.demo.tokenizer import EOD, train_bpe
-from helpers.oracle import megatron
 
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.preprocess import Report, preprocess
@@ -108,6 +107,7 @@ def theirs(
 
     Source: Megatron-LM, tools/preprocess_data.py: Encoder.encode, Partition.process_json_file, get_args.
     """
+    from helpers.oracle import megatron  # 3 s of CPU time, which most users of this module do not need
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(path or tokenizer_path())

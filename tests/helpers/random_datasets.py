@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from helpers.oracle import megatron
 
 from binidx.format.idx import DType
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
@@ -62,6 +61,8 @@ class Tensor:
 def build_theirs(
     prefix: Any, documents: list[Document], dtype: Any, multimodal: bool = False, by_item: bool = False
 ) -> str:
+    from helpers.oracle import megatron  # 3 s of CPU time, which most users of this module do not need
+
     builder = megatron.indexed.IndexedDatasetBuilder(f"{prefix}.bin", dtype, multimodal)
     write(builder, documents, multimodal, by_item)
     builder.finalize(f"{prefix}.idx")
