@@ -36,7 +36,7 @@ FINGERPRINT = {"option": True}
 def request_index(cache: str, log: str, how: dict[str, Any]) -> dict[str, object]:
     def build(writer: ArrayWriter) -> None:
         with open(log, "a") as file:
-            file.write(f"{os.getpid()}\n")
+            file.write(f"{os.getpid()} {time.monotonic()}\n")
         time.sleep(how.get("build", 0))
         while "until" in how and not Path(how["until"]).exists():
             time.sleep(0.01)
