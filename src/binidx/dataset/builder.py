@@ -250,7 +250,7 @@ class BlendedMegatronDatasetBuilder:
             return self._build_opened(None, prefix, matrix, sizes, context)
         fetched = None
         if self._is_remote([prefix]):
-            fetched = start_prefetch(idx_size(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
+            fetched = start_prefetch(known_idx_bytes(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
         known = ResolvedPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
         context = replace(context, prefetch=fetched)
         return self._build_opened(known, prefix, matrix, sizes, context)
@@ -299,7 +299,7 @@ class BlendedMegatronDatasetBuilder:
         return self.blended_class.built_with(context, datasets, lengths, most, self.config, access=self.access)
 
 
-def idx_size(prefix: str, listed: ListedPair | None) -> int | None:
+def known_idx_bytes(prefix: str, listed: ListedPair | None) -> int | None:
     """Return the bytes of the `.idx` of a prefix; None if a request would be needed."""
     if listed is not None:
         return int(listed.identity["size"])
