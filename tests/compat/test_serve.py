@@ -46,7 +46,7 @@ def test_modules_of_megatron_are_ours_and_the_rest_stays_its_own() -> None:
     assert found["missing"].endswith("object_storage_utils, has no attribute 'nonsense'")
     assert found["beside"] == [ours + "gpt_dataset", ours + "sft_dataset"]  # Megatron's class over ours
     assert found["after"] == ["megatron.core.datasets.utils", False]
-    assert "before anything of Megatron is imported" in found["late"]
+    assert "before any import of Megatron" in found["late"]
 
 
 def test_what_megatron_has_imported_already_is_an_error_that_says_what_to_do() -> None:
@@ -74,7 +74,7 @@ def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
 
 def test_a_script_that_is_not_there_is_one_line() -> None:
     done = run("not-there.py")
-    assert (done.stderr, done.returncode) == ("not-there.py: no such script\n", 2)
+    assert (done.stderr, done.returncode) == ("not-there.py: no such script; give the path of a training script\n", 2)
 
 
 @pytest.mark.parametrize(("arguments", "code"), [((), 2), (("--nonsense", "x.py"), 2), (("--help",), 0)])

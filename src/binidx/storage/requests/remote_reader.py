@@ -73,39 +73,33 @@ class RemoteObject:
         return store
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        if not self.needs_no_thread:
+        begun = self.begin(ranges)
+        if begun is None:
             return self._read_blocking(ranges)
-        with self.begin(ranges) as begun:
-            return begun.result()
-
-    @property
-    def needs_no_thread(self) -> bool:
-        """True if a read can `begin`: the requests of its store are coroutines."""
-        return isinstance(self.store, ReadableStore)
-
-    @property
-    def is_pinned(self) -> bool:
-        """True if its store returns bytes of exactly this version or an error."""
-        return self.store.pins(self.info)
+        with begun as read:
+            return read.result()
 
     def check_unchanged(self) -> None:
-        """Send a HEAD request, and raise unless the object is the version that was opened.
+        """Compare the stored object with the opened one by a HEAD request, unless the responses are pinned to it.
 
         Raises:
-            ObjectChangedError, ObjectNotFoundError: it is not.
+            ObjectChangedError, ObjectNotFoundError: it is another version, or absent.
         """
-        check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
+        if not self.store.pins(self.info):
+            check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
 
-    @contextlib.contextmanager
-    def begin(self, ranges: Sequence[Range]) -> Iterator[Begun]:
-        """Send the requests of a `read`, so that one thread waits for many reads; only where `needs_no_thread`.
+    def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
+        """Send the requests of a `read`, so that one thread waits for many reads; None if the store blocks.
 
         Raises:
             ShortReadError: a range outside the object.
             CancelledReadError: its scope is cancelled already; other errors are raised by the result.
         """
-        assert isinstance(self.store, ReadableStore)
-        requests, store, info, settings = self._planned(ranges), self.store, self.info, self.settings
+        return self._begun(self.store, ranges) if isinstance(self.store, ReadableStore) else None
+
+    @contextlib.contextmanager
+    def _begun(self, store: ReadableStore, ranges: Sequence[Range]) -> Iterator[Begun]:
+        requests, info, settings = self._planned(ranges), self.info, self.settings
 
         async def fetch(start: int, stop: int) -> bytes:
             return await store.fetch(info, (start, stop))
