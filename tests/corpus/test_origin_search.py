@@ -33,5 +33,5 @@ def test_what_is_not_there_is_not_found(source: str, tmp_path: Path) -> None:
     assert documents_with_id(source, "no such id") == []
     assert documents_at(source, "no such file", 0) == []
     assert documents_at(source, read_lineage(source)[0]["source"], 10**9) == []
-    with pytest.raises(ObjectNotFoundError, match="not there; binidx preprocess writes it beside a dataset"):
+    with pytest.raises(ObjectNotFoundError, match="not found; binidx preprocess writes it beside a dataset"):
         documents_with_id(str(tmp_path / "en"), "a")

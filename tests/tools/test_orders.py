@@ -276,7 +276,7 @@ def test_trace_and_where_say_which_file_a_document_came_from(
         Path(f"{prefix}.lineage.parquet").unlink()
     for source in (["--source", str(prefix)], []):
         assert main(["where", str(run_file), "--document", "id=id-7", *source]) == 2
-    assert "lineage.parquet: not there; binidx preprocess writes it" in capsys.readouterr().err
+    assert "lineage.parquet: not found; binidx preprocess writes it" in capsys.readouterr().err
     assert main(["where", str(run_file), "--document", "en.jsonl", "--source", str(prefix)]) == 2
     assert "needs a number, FILE:ROW or id=ID" in capsys.readouterr().err
     for row in found:
