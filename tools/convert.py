@@ -51,7 +51,7 @@ from ._progress import Bar
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = build_parser().parse_args(argv)
-    hint = "interrupted; the same command goes on from here"
+    hint = "interrupted; the same command resumes"
     return run("convert", lambda: convert(arguments), after_interrupt=hint)
 
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")
     options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
     arguments = options.parse_args(argv)
-    hint = "interrupted; the same command goes on from here"
+    hint = "interrupted; the same command resumes"
     return run("order", lambda: body(arguments), after_interrupt=hint)
 
 

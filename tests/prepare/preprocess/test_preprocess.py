@@ -140,7 +140,7 @@ class Told(SilentPartWatcher):
 def test_an_input_that_is_named_twice_is_stored_twice_and_told_of(tmp_path: Path) -> None:
     one, watch = corpus(tmp_path / "in", files=1)[0], Told()
     report = run(job_of([one, f"{tmp_path}/in/*.jsonl"], tmp_path / "en"), watch=watch)
-    assert watch.said == [f"{one}: named 2 times, so its documents will be there 2 times"]
+    assert watch.said == [f"{one}: named 2 times; its documents will be stored 2 times"]
     assert files_of(tmp_path / "en_text_document") == theirs([one, one], tmp_path / "theirs")
     assert report.manifests["text"]["counts"]["num_rows"] == 400
     rows = parquet.read_table(tmp_path / "en_text_document.lineage.parquet")["row"].to_pylist()
@@ -174,7 +174,7 @@ def test_a_finished_job_is_left_alone_and_another_is_not_written_over(tmp_path: 
     again = run(job_of(inputs, tmp_path / "en"))
     assert (again.parts_made, again.manifests) == (0, first.manifests)
     assert (tmp_path / "en_text_document.bin").stat() == before
-    with pytest.raises(ObjectExistsError, match="en_text_document: another dataset exists"):
+    with pytest.raises(ObjectExistsError, match="en_text_document: holds another dataset"):
         run(job_of(inputs, tmp_path / "en", append_eod=False))
     run(job_of(inputs, tmp_path / "en", append_eod=False), overwrite=True)
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs", eod=None)
@@ -309,7 +309,7 @@ def test_an_input_too_large_for_a_part_that_cannot_be_cut_is_told_of(tmp_path: P
         run(job_of([str(tmp_path)], tmp_path / "out" / "en", part_bytes=64 << 20), watch=watch)
     assert watch.said == [
         f"{tmp_path}/a.jsonl.gz: 600 MiB that cannot be cut, the largest of 1 such inputs: one worker reads each; "
-        "docs/text.md says what can be cut"
+        "docs/text.md lists the formats that can be cut"
     ]
 
 

@@ -107,7 +107,7 @@ def test_a_record_of_another_version_is_named(tmp_path: Path) -> None:
     run(job, shard=Shard(0, 1_000_000))
     Path(JobUris(job).record_uri(part)).write_text('{"binidx_part": 1, "slices": []}')
     with pytest.raises(
-        FormatError, match=f"a record of version 1, needed {VERSION}; finish with the binidx that began"
+        FormatError, match=rf"\$.binidx_part: expected {VERSION} \(found 1\); finish with the binidx that began"
     ):
         run(job)
 

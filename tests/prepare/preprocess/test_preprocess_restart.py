@@ -74,7 +74,7 @@ def test_a_driver_that_is_told_to_end_leaves_nothing_half_written(tmp_path: Path
         wait_for(lambda: list((tmp_path / "en-parts").glob("?" * 32 + ".json")), driver)
         driver.terminate()
         said = driver.communicate()[1]
-    assert (driver.returncode, said) == (130, "\nbinidx preprocess: interrupted; the same command goes on from here\n")
+    assert (driver.returncode, said) == (130, "\nbinidx preprocess: interrupted; the same command resumes\n")
     assert not list((tmp_path / "en-parts").glob("*.tmp"))
 
 

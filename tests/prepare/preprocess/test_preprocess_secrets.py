@@ -59,13 +59,13 @@ def lying_table() -> bytes:
 
 
 UNREADABLE: dict[str, tuple[str, bytes, str]] = {
-    "tells no format": ("a.txt", LINES, "tells no format"),
+    "unknown format": ("a.txt", LINES, "tells no format"),
     "not gzip": ("a.jsonl.gz", LINES, "not gzip, or damaged"),
     "gzip cut off": ("a.jsonl.gz", gzip.compress(LINES)[:-9], "ends in the middle of a gzip member"),
     "not zstd": ("a.jsonl.zst", LINES, "not zstd, or damaged"),
     "zstd cut off": ("a.jsonl.zst", zstandard.compress(LINES)[:-9], "ends in the middle of a zstd frame"),
     "zstd with a lying table": ("a.jsonl.zst", lying_table(), "its seek table says"),
-    "not parquet": ("a.parquet", LINES, "no parquet file, or damaged"),
+    "not parquet": ("a.parquet", LINES, "not a Parquet file, or damaged"),
     "parquet without the column": ("a.parquet", as_parquet(["x"], "body"), "no column 'text'"),
     "parquet of numbers": ("a.parquet", as_parquet([1, 2]), "column 'text' is int64"),
     "parquet with damaged pages": ("a.parquet", damaged(as_parquet(texts(200))), "row group 0 is damaged"),
@@ -93,7 +93,7 @@ def test_what_cannot_be_read_is_named_without_them(s3: Bucket, case: str) -> Non
 def test_what_is_not_there_or_refused_or_not_reached_is_named_without_them(s3: Bucket) -> None:
     url = put_signed(s3, "a.jsonl", LINES)
     clean(lambda: find_inputs(url.replace("/a.jsonl", "/b.jsonl")))
-    clean(lambda: find_inputs(with_user(signed(f"{s3.fresh()}/none.jsonl"))), "matches nothing")
+    clean(lambda: find_inputs(with_user(signed(f"{s3.fresh()}/none.jsonl"))), "matches no object")
     refused = clean(lambda: find_inputs(url[:-4] + "0000"), "access denied")
     assert isinstance(refused, AccessError)
     assert not passes(refused)
@@ -120,7 +120,7 @@ def test_slices_that_leave_something_out_are_named_without_them(s3: Bucket) -> N
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"{}", "tokenizer.json"), (b"\xff", "tokenizer.json"), (None, "has no token '<end>'")]
+    ("data", "message"), [(b"{}", "tokenizer.json"), (b"\xff", "tokenizer.json"), (None, "no token '<end>'")]
 )
 def test_a_tokenizer_that_cannot_be_read_is_named_without_them(s3: Bucket, data: bytes | None, message: str) -> None:
     url = put_signed(s3, "tokenizer.json", data or Path(tokenizer_path()).read_bytes())

@@ -15,7 +15,7 @@ from helpers.proxied_store import Distant, distant_store
 from binidx.errors import AccessError, ObjectNotFoundError
 from binidx.storage.requests.head import find_object
 from binidx.storage.stores import s3
-from binidx.storage.stores.fsspec_store import FsspecStore, open_filesystem
+from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
 from binidx.storage.stores.http_session import REFUSED_UNTIL
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.part_upload import CHUNK_BYTES, WriteBuffer
@@ -154,7 +154,7 @@ def test_what_is_to_be_said_of_an_object_is_said_by_the_driver(
     options = {"endpoint_url": "http://127.0.0.1:1", "s3_additional_kwargs": wanted}
     options |= {"anon": True} if anonymous else {"key": "k", "secret": "s"}
     before = set(REFUSED_UNTIL)
-    monkeypatch.setattr(FsspecStore, "put", lambda *arguments, **_: "by the driver")
+    monkeypatch.setattr(FsspecWrites, "put", lambda *arguments, **_: "by the driver")
     assert open_store("s3://b/k", options).put("s3://b/k", [memoryview(DATA)]) == "by the driver"
     assert len(set(REFUSED_UNTIL) - before) == 1
 

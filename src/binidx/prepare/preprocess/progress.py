@@ -128,7 +128,10 @@ class ProgressCounter:
         for name, record in records.items():
             if name in self._sizes:
                 self._count(record)
-        self._now = replace(self._now, parts_kept=self._now.parts_done, kept_bytes=self._now.done_bytes, seconds=0.0)
+        now, machines = self._now, len(self._hosts - {""})
+        self._now = replace(
+            now, parts_kept=now.parts_done, kept_bytes=now.done_bytes, seconds=0.0, machines=machines
+        )
         watch.show(self._now)
 
     def add(self, record: Record) -> None:
