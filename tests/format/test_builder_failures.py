@@ -42,7 +42,7 @@ def assert_closed(builder: IndexedDatasetBuilder, because: str) -> None:
     uses = (builder.end_document, lambda: builder.add_item([1]), lambda: builder.add_document([1], [1]))
     for again in (*uses, lambda: builder.add_index("x"), lambda: builder.finalize("x")):
         with pytest.raises(
-            ValueError, match=rf"en.bin: the builder is closed since it failed \(.*{because}.*begin agai"
+            ValueError, match=rf"en.bin: the builder is closed since it failed \(.*{because}.*build the dataset agai"
         ):
             again()
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, MissingDriverError
 from binidx.prepare.text.batch import cumulative_offsets
-from binidx.prepare.tokenizers.engine import decode_texts, missing_package
+from binidx.prepare.tokenizers.engine import decode_texts
 
 MOST_CHARACTERS = 1_000_000
 KEEPS_NEWLINES = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
@@ -66,7 +66,7 @@ def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]
     try:
         from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
     except ImportError as error:
-        raise MissingDriverError(f"sentences: {missing_package('nltk', 'sentences') or error}") from error
+        raise MissingDriverError("sentences: nltk is not installed; pip install 'binidx[sentences]'") from error
     try:
         punkt: Any = PunktTokenizer(language)
     except (LookupError, ValueError) as error:
