@@ -129,9 +129,7 @@ class ProgressCounter:
             if name in self._sizes:
                 self._count(record)
         now, machines = self._now, len(self._hosts - {""})
-        self._now = replace(
-            now, parts_kept=now.parts_done, kept_bytes=now.done_bytes, seconds=0.0, machines=machines
-        )
+        self._now = replace(now, parts_kept=now.parts_done, kept_bytes=now.done_bytes, seconds=0.0, machines=machines)
         watch.show(self._now)
 
     def add(self, record: Record) -> None:
