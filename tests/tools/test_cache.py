@@ -81,7 +81,7 @@ def test_warm_goes_on_where_it_was_killed(prefix: str, tmp_path: Path, capsys) -
 
 def test_warm_says_that_the_rest_was_there_only_where_there_was_one(prefix: str, tmp_path: Path, capsys) -> None:
     assert re.search(r"fetched in .*/s\)$", call(capsys, "warm", f"{prefix}.bin", "--dir", tmp_path), re.MULTILINE)
-    assert re.search(r"/s\), the rest was there$", call(capsys, "warm", prefix, "--dir", tmp_path), re.MULTILINE)
+    assert re.search(r"/s\), the rest was cached$", call(capsys, "warm", prefix, "--dir", tmp_path), re.MULTILINE)
 
 
 def test_a_cache_that_is_too_small_is_said_before_anything_is_fetched(prefix: str, tmp_path: Path, capsys) -> None:
@@ -249,7 +249,7 @@ def test_prune_by_prefix_and_size(prefix: str, tmp_path: Path, capsys) -> None:
     assert "removed, 0 leftovers" in call(capsys, "prune", "--dir", tmp_path, "--bytes", "0")
     reader = IndexedDataset(prefix, storage_options=options(tmp_path)).bin_reader
     reader.read([(0, 100)])
-    assert re.search(r"68\.0 KiB stay: they are in use", call(capsys, "prune", "--dir", tmp_path, "--bytes", "0"))
+    assert re.search(r"68\.0 KiB kept: in use", call(capsys, "prune", "--dir", tmp_path, "--bytes", "0"))
 
 
 def test_what_belongs_to_a_uri_by_hand() -> None:

@@ -52,7 +52,7 @@ def test_the_version_is_said(capsys) -> None:
 
 def test_an_unknown_command_gets_a_hint(capsys) -> None:
     assert main(["convrt", "a", "b"]) == 2
-    assert "binidx: 'convrt' is no command, did you mean 'convert'?; binidx --help" in capsys.readouterr().err
+    assert "binidx: 'convrt' is not a command, did you mean 'convert'?; binidx --help" in capsys.readouterr().err
 
 
 def test_a_script_and_the_command_are_one_code() -> None:
