@@ -131,7 +131,7 @@ def test_indices_in_a_store_are_found(store: Any, capsys: pytest.CaptureFixture[
 
 
 def test_a_bundle_of_idx_files_is_found(store: Any) -> None:
-    bundle = IdxBundle(f"{STORE}/cache", writes=False).read(golden.SMALL)
+    bundle = IdxBundle(f"{STORE}/cache", writable=False).read(golden.SMALL)
     assert bundle is not None
     for prefix in golden.SMALL:
         data = store.cat_file(f"{prefix}.idx")

@@ -64,9 +64,9 @@ def test_errors_are_one_line_and_a_status(tmp_path: Path, capsys: Any) -> None:
     target = ["--to", f"{tmp_path}/en"]
     cases = {
         "line 2, byte 14: malformed": (1, [bad, *target, *CALL]),
-        "none.jsonl: matches nothing": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
+        "none.jsonl: matches no object": (2, [f"{tmp_path}/none.jsonl", *target, *CALL]),
         "needed --tokenizer": (2, [bad, *target]),
-        "has no token '<end>'": (2, [bad, *target, "--tokenizer", tokenizer_path(), "--eod", "<end>"]),
+        "no token '<end>'": (2, [bad, *target, "--tokenizer", tokenizer_path(), "--eod", "<end>"]),
         "needed local, ray": (2, [bad, *target, *CALL, "--engine", "spark"]),
         "found none, need at least one": (2, [*target, *CALL]),
         "found --tokenizer and --vocab-file": (2, [bad, *target, *CALL, "--vocab-file", tokenizer_path()]),
@@ -92,7 +92,7 @@ def test_shards_and_finish_are_calls_of_their_own(tmp_path: Path, capsys: Any) -
     inputs = corpus(tmp_path / "in")
     call = ["preprocess", *inputs, "--to", f"{tmp_path}/en", *CALL, "--part-bytes", "5000"]
     assert main([*call, "--shard", "0/2"]) == 0
-    assert "are not there yet" in capsys.readouterr().out
+    assert "5 of 10 are missing" in capsys.readouterr().out
     assert main([*call, "--finish"]) == 1
     assert "or this command without --shard and --finish" in capsys.readouterr().out
     assert main([*call, "--shard", "1/2"]) == 0
@@ -129,7 +129,7 @@ def test_a_file_of_ranks_of_no_known_name_takes_a_pattern(tmp_path: Path, capsys
     call = ["preprocess", write_lines(tmp_path / "a.jsonl", [{"text": "the sea"}]), "--workers", "1"]
     call += ["--tokenizer", f"{tmp_path}/mine.tiktoken", "--to", f"{tmp_path}/en"]
     assert main(call) == 2
-    assert "needs a pattern (--tiktoken-pattern)" in capsys.readouterr().err
+    assert "give it (--tiktoken-pattern)" in capsys.readouterr().err
     assert main([*call, "--tiktoken-pattern", "gpt2"]) == 0
     assert np.fromfile(tmp_path / "en_text_document.bin", np.uint16).tolist() == [257, 258, ord("e"), ord("a")]
     other = ["--tokenizer", tokenizer_path(), "--to", f"{tmp_path}/two", "--tiktoken-pattern", "gpt2"]
