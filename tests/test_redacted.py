@@ -95,7 +95,7 @@ def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> No
     from helpers.preprocess_jobs import job_of
 
     from binidx.prepare.preprocess.finish import format_job_file
-    from binidx.prepare.preprocess.job_plan import plan_parts
+    from binidx.prepare.preprocess.job import plan_parts
     from binidx.prepare.preprocess.part_writer import format_problem
     from binidx.prepare.text.slices import JSONL, Input
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from binidx.prepare.preprocess.progress import Progress
+from binidx.prepare.preprocess.record import Progress
 
 from ._command import human_seconds
 

@@ -28,8 +28,7 @@ if __name__ == "__main__":  # python tools/estimate.py: see convert.py
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, estimate_tokens
-from binidx.prepare.preprocess.sampling import Estimate
+from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 from binidx.prepare.text.batch import Filters, parse_keep
 from binidx.prepare.text.read import FORMATS
 

@@ -53,7 +53,7 @@ FAR_MS = 30
 WORKER = """
 import json, sys
 from binidx.jobs.engines import settle_malloc
-from binidx.prepare.preprocess.job_plan import plan_parts
+from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
 from tests.bench.preprocess import job_of

@@ -461,7 +461,7 @@ def read_cached(cache: Path) -> tuple[list[bytes], Any]:
 
 def plan_of_local_text() -> dict[str, Any]:
     """Names of the parts of a job over local files, whose identity is size and time."""
-    from binidx.prepare.preprocess.job_plan import plan_digest, plan_parts
+    from binidx.prepare.preprocess.job import plan_digest, plan_parts
     from binidx.prepare.text.slices import Input
 
     tokenizer = binidx.describe_tokenizer(f"s3://{BUCKET}/text/vocab.txt", eod="[SEP]")

@@ -24,7 +24,7 @@ from binidx.tools._progress import PreprocessBar
 from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
 
-from binidx.prepare.preprocess.progress import Progress
+from binidx.prepare.preprocess.record import Progress
 
 CALL = ["--tokenizer", tokenizer_path(), "--eod", EOD, "--append-eod", "--workers", "1"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError
-from binidx.prepare.preprocess import estimate
 from binidx.prepare.preprocess import estimate as estimating
-from binidx.prepare.preprocess.estimate import Units, estimate_tokens
-from binidx.prepare.preprocess.sampling import StratumSample, draw_strata, estimate_total, student_quantile
+from binidx.prepare.preprocess.estimate import (
+    Estimate,
+    Sample,
+    Units,
+    draw_sample,
+    estimate_tokens,
+    estimate_total,
+    student_quantile,
+)
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.tokenizers.describe import describe_tokenizer
@@ -56,14 +63,9 @@ def test_intervals_hold_the_truth_about_as_often_as_they_claim(count: int) -> No
     sizes, counts = hidden_corpus(np.random.default_rng(count))
     held, errors = 0, []
     for seed in range(1000):
-        strata = draw_strata(sizes.astype(np.int64), count, seed)
-        seen = [
-            StratumSample(
-                each.num_units, sizes[list(each.chosen)], counts[list(each.chosen)], np.zeros(len(each.chosen))
-            )
-            for each in strata
-        ]
-        found = estimate_total(seen, int(sizes.sum()))
+        sample = draw_sample(sizes.astype(np.int64), count, seed)
+        units = sample.units
+        found = estimate_total(sample, sizes[units], counts[units], np.zeros(len(units)), int(sizes.sum()))
         held += found.low <= counts.sum() <= found.high
         errors.append(found.total / counts.sum() - 1)
     low, high = wilson(1000, 0.95)
@@ -75,19 +77,21 @@ def test_intervals_hold_the_truth_about_as_often_as_they_claim(count: int) -> No
 
 @given(st.lists(st.integers(1, 5000), max_size=60), st.integers(1, 80), st.integers(0, 99))
 def test_strata_tile_the_units_and_each_is_looked_at(sizes: list[int], count: int, seed: int) -> None:
-    strata = draw_strata(np.array(sizes, np.int64), count, seed)
-    bounds = [(each.first, each.first + each.num_units) for each in strata]
-    assert [stop for _, stop in bounds][:-1] == [first for first, _ in bounds][1:]
-    assert (bounds[0][0], bounds[-1][1]) == (0, len(sizes)) if sizes else not strata
-    for each, (first, stop) in zip(strata, bounds, strict=True):
-        assert len(set(each.chosen)) == min(2, each.num_units)
-        assert all(first <= number < stop for number in each.chosen)
+    sample = draw_sample(np.array(sizes, np.int64), count, seed)
+    bounds = np.cumsum([0, *sample.num_units]).tolist()
+    assert bounds[-1] == len(sizes)
+    for number, (first, stop) in enumerate(pairwise(bounds)):
+        chosen = sample.units[sample.strata == number].tolist()
+        assert len(set(chosen)) == min(2, stop - first)
+        assert all(first <= unit < stop for unit in chosen)
 
 
 def test_all_of_it_is_no_estimate() -> None:
-    seen = [StratumSample(2, np.array([3.0, 5.0]), np.array([1.0, 9.0]), np.zeros(2))]
-    assert estimate_total(seen, 8) == estimate_total(seen, 8).__class__(10.0, 10.0, 10.0)
-    assert estimate_total([], 0).total == 0
+    both = Sample(np.arange(2), np.zeros(2, np.int64), np.array([2]))
+    found = estimate_total(both, np.array([3.0, 5.0]), np.array([1.0, 9.0]), np.zeros(2), 8)
+    assert found == Estimate(10.0, 10.0, 10.0)
+    none = np.empty(0)
+    assert estimate_total(draw_sample(none.astype(np.int64), 32, 0), none, none, none, 0).total == 0
 
 
 def test_students_t_is_that_of_the_tables() -> None:
@@ -114,7 +118,6 @@ def write(path: Path, texts: list[str], form: str) -> None:
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """12 files of three kinds, and units that are small beside them."""
-    monkeypatch.setattr(estimate, "UNIT_BYTES", 4000)
     monkeypatch.setattr(estimating, "UNIT_BYTES", 4000)
     for number in range(12):
         write(tmp_path / f"{number:02}.jsonl", documents(40 + 10 * number, number), "jsonl")
@@ -168,7 +171,7 @@ def test_units_hold_each_row_once(tmp_path_factory: Any, texts: list[str], unit_
     write(folder / "a.jsonl", texts, "jsonl")
     write(folder / "b.parquet", texts, "parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate, "UNIT_BYTES", unit_bytes)
+        patch.setattr(estimating, "UNIT_BYTES", unit_bytes)
         found = Units(find_inputs([str(folder / "a.jsonl"), str(folder / "b.parquet")]))
         read = [
             batch.text(n)

@@ -36,11 +36,12 @@ from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.prepare.preprocess.job_plan import choose_part_bytes, group_slices, plan_parts
+from binidx.prepare.preprocess.job import choose_part_bytes, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, preprocess
-from binidx.prepare.preprocess.progress import SilentPartWatcher
+from binidx.prepare.preprocess.record import SilentPartWatcher
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
+from binidx.prepare.text.slices import group_by_size
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 
 
@@ -284,13 +285,10 @@ def test_a_part_keeps_its_name_until_what_decides_its_bytes_changes(tmp_path: Pa
 
 
 def test_small_neighbours_share_a_part_and_parts_follow_the_size_of_all() -> None:
-    class Sized:
-        def __init__(self, num_bytes: int) -> None:
-            self.num_bytes = num_bytes
-
     sizes = [5, 5, 5, 1, 10, 5, 10, 6, 0, 16]
-    groups = group_slices([Sized(size) for size in sizes], 10)  # type: ignore[misc]
-    assert [[each.num_bytes for each in group] for group in groups] == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
+    groups = [sizes[first:last] for first, last in group_by_size(sizes, 15)]
+    assert groups == [[5, 5, 5], [1, 10], [5, 10], [6, 0], [16]]
+    assert group_by_size([], 15) == []
     assert [choose_part_bytes(total) >> 20 for total in (0, 1 << 28, 1 << 32, 1 << 37, 1 << 41)] == [
         4,
         16,

@@ -14,10 +14,10 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, texts, t
 
 from binidx.errors import FormatError, StorageError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.prepare.preprocess.job_plan import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobUris, plan_parts
 from binidx.prepare.preprocess.part_writer import format_problem, merge_quarantine
 from binidx.prepare.preprocess.preprocess import preprocess
-from binidx.prepare.preprocess.record import Record
+from binidx.prepare.preprocess.record import RECORD_FILE
 from binidx.prepare.preprocess.tokenize_part import make_part, read_record
 from binidx.prepare.text.batch import Filters, Problem
 from binidx.prepare.text.inputs import find_inputs
@@ -189,7 +189,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
     (part,) = plan_parts(job, find_inputs(job.inputs))
     record = make_part(job, part)
-    assert Record.from_bytes(record.to_bytes(), "x") == record == read_record(JobUris(job), part)
+    assert RECORD_FILE.decode(record.to_bytes(), "x") == record == read_record(JobUris(job), part)
     assert make_part(job, part) == record  # what is there is not made again
     assert record.counts == sum(record.slices, RowCounts())
     assert [each.num_rows for each in record.slices] == [200, 200]

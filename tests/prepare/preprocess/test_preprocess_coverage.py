@@ -16,7 +16,7 @@ from conftest import Bucket
 from helpers.preprocess_jobs import corpus, files_of, job_of, run, texts, theirs, write_lines
 
 from binidx.errors import FormatError
-from binidx.prepare.preprocess.job_plan import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobUris, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, preprocess, read_records
 from binidx.prepare.preprocess.record import VERSION, Record
 from binidx.prepare.preprocess.tokenize_part import make_part

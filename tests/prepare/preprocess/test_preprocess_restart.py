@@ -23,7 +23,7 @@ from servers.processes import is_running, wait_until_gone
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.prepare.preprocess.finish import finish
-from binidx.prepare.preprocess.job_plan import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobUris, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, preprocess, read_finished_manifests, read_records
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs

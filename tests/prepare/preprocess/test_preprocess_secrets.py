@@ -28,7 +28,7 @@ from helpers.text_oracle import read_all, read_file
 from binidx.errors import AccessError, BinidxError, UnreachableError
 from binidx.jobs.scheduling import TaskFailure
 from binidx.prepare.preprocess import tokenize_part
-from binidx.prepare.preprocess.job_plan import plan_parts
+from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.tokenize_part import PartTask, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent, check_extents, plan_slices

@@ -15,17 +15,18 @@ from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, theirs, 
 
 from binidx.errors import ObjectExistsError
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.prepare.preprocess.job_plan import JobUris, plan_parts
+from binidx.prepare.preprocess.job import JobUris, plan_parts
 from binidx.prepare.preprocess.preprocess import Shard, job_status, read_records, unfinished_status
-from binidx.prepare.preprocess.progress import (
+from binidx.prepare.preprocess.record import (
     RECENT_PARTS,
     Progress,
+    Record,
     SilentPartWatcher,
+    TokenCounts,
     busy_seconds,
     count_machines,
     recent_speed,
 )
-from binidx.prepare.preprocess.record import Record, TokenCounts
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent
 from binidx.storage.writing.publish import create_object

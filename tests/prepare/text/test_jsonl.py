@@ -18,7 +18,7 @@ from binidx.prepare.text.batch import KINDS
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import LineReader, Lines
 from binidx.prepare.text.read import read_slice
-from binidx.prepare.text.slices import Slice, plan_slices
+from binidx.prepare.text.slices import Extent, ReadRequest, Slice, plan_slices
 
 GOOD = b'{"text": "good"}'
 
@@ -197,7 +197,8 @@ def test_many_random_lines_are_what_json_says() -> None:
     piece = Slice("a.jsonl", "jsonl", {"size": 0}, 0, None, 0, 0, 0)
     for seed in range(8):
         data = b"\n".join(random_lines(seed, 2500))
-        ((batches, _),) = LineReader(piece, ["text"], ["id"], 1 << 30).batches([Lines(memoryview(data), 1)])
+        request = ReadRequest(piece, ["text"], ["id"], 1 << 20, 1 << 30, None, Extent())
+        batches, _ = LineReader(request).read(Lines(memoryview(data), 1))
         documents, kinds, blank = by_json(data)
         assert [[each] for each in documents_of(batches[0])] == documents
         assert [each.kind for each in batches[0].problems] == kinds

@@ -11,7 +11,7 @@ import pytest
 from helpers.text_oracle import VALUES, by_json, documents_of, random_line
 
 from binidx.prepare.text.jsonl import LineReader, Lines
-from binidx.prepare.text.slices import Slice
+from binidx.prepare.text.slices import Extent, ReadRequest, Slice
 
 KEYS, FIELDS = ["text", "title"], ["id", "n"]
 PIECE = Slice("a.jsonl", "jsonl", {"size": 0}, 0, None, 0, 0, 0)
@@ -22,7 +22,8 @@ Row = tuple[int, int, list[list[str]], list[str | None]]
 
 def read(data: bytes) -> tuple[list[Row], list[tuple[int, str]]]:
     """Documents, and the line and kind of each that is none, as our reader says."""
-    ((batches, fields),) = LineReader(PIECE, KEYS, FIELDS, 1 << 30).batches([Lines(memoryview(data), 7)])
+    request = ReadRequest(PIECE, KEYS, FIELDS, 1 << 20, 1 << 30, None, Extent())
+    batches, fields = LineReader(request).read(Lines(memoryview(data), 7))
     texts = zip(*map(documents_of, batches), strict=True)
     values = zip(*(column.tolist() for column in fields), strict=True)
     rows, places = batches[0].rows.tolist(), (batches[0].positions - 7).tolist()

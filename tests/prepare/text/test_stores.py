@@ -18,7 +18,8 @@ from helpers.reader_stacks import STORES, Shelf
 from helpers.text_oracle import read_all, read_file
 
 from binidx.errors import ObjectChangedError
-from binidx.prepare.text import parquet_reader, stored_bytes
+from binidx.prepare.text import parquet_reader
+from binidx.prepare.text import read as reading
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import plan_slices
 
@@ -46,7 +47,7 @@ STORED = {
 def test_every_store_gives_the_same_documents(
     request: pytest.FixtureRequest, tmp_path: Path, store: str, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_bytes, "REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(reading, "REQUEST_BYTES", 10_000)
     monkeypatch.setattr(parquet_reader, "BLOCK_BYTES", 10_000)
     shelf = Shelf(STORES[store], request, tmp_path)
     uri = shelf.put(STORED[suffix], f"a.{suffix}")
@@ -78,9 +79,9 @@ def test_an_object_that_changed_is_not_read(
 def test_a_slice_is_fetched_by_many_requests_at_once_and_once(
     request: pytest.FixtureRequest, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_bytes, "REQUEST_BYTES", 20_000)
+    monkeypatch.setattr(reading, "REQUEST_BYTES", 20_000)
     monkeypatch.setattr(parquet_reader, "BLOCK_BYTES", 20_000)
-    monkeypatch.setattr(stored_bytes, "LINE_BYTES", 1000)
+    monkeypatch.setattr(reading, "LINE_BYTES", 1000)
     data = STORED[suffix]
     with distant_store("s3 fast", request, tmp_path, delay_ms=20) as far:
         uri, options = far.put(f"a.{suffix}", data), far.options(hedge=False)
@@ -88,7 +89,7 @@ def test_a_slice_is_fetched_by_many_requests_at_once_and_once(
         before = far.proxy.counts()
         assert len(read_all(plan, storage_options=options).texts) == len(TEXTS)
         moved = far.proxy.counts() - before
-    assert moved.most_at_once >= stored_bytes.IN_FLIGHT - 1
+    assert moved.most_at_once >= reading.IN_FLIGHT - 1
     # Beside the column: its footer. Blocks end where row groups do.
     assert moved.bytes <= len(data) * 1.05 + (66_000 if suffix == "parquet" else 0)
     assert moved.requests <= len(data) / 20_000 + 7
@@ -115,7 +116,7 @@ def test_a_slice_moves_its_own_bytes_and_the_end_of_its_last_line(
         before = far.proxy.counts()
         read_all(plan[1:2], storage_options=options)
         moved = far.proxy.counts() - before
-    assert moved.bytes <= 100_000 + stored_bytes.LINE_BYTES + 2000
+    assert moved.bytes <= 100_000 + reading.LINE_BYTES + 2000
     assert moved.requests == 1  # the plan knows the object
 
 
@@ -133,7 +134,7 @@ def test_inputs_are_found_by_one_question_each_and_many_at_once(request: pytest.
 def test_a_store_that_fails_now_and_then_gives_the_same_documents(
     request: pytest.FixtureRequest, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_bytes, "REQUEST_BYTES", 20_000)
+    monkeypatch.setattr(reading, "REQUEST_BYTES", 20_000)
     monkeypatch.setattr(parquet_reader, "BLOCK_BYTES", 20_000)
     with distant_store("s3 fast", request, tmp_path, delay_ms=1) as far:
         uri, options = far.put(f"a.{suffix}", STORED[suffix]), far.options(hedge=False)

@@ -1,4 +1,4 @@
-"""Estimate the tokens of a corpus, and the cost of the job that makes them, from a sample.
+"""Estimate the tokens of a corpus, and the cost of the job that makes them, from a stratified sample.
 
     find inputs ─► units ─► draw ─► read, tokenise, count ─► totals with intervals ─► cost
 
@@ -8,12 +8,26 @@ jsonl                      each 256 KiB
 .zst in frames, parquet    blocks of a MiB and more, row groups
 .gz, other .zst            the file, which can only be read from its beginning
 
+    units      |--|--|----|--|--|--|----|--|-|-|-|--|    in the order of the corpus, of known stored bytes x
+    strata     |   0    |    1    |    2    |    3   |    equal bytes of neighbours: each file gets its share
+    sample        ^  ^     ^   ^     ^ ^      ^   ^      two of each stratum, at random
+
+The estimated quantity is the ratio R of tokens y to stored bytes x over the whole sample (the combined ratio
+estimator): the stored bytes of every unit are known and predict its tokens well. So files in other languages cost
+little accuracy, and the beginning of a file does not stand for the rest.
+
+    total   R X            X: stored bytes of all units
+    error   the spread of y - R x between the two units of each stratum, and the unread part of a unit
+
 The cost is the time of cores, bytes, requests, and dollars at list price.
+
+Source: Cochran, Sampling Techniques, 3rd ed., 6.11 (combined ratio estimate), 11.7 (two stages); the strata are ours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,19 +37,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.cut import uniform_hash
 from binidx.corpus.whole_dataset import Options
 from binidx.format.idx import DType
 from binidx.jobs.engines import available_cores
-from binidx.prepare.preprocess.job import check_eod
-from binidx.prepare.preprocess.job_plan import choose_part_bytes
-from binidx.prepare.preprocess.sampling import Estimate, Stratum, StratumSample, draw_strata, estimate_total
+from binidx.prepare.preprocess.job import check_eod, choose_part_bytes
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.text.read import read_slice
-from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices
-from binidx.prepare.text.stored_bytes import REQUEST_BYTES
-from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens
+from binidx.prepare.text.read import REQUEST_BYTES, read_slice
+from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices, slice_lines
+from binidx.prepare.tokenizers.engine import Engine
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.interfaces import Prices
@@ -67,16 +77,102 @@ class Units:
         each, number = self._inputs[position], int(number - self._bounds[position])
         if each.format != JSONL:
             return plan_slices([each], 1)[number]
-        first, last = number * UNIT_BYTES, min((number + 1) * UNIT_BYTES, each.size)
-        return Slice(each.uri, JSONL, each.identity, first, last, first, last - first, None if first else 0)
+        return slice_lines(each, number * UNIT_BYTES, min((number + 1) * UNIT_BYTES, each.size))
 
 
 def _unit_sizes(each: Input) -> NDArray[np.int64]:
-    if each.format != JSONL:
-        return np.array([piece.num_bytes for piece in plan_slices([each], 1)], np.int64)
-    sizes = np.full(-(-each.size // UNIT_BYTES), UNIT_BYTES, np.int64)
-    sizes[-1] = each.size - (len(sizes) - 1) * UNIT_BYTES
-    return sizes
+    if each.format == JSONL:
+        return np.diff(np.append(np.arange(0, each.size, UNIT_BYTES), each.size))
+    return np.array([piece.num_bytes for piece in plan_slices([each], 1)], np.int64)
+
+
+OF_EACH = 2
+"""Sampled units of a stratum: the fewest that show a variance, so that there are as many strata as possible."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sampled units, in their order.
+
+    Attributes:
+        units: number of each sampled unit, shape (n,).
+        strata: stratum of each sampled unit, shape (n,).
+        num_units: number of units in each stratum, shape (num_strata,).
+    """
+
+    units: NDArray[np.int64]
+    strata: NDArray[np.int64]
+    num_units: NDArray[np.int64]
+
+
+def draw_sample(sizes: NDArray[np.int64], count: int, seed: int) -> Sample:
+    """Draw about `count` units: two of each of count / 2 strata of about equal bytes, or all of a smaller stratum.
+
+    Args:
+        sizes: bytes of each unit, shape (num_units,).
+        seed: of the sample.
+    """
+    num_strata, middles = max(1, count // OF_EACH), np.cumsum(sizes) - sizes / 2
+    strata = np.minimum((middles * num_strata / max(int(sizes.sum()), 1)).astype(np.int64), num_strata - 1)
+    firsts = np.flatnonzero(np.diff(strata, prepend=-1))
+    lengths = np.diff(np.append(firsts, len(sizes)))
+    rng = np.random.Generator(np.random.Philox(key=seed % 2**64))
+    drawn = [
+        first + np.sort(rng.choice(length, min(OF_EACH, length), replace=False))
+        for first, length in zip(firsts, lengths, strict=True)
+    ]
+    units = np.concatenate([np.empty(0, np.int64), *drawn])
+    return Sample(units, np.repeat(np.arange(len(lengths)), np.minimum(lengths, OF_EACH)), lengths)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Total, with the interval that contains the true total in 95 of 100 samples."""
+
+    total: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Half of the interval as a share of the total."""
+        return (self.high - self.low) / 2 / self.total if self.total else 0.0
+
+
+Floats = NDArray[np.float64]
+
+
+def estimate_total(sample: Sample, sizes: Floats, counts: Floats, variances: Floats, total_bytes: int) -> Estimate:
+    """Return the total count of all units, by its ratio to their `total_bytes`.
+
+    Args:
+        sizes: stored bytes of each sampled unit, shape (n,).
+        counts: count in each sampled unit, shape (n,).
+        variances: variance of each count, shape (n,); 0 for a unit that was counted whole.
+    """
+    strata, num_drawn = sample.strata, np.bincount(sample.strata)
+    weights = sample.num_units / num_drawn
+    size, count = float(weights[strata] @ sizes), float(weights[strata] @ counts)
+    if not size:
+        return Estimate(0.0, 0.0, 0.0)
+    rest = counts - count / size * sizes
+    rest -= (np.bincount(strata, rest) / num_drawn)[strata]
+    spread = np.bincount(strata, rest**2) / np.maximum(num_drawn - 1, 1)
+    variance = (weights * (sample.num_units - num_drawn)) @ spread + weights[strata] @ variances
+    degrees = int((num_drawn - 1)[num_drawn < sample.num_units].sum())
+    scale = total_bytes / size
+    total, margin = count * scale, student_quantile(degrees) * math.sqrt(variance) * scale
+    return Estimate(total, max(total - margin, 0.0), total + margin)
+
+
+DEGREES = np.array([np.inf, 30, 10, 6, 5, 4, 3, 2, 1])
+QUANTILES = (1.960, 2.042, 2.228, 2.447, 2.571, 2.776, 3.182, 4.303, 12.706)
+"""Student's t at 97.5 % for these degrees of freedom; nearly linear in their reciprocals."""
+
+
+def student_quantile(degrees: int) -> float:
+    """Return Student's t at 97.5 %; 1.96 for 0 degrees of freedom, if only the counts within units vary."""
+    return float(np.interp(1 / degrees if degrees else 0, 1 / DEGREES, QUANTILES))
 
 
 IDX_BYTES = 20
@@ -108,31 +204,16 @@ class Cost:
     dollars: float
 
 
-def estimate_cost(
-    inputs: Sequence[Input], cpu_seconds: float, tokens: float, documents: float, item_bytes: int
-) -> Cost:
+def estimate_cost(inputs: Sequence[Input], cpu_seconds: float, bytes_out: float) -> Cost:
     """Return the cost of a job over these inputs, in parts of the size that `preprocess` chooses."""
     bytes_in = sum(each.size for each in inputs)
-    parts = -(-bytes_in // choose_part_bytes(bytes_in)) if bytes_in else 0
+    parts = -(-bytes_in // choose_part_bytes(bytes_in))
     reads = sum(-(-each.size // REQUEST_BYTES) for each in inputs) + parts
     writes = parts * WRITES_PER_PART
-    return Cost(
-        cpu_seconds / 3600,
-        available_cores(),
-        bytes_in,
-        int(tokens * item_bytes + documents * IDX_BYTES),
-        parts,
-        reads,
-        writes,
-        _dollars(inputs, reads, writes),
-    )
-
-
-def _dollars(inputs: Sequence[Input], reads: int, writes: int) -> float:
-    """Return the list price of requests to the store of the text."""
     remote = [each.uri for each in inputs if local_path(each.uri) is None]
     prices = prices_of(remote[0]) if remote else Prices()
-    return reads * prices.dollars_per_read + writes * prices.dollars_per_write
+    dollars = reads * prices.dollars_per_read + writes * prices.dollars_per_write
+    return Cost(cpu_seconds / 3600, available_cores(), bytes_in, int(bytes_out), parts, reads, writes, dollars)
 
 
 SAMPLE_BYTES = 64 << 20
@@ -175,18 +256,6 @@ class CorpusEstimate:
         return asdict(self)
 
 
-@dataclass
-class UnitCounts:
-    """Counts of a unit; `variance` of the tokens, if only a share of the text was tokenised."""
-
-    tokens: float = 0.0
-    variance: float = 0.0
-    documents: int = 0
-    text_bytes: int = 0
-    tokenised_bytes: int = 0
-    problems: int = 0
-
-
 def estimate_tokens(
     inputs: Sequence[str | os.PathLike[str]],
     tokenizer: TokenizerSpec,
@@ -220,130 +289,90 @@ def estimate_tokens(
     units, chosen_engine = Units(found), choose_engine(tokenizer, engine, storage_options=source_options)
     total_bytes = int(units.sizes.sum())
     mean = total_bytes / max(len(units), 1)
-    strata = draw_strata(units.sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
-    sampled = int(sum(units.sizes[list(each.chosen)].sum() for each in strata))
-    eod, dtype = tokenizer.eod if append_eod else None, DType.optimal_dtype(tokenizer.vocab_size)
-    counter = _UnitCounter(chosen_engine, keys, eod, dtype, filters, source_options, seed)
-    share = min(1.0, sample_bytes / sampled) if mean > 4 * UNIT_BYTES else 1.0
-    watch.begin("sample", sampled, 0)
-    counts: dict[int, UnitCounts] = {}
-    for number, counted in counter.count(units, strata, share):
-        counts[number] = counted
-        watch.advance(int(units.sizes[number]))
-    tokens, documents, text = (_estimate(units, strata, counts, name) for name in ("tokens", "documents", "text_bytes"))
-    tokenised = sum(each.tokenised_bytes for each in counts.values())
+    sample = draw_sample(units.sizes, max(LEAST_UNITS, int(sample_bytes / max(mean, 1))), seed)
+    sizes = units.sizes[sample.units].astype(np.float64)
+    share = min(1.0, sample_bytes / sizes.sum()) if mean > 4 * UNIT_BYTES else 1.0
+    counter, began_cpu = _UnitCounter(chosen_engine, append_eod, share, seed), time.process_time()
+
+    def read(number: int, batch_bytes: int = BATCH_BYTES) -> Iterator[tuple[Batch, ...]]:
+        return read_slice(units[number], keys, filters=filters, batch_bytes=batch_bytes, storage_options=source_options)
+
+    watch.begin("sample", int(sizes.sum()), 0)
+    numbers, rows = sample.units.tolist(), list[tuple[float, ...]]()
+    # Units that are tokenised whole are small: several are read at once, as each costs a round trip.
+    with contextlib.closing(
+        map_in_flight(lambda number: list(read(number, 1 << 20)), numbers, IN_FLIGHT)
+        if share == 1
+        else (read(number) for number in numbers)
+    ) as batches:
+        for number, each in zip(numbers, batches, strict=True):
+            rows.append(counter.count(each, number))
+            watch.advance(int(units.sizes[number]))
+    reading = time.process_time() - began_cpu - counter.seconds
+    tokens, variances, documents, text, tokenised, problems = np.array(rows, np.float64).reshape(-1, 6).T
+    totals = [
+        estimate_total(sample, sizes, counts, spread, total_bytes)
+        for counts, spread in ((tokens, variances), (documents, 0 * sizes), (text, 0 * sizes))
+    ]
+    seconds_per_byte = reading / max(text.sum(), 1) + counter.seconds / max(tokenised.sum(), 1)
+    item_bytes = np.dtype(DType.optimal_dtype(tokenizer.vocab_size)).itemsize
+    bytes_out = totals[0].total * item_bytes + totals[1].total * IDX_BYTES
     return CorpusEstimate(
         len(found),
-        tokens,
-        documents,
-        text,
+        *totals,
         total_bytes,
-        sampled,
-        tokenised,
-        sum(each.problems for each in counts.values()),
+        int(sizes.sum()),
+        int(tokenised.sum()),
+        int(problems.sum()),
         chosen_engine.name,
-        estimate_cost(
-            found, counter.seconds_per_byte * text.total, tokens.total, documents.total, np.dtype(dtype).itemsize
-        ),
+        estimate_cost(found, seconds_per_byte * totals[2].total, bytes_out),
         time.monotonic() - began,
     )
 
 
-def _estimate(units: Units, strata: Sequence[Stratum], counts: dict[int, UnitCounts], name: str) -> Estimate:
-    samples = [
-        StratumSample(
-            each.num_units,
-            units.sizes[list(each.chosen)].astype(np.float64),
-            np.array([getattr(counts[number], name) for number in each.chosen], np.float64),
-            np.array([counts[number].variance if name == "tokens" else 0.0 for number in each.chosen]),
-        )
-        for each in strata
-    ]
-    return estimate_total(samples, int(units.sizes.sum()))
-
-
 @dataclass
 class _UnitCounter:
-    """Reader of units that counts their contents.
+    """Counter of the contents of units, which tokenises a share of their batches.
 
     Attributes:
-        seconds_per_byte: CPU time to read and tokenise a byte of text.
+        seconds: CPU time to tokenise.
     """
 
     engine: Engine
-    keys: Sequence[str]
-    eod: int | None
-    dtype: type[np.number[Any]]
-    filters: Filters | None
-    options: Options
+    append_eod: bool
+    share: float
     seed: int
-    seconds_per_byte: float = 0.0
-    _tokenising: float = 0.0
+    seconds: float = 0.0
 
-    def count(self, units: Units, strata: Sequence[Stratum], share: float) -> Iterator[tuple[int, UnitCounts]]:
-        """Yield the number and counts of each drawn unit; a share of its text is tokenised."""
-        numbers, began = [number for each in strata for number in each.chosen], time.process_time()
-        text_bytes = tokenised_bytes = 0
-        # Units that are tokenised whole are small: several are read at once, as each costs a round trip.
-        with contextlib.closing(
-            map_in_flight(lambda number: list(self._read(units[number], 1 << 20)), numbers, IN_FLIGHT)
-            if share == 1
-            else (self._read(units[number], BATCH_BYTES) for number in numbers)
-        ) as read:
-            for number, batches in zip(numbers, read, strict=True):
-                counts = self._count_unit(batches, number, share)
-                text_bytes += counts.text_bytes
-                tokenised_bytes += counts.tokenised_bytes
-                yield number, counts
-        reading = time.process_time() - began - self._tokenising
-        self.seconds_per_byte = reading / max(text_bytes, 1) + self._tokenising / max(tokenised_bytes, 1)
-
-    def _read(self, piece: Slice, batch_bytes: int) -> Iterator[tuple[Batch, ...]]:
-        return read_slice(piece, self.keys, filters=self.filters, batch_bytes=batch_bytes, storage_options=self.options)
-
-    def _count_unit(self, read: Iterable[tuple[Batch, ...]], number: int, share: float) -> UnitCounts:
-        """Count all of a unit, and tokenise a share of its batches."""
-        total, sizes, tokens = UnitCounts(), list[int](), list[int]()
-        lowest, spare, num_batches = 2.0, None, 0
+    def count(self, read: Iterable[tuple[Batch, ...]], number: int) -> tuple[float, ...]:
+        """Return a unit's tokens, their variance, documents, bytes of text, tokenised ones of them, and problems."""
+        rng, drawn, lowest, spare = np.random.default_rng([self.seed % 2**64, number]), list[Any](), 2.0, None
+        num_batches = documents = text_bytes = problems = 0
         for batches in read:
             size = sum(len(each.texts) for each in batches)
-            total.documents += batches[0].num_documents
-            total.text_bytes += size
-            total.problems += len(batches[0].problems)
-            drawn = float(uniform_hash(self.seed + number, num_batches, 1)[0])
+            documents += batches[0].num_documents
+            text_bytes += size
+            problems += len(batches[0].problems)
             num_batches += 1
-            if drawn < share:
-                sizes.append(size)
-                tokens.append(self._count_tokens(batches))
-            elif drawn < lowest:
-                lowest, spare = drawn, batches
-        if not sizes and spare is not None:  # at least one, and not always the first: beginnings differ from the rest
-            sizes, tokens = [sum(len(each.texts) for each in spare)], [self._count_tokens(spare)]
-        total.tokenised_bytes = sum(sizes)
-        if len(sizes) == num_batches:
-            total.tokens = float(sum(tokens))
-        elif total.tokenised_bytes:
-            total.tokens, total.variance = estimate_unit(
-                np.array(sizes, np.float64), np.array(tokens, np.float64), total.text_bytes, num_batches
-            )
-        return total
+            if (draw := rng.random()) < self.share:
+                drawn.append((size, self._count_tokens(batches)))
+            elif draw < lowest:
+                lowest, spare = draw, (size, batches)
+        if not drawn and spare is not None:  # at least one, and not always the first: beginnings differ from the rest
+            drawn = [(spare[0], self._count_tokens(spare[1]))]
+        sizes, tokens = np.array(drawn, np.float64).reshape(-1, 2).T
+        size = sizes.sum()
+        spread = np.var(tokens - tokens.sum() / max(size, 1) * sizes, ddof=1) if len(drawn) > 1 else 0.0
+        variance = num_batches * (num_batches / max(len(drawn), 1) - 1) * spread
+        total = tokens.sum() * (text_bytes / size if size else 1)
+        return total, variance, documents, text_bytes, size, problems
 
     def _count_tokens(self, batches: Sequence[Batch]) -> int:
         """Return the stored tokens of all keys."""
-        began = time.process_time()
-        encoded = [self.engine.encode(each.texts, each.offsets) for each in batches]
-        stored = [
-            as_stored_tokens(*ids, each.documents, self.dtype, self.eod)
-            for ids, each in zip(encoded, batches, strict=True)
-        ]
-        self._tokenising += time.process_time() - began
-        return sum(len(each.tokens) for each in stored)
-
-
-def estimate_unit(
-    sizes: NDArray[np.float64], counts: NDArray[np.float64], total_bytes: float, num_batches: int
-) -> tuple[float, float]:
-    """Return the count of a unit from those of some of its batches, and its variance."""
-    ratio = counts.sum() / sizes.sum()
-    spread = np.var(counts - ratio * sizes, ddof=1) if len(sizes) > 1 else 0.0
-    return float(ratio * total_bytes), float(num_batches**2 * (1 - len(sizes) / num_batches) * spread / len(sizes))
+        began, count = time.process_time(), 0
+        for each in batches:
+            _, bounds = self.engine.encode(each.texts, each.offsets)
+            lengths = np.diff(bounds[each.documents])
+            count += int(lengths.sum()) + self.append_eod * np.count_nonzero(lengths)
+        self.seconds += time.process_time() - began
+        return count

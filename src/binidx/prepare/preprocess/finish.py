@@ -28,8 +28,8 @@ import contextlib
 import functools
 import json
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -43,11 +43,9 @@ from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.index_writer import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.json_models import JsonFile
-from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.job_plan import JobUris, Part, plan_digest
+from binidx.prepare.preprocess.job import Job, JobUris, Part, plan_digest
 from binidx.prepare.preprocess.part_writer import merge_quarantine
-from binidx.prepare.preprocess.progress import count_machines
-from binidx.prepare.preprocess.record import Record
+from binidx.prepare.preprocess.record import Record, count_machines
 from binidx.prepare.text.inputs import list_local_files, list_stored_objects
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.open import open_object
@@ -84,13 +82,12 @@ def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[
     return list(found.values())
 
 
-def count_engines(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
+def count_engines(records: Mapping[str, Record]) -> Mapping[str, Mapping[str, int]]:
     """Return for each engine the number of its parts, and of texts that were compared with the reference."""
-    parts, compared = Counter[str](), Counter[str]()
+    found = defaultdict[str, Counter[str]](Counter)
     for record in records.values():
-        parts[record.engine] += 1
-        compared[record.engine] += record.compared
-    return {name: {"parts": parts[name], "compared": compared[name]} for name in parts}
+        found[record.engine].update(parts=1, compared=record.compared)
+    return found
 
 
 def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> list[list[int]]:
@@ -137,7 +134,7 @@ Records = Mapping[str, Record]
 
 
 def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool, watch: ProgressWatcher) -> None:
-    """Make the datasets of all parts, and remove the parts.
+    """Make the datasets of all parts, and write their manifests.
 
     Raises:
         FormatError: the counts do not add up, or a part contradicts its record.
@@ -155,7 +152,6 @@ def finish(job: Job, parts: Sequence[Part], records: Records, *, overwrite: bool
     for key, prefix in job.datasets.items():
         with create_object(prefix + MANIFEST, job.target_options) as out:
             out.write(json.dumps(build_manifest(job, key, parts, records), indent=1).encode())
-    remove_parts(uris, parts)
 
 
 def merge_key(
@@ -243,31 +239,18 @@ def remove_parts(uris: JobUris, parts: Sequence[Part]) -> None:
             os.rmdir(path)
 
 
-def remove_other_job(uris: JobUris, parts: Sequence[Part]) -> None:
-    """Remove the parts of another job from the folder."""
-    ours = {base_name(uri) for uri in (uris.job_uri, *(each for part in parts for each in uris.objects(part)))}
-    delete_all({uri for uri in list_parts(uris) if base_name(uri) not in ours}, uris)
-
-
-def delete_all(objects: Collection[str], uris: JobUris) -> None:
+def delete_all(objects: Iterable[str], uris: JobUris) -> None:
     """Delete objects of the job, many at once."""
     with REQUESTS.executor(IN_FLIGHT) as threads:
         list(threads.map(lambda uri: delete_object(uri, uris.job.target_options), sorted(objects)))
 
 
-def list_parts(uris: JobUris) -> list[str]:
-    """Return all objects in the folder of the parts."""
-    path = local_path(uris.folder)
-    return (
-        list_stored_objects(f"{uris.folder}/", uris.job.target_options)
-        if path is None
-        else list_local_files(path) or []
-    )
-
-
-def base_name(uri: str) -> str:
-    """Return the last component of a URI."""
-    return uri.rpartition("/")[2]
+def list_other_objects(uris: JobUris, parts: Sequence[Part]) -> list[str]:
+    """Return the objects in the folder of the parts besides job.json and those of these parts."""
+    path, options = local_path(uris.folder), uris.job.target_options
+    found = list_stored_objects(f"{uris.folder}/", options) if path is None else list_local_files(path) or []
+    ours = {os.path.basename(uri) for uri in (uris.job_uri, *(each for part in parts for each in uris.objects(part)))}
+    return [uri for uri in found if os.path.basename(uri) not in ours]
 
 
 @dataclass(frozen=True)
@@ -293,7 +276,7 @@ def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
     if existing == content:
         return True
     if not overwrite:
-        if existing is not None and any(base_name(uri) != base_name(uris.job_uri) for uri in list_parts(uris)):
+        if existing is not None and list_other_objects(uris, []):
             differs = describe_job_difference(existing, content)
             raise ObjectExistsError(f"{uris.job_uri}: parts of another job, {differs}; --overwrite removes them")
         for prefix in job.datasets.values():
@@ -304,7 +287,7 @@ def claim_output(job: Job, parts: Sequence[Part], overwrite: bool) -> bool:
         with create_object(uris.job_uri, job.target_options) as out:
             out.write(content)
     if overwrite and existing is not None:
-        remove_other_job(uris, parts)
+        delete_all(list_other_objects(uris, parts), uris)
     return overwrite
 
 

@@ -1,12 +1,27 @@
-"""Job: all settings that decide the bytes of the result, as one value.
+"""Job: all settings that decide the bytes of the result, as one value; its parts; the URIs of its objects.
 
 Settings that do not decide them are arguments of `preprocess`: workers, the place where parts are made, overwriting.
+No I/O happens here. Each part is made without knowledge of the others:
+
+    slices of the text    |---- en.jsonl ----|---- en.jsonl ----|-- a.jsonl --|b|c|---- d.parquet ----|
+    parts                 |        0         |        1         |        2        |         3         |
+
+The name of a part is the digest of its slices and of the recipe: the same work has the same name in every run and on
+every machine, and any change of the text, the tokenizer or an option gives another name.
+
+OUTPUT_KEY_document.bin  .idx  .lineage.parquet      the datasets, one a key
+OUTPUT_KEY_document.manifest.json                    last object to appear: the dataset is finished
+OUTPUT.quarantine.jsonl
+OUTPUT-parts/job.json                                first object to appear: identifies the job
+OUTPUT-parts/NAME-0.bin  .idx  .lineage.parquet      a part's dataset of the first key
+OUTPUT-parts/NAME.quarantine.jsonl
+OUTPUT-parts/NAME.json                               the part's last object: its record
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -15,7 +30,9 @@ import xxhash
 
 from binidx.errors import ConfigError, redacted
 from binidx.format.idx import DType
-from binidx.prepare.text.batch import Filters
+from binidx.format.sidecars.dataset_manifest import LINEAGE, SIDECARS
+from binidx.prepare.text.batch import Filters, check_bounds
+from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.codecs.segments import CODECS
 
@@ -104,12 +121,7 @@ class Job:
             raise ConfigError(f"{self.output}: a folder; give a prefix such as {self.output}en")
         if self.part_bytes is not None and self.part_bytes < 1:
             raise ConfigError(f"part_bytes: too small (found {self.part_bytes}, need 1 or more)")
-        least, most = self.min_tokens or 0, self.max_tokens
-        if least < 0 or (most is not None and most < least):
-            raise ConfigError(
-                f"min_tokens, max_tokens: not a range (found {least}, {most}, need 0 or more, and the maximum not "
-                "below the minimum)"
-            )
+        check_bounds("min_tokens, max_tokens", self.min_tokens or 0, self.max_tokens)
         if not 0 <= self.compared_share <= 1:
             raise ConfigError(f"compared_share: found {self.compared_share}, need 0 to 1")
         check_eod(self.tokenizer, self.append_eod)
@@ -159,3 +171,94 @@ def check_eod(tokenizer: TokenizerSpec, append_eod: bool) -> None:
 def json_digest(value: Any) -> str:
     """Return 128 bits that identify a JSON value, hex."""
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
+
+
+FEW, FEW_BYTES = 16, (4 << 20, 64 << 20)
+MANY, MOST_BYTES = 512, 512 << 20
+"""Number of parts, and bytes of text in one: small parts for little text, so that many cores have work; 64 MiB and
+up to 512 parts for more. From there on a part has more tokens than the 5 MiB that S3 needs to copy it itself, and more
+work than its ten requests cost. The largest part takes some seconds of a fast engine, and minutes of a slow one."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Unit of work, which is done whole or not at all."""
+
+    number: int
+    name: str
+    slices: tuple[Slice, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Stored bytes of the text."""
+        return sum(each.num_bytes for each in self.slices)
+
+    def __str__(self) -> str:
+        first, last = self.slices[0], self.slices[-1]
+        more = f" to {redacted(last.uri)}" if last.uri != first.uri else ""
+        return f"part {self.number} ({redacted(first.uri)} from byte {first.stored}{more})"
+
+
+def plan_parts(job: Job, inputs: Sequence[Input]) -> list[Part]:
+    """Return parts of about the same size, in the order of the inputs; small neighbouring slices share one.
+
+    A part has up to 1.5 times the planned bytes: the last slice of a file may be tiny.
+    """
+    part_bytes = job.part_bytes or choose_part_bytes(sum(each.size for each in inputs))
+    slices, recipe = plan_slices(inputs, part_bytes), json_digest(job.recipe)
+    bounds = group_by_size([each.num_bytes for each in slices], part_bytes * 3 // 2)
+    parts = []
+    for number, (first, last) in enumerate(bounds):
+        identity = [{**asdict(each), "uri": redacted(each.uri)} for each in slices[first:last]]
+        parts.append(Part(number, json_digest([recipe, identity]), tuple(slices[first:last])))
+    return parts
+
+
+def choose_part_bytes(total_bytes: int) -> int:
+    """Return the bytes of text in a part; they depend on the text alone, so that any restart finds the same parts."""
+    few = min(max(total_bytes // FEW, FEW_BYTES[0]), FEW_BYTES[1])
+    return min(max(total_bytes // MANY, few), MOST_BYTES)
+
+
+def plan_digest(job: Job, parts: Sequence[Part]) -> str:
+    """Return the identity of a job: all of its parts, and the recipe, as there may be no part."""
+    return json_digest([json_digest(job.recipe), *(each.name for each in parts)])
+
+
+class JobUris:
+    """URIs of a job's objects.
+
+    Attributes:
+        folder: of the parts.
+        job_uri: file that identifies the job.
+        quarantine_uri: quarantine of the job.
+        bin_suffix: suffix of the token files.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.folder = job, f"{job.output}-parts"
+        self.job_uri, self.quarantine_uri = f"{self.folder}/job.json", f"{job.output}.quarantine.jsonl"
+        self.bin_suffix = f".bin{CODECS[job.codec].suffix}"
+
+    def prefix(self, part: Part, key: str) -> str:
+        """Return the prefix of a part's dataset."""
+        return f"{self.folder}/{part.name}-{self.job.keys.index(key)}"
+
+    def record_uri(self, part: Part) -> str:
+        """Return the URI of a part's record."""
+        return f"{self.folder}/{part.name}.json"
+
+    def part_quarantine_uri(self, part: Part) -> str:
+        """Return the URI of a part's quarantine."""
+        return f"{self.folder}/{part.name}.quarantine.jsonl"
+
+    def objects(self, part: Part) -> list[str]:
+        """Return the URIs of all objects of a part, the record first."""
+        suffixes = [self.bin_suffix, ".idx", LINEAGE]
+        datasets = [self.prefix(part, key) + suffix for key in self.job.keys for suffix in suffixes]
+        return [self.record_uri(part), *datasets, self.part_quarantine_uri(part)]
+
+    def is_output(self, uri: str) -> bool:
+        """Return whether the job writes this object: it may read the folder to which it writes."""
+        sidecars = (prefix + suffix for prefix in self.job.datasets.values() for suffix in SIDECARS)
+        return uri.startswith(f"{self.folder}/") or uri in (self.quarantine_uri, *sidecars)

@@ -20,8 +20,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -30,7 +29,7 @@ from binidx.errors import redacted
 from binidx.format.bin_file import BinWriter
 from binidx.format.index_writer import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE
-from binidx.prepare.preprocess.job_plan import JobUris, Part
+from binidx.prepare.preprocess.job import JobUris, Part
 from binidx.prepare.preprocess.record import TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
 from binidx.prepare.text.jsonl import group_lines
@@ -41,9 +40,6 @@ from binidx.storage.ranges import cut
 from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object
-
-if TYPE_CHECKING:
-    from binidx.format.sidecars.lineage import LineageWriter
 
 Options = Mapping[str, Any] | None
 QUARANTINE_BLOCK_BYTES = 1 << 20
@@ -85,22 +81,24 @@ def _read_rows(uri: str, options: Options) -> Iterator[dict[str, Any]]:
 
 
 class DatasetWriter:
-    """Writer of a part's dataset of one key. Tokens are written in a thread, while the next text is tokenised."""
+    """Writer of a part's dataset of one key."""
 
     def __init__(self, uris: JobUris, part: Part, key: str) -> None:
         self._prefix, self._options = uris.prefix(part, key), uris.job.target_options
         self._columns = IndexColumns(uris.job.dtype)
         bin_uri = self._prefix + uris.bin_suffix
         self._bin = BinWriter(bin_uri, in_small_blocks(bin_uri, self._options))
-        self._thread, self._pending = READS.executor(1), list[Future[Any]]()
-        self._lineage = open_lineage_writer(self._prefix + LINEAGE, self._options) if uris.job.lineage else None
+        self._lineage = None
+        if uris.job.lineage:  # imported late, as pyarrow takes a moment, and may be missing
+            from binidx.format.sidecars.lineage import LineageWriter
+
+            self._lineage = LineageWriter(self._prefix + LINEAGE, self._options)
         self._digest, self._num_tokens = xxhash.xxh3_64(), 0
 
     def add(self, source: str, batch: Batch, stored: Stored) -> None:
         """Append the documents of a batch."""
         data = stored.tokens.view(np.uint8).data
-        self._wait_for_writes(1)
-        self._pending.append(self._thread.submit(self._bin.write, data))
+        self._bin.write(data)
         self._digest.update(data)
         self._num_tokens += len(stored.tokens)
         before = len(self._columns.lengths)
@@ -112,19 +110,11 @@ class DatasetWriter:
 
     def publish_steps(self) -> list[Callable[[], object]]:
         """Return the functions that publish the objects, in any order: without its record a part does not count."""
-        return [self._publish_bin, self._publish_idx, *([self._lineage.publish] if self._lineage is not None else [])]
+        return [self._bin.publish, self._publish_idx, *([self._lineage.publish] if self._lineage is not None else [])]
 
     def counts(self) -> TokenCounts:
         """Return the counts for the part's record."""
         return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
-
-    def _wait_for_writes(self, most: int) -> None:
-        while len(self._pending) > most:
-            self._pending.pop(0).result()
-
-    def _publish_bin(self) -> None:
-        self._wait_for_writes(0)
-        self._bin.publish()
 
     def _publish_idx(self) -> None:
         with create_object(f"{self._prefix}.idx", self._options) as writer:
@@ -134,7 +124,6 @@ class DatasetWriter:
     def close(self) -> None:
         """Remove all that is not published."""
         self._columns.close()
-        self._thread.shutdown(cancel_futures=True)
         self._bin.abandon()
         if self._lineage is not None:
             self._lineage.abandon()
@@ -169,10 +158,9 @@ class PartWriter:
     def __exit__(self, *error: object) -> None:
         self._open.close()
 
-    def add(self, source: str, documents: Sequence[tuple[Batch, Stored]]) -> None:
-        """Append the same documents of each key."""
-        for batch, stored in documents:
-            self._datasets[batch.key].add(source, batch, stored)
+    def add(self, source: str, batch: Batch, stored: Stored) -> None:
+        """Append documents to the dataset of their key."""
+        self._datasets[batch.key].add(source, batch, stored)
 
     def add_problem(self, problem: Problem, slice_number: int) -> None:
         """Append a row to the quarantine."""
@@ -192,10 +180,3 @@ class PartWriter:
             options = in_small_blocks(self._quarantine_uri, self._options)
             with create_object(self._quarantine_uri, options) as out:
                 shutil.copyfileobj(self._quarantine, out, QUARANTINE_BLOCK_BYTES)
-
-
-def open_lineage_writer(uri: str, options: Options) -> LineageWriter:
-    """Return a lineage writer; imported late, as pyarrow takes a moment, and may be missing."""
-    from binidx.format.sidecars.lineage import LineageWriter
-
-    return LineageWriter(uri, options)

@@ -10,7 +10,6 @@ The status comes from the records of the parts alone, whether the job runs or ha
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectExistsError, redacted
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
+from binidx.format.source import absolute_uri
 from binidx.jobs.engines import available_cores, open_engine
 from binidx.jobs.scheduling import ATTEMPTS, JobEngine, run_tasks
 from binidx.prepare.preprocess.finish import (
@@ -30,17 +30,17 @@ from binidx.prepare.preprocess.finish import (
     format_job_file,
     remove_parts,
 )
-from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.job_plan import JobUris, Part, find_oversized_slices, plan_digest, plan_parts
-from binidx.prepare.preprocess.progress import (
+from binidx.prepare.preprocess.job import MOST_BYTES, Job, JobUris, Part, plan_digest, plan_parts
+from binidx.prepare.preprocess.record import (
     PartWatcher,
     ProgressCounter,
+    Record,
     SilentPartWatcher,
     count_machines,
+    count_problems,
     part_sizes,
     recent_speed,
 )
-from binidx.prepare.preprocess.record import Record, count_problems
 from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
@@ -144,13 +144,13 @@ def preprocess(
     began, watch, job = time.monotonic(), watch or SilentPartWatcher(), with_absolute_paths(job)
     inputs = find_job_inputs(job)
     parts = plan_parts(job, inputs)
-    if manifests := read_finished_manifests(job, parts):
-        remove_parts(JobUris(job), parts)
+    if manifests := remove_parts_of_finished(job, parts):
         return Report(job, len(parts), 0, 0, manifests, time.monotonic() - began, machines_of(manifests))
     warn_of_inputs(inputs, parts, watch)
     records = read_records(job, parts) if claim_output(job, parts, overwrite) else {}
     share = parts if shard is None else shard.select(parts)
-    num_earlier, counter = len(records), ProgressCounter(watch, parts, records, share or parts)
+    num_earlier, counter = len(records), ProgressCounter(parts, records, share or parts)
+    watch.show(counter.now)
     if tasks := [PartTask(job, part) for part in unique_parts(share) if part.name not in records]:
         uris = [job.output, *(each.uri for each in inputs)]
         remote = any(local_path(uri) is None for uri in uris)
@@ -161,31 +161,25 @@ def preprocess(
         )
         for task, record in run_tasks(run_part, tasks, place):
             records[task.part.name] = record
-            counter.add(record)
+            watch.show(counter.add(record))
     num_made = len(records) - num_earlier
     if shard is not None:
         records |= read_records(job, [part for part in parts if part.name not in records])
     num_missing = sum(part.name not in records for part in unique_parts(parts))
     if not num_missing:
         finish_once(job, parts, records, overwrite, watch)
-    elif read_finished_manifests(job, parts):  # by another shard, after this one had made its parts
-        remove_parts(JobUris(job), parts)
+    if manifests := remove_parts_of_finished(job, parts):  # maybe by another shard, after this one had made its parts
         num_missing = 0
-    manifests = {} if num_missing else read_finished_manifests(job, parts)
     machines = machines_of(manifests) or count_machines(parts, records)
     return Report(job, len(parts), num_made, num_missing, manifests, time.monotonic() - began, machines)
 
 
 def with_absolute_paths(job: Job) -> Job:
     """Return the job with absolute local paths: workers may have another working directory."""
-
-    def absolute(uri: str) -> str:
-        path = local_path(uri)
-        return uri if path is None else os.path.abspath(path)
-
     spec = job.tokenizer
-    tokenizer = replace(spec, uri=absolute(spec.uri), merges=spec.merges and absolute(spec.merges))
-    return replace(job, inputs=tuple(map(absolute, job.inputs)), output=absolute(job.output), tokenizer=tokenizer)
+    tokenizer = replace(spec, uri=absolute_uri(spec.uri), merges=spec.merges and absolute_uri(spec.merges))
+    inputs = tuple(map(absolute_uri, job.inputs))
+    return replace(job, inputs=inputs, output=absolute_uri(job.output), tokenizer=tokenizer)
 
 
 def find_job_inputs(job: Job) -> list[Input]:
@@ -199,7 +193,8 @@ def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: PartWa
     for uri, count in Counter(each.uri for each in inputs).items():
         if count > 1:
             watch.say(f"{redacted(uri)}: named {count} times; its documents will be stored {count} times")
-    if slices := find_oversized_slices(parts):
+    # A .gz, a .zst of one frame, or a huge row group.
+    if slices := [each for part in parts for each in part.slices if each.num_bytes > MOST_BYTES]:
         largest = max(slices, key=lambda each: each.num_bytes)
         watch.say(
             f"{redacted(largest.uri)}: {largest.num_bytes >> 20:,} MiB that cannot be cut, the largest of "
@@ -218,6 +213,13 @@ def read_finished_manifests(job: Job, parts: Sequence[Part]) -> dict[str, dict[s
     found = {key: each for key, each in manifests.items() if each is not None and belongs_to(each, job, parts)}
     exist = all(IndexedDataset.exists(prefix, storage_options=job.target_options) for prefix in job.datasets.values())
     return found if exist and len(found) == len(manifests) else {}
+
+
+def remove_parts_of_finished(job: Job, parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """Remove the parts if the job is finished; return its manifests as `read_finished_manifests`."""
+    if manifests := read_finished_manifests(job, parts):
+        remove_parts(JobUris(job), parts)
+    return manifests
 
 
 def machines_of(manifests: Mapping[str, dict[str, Any]]) -> dict[str, Machine]:
@@ -243,7 +245,6 @@ def finish_once(
             return
         except BinidxError as error:  # the other process may have removed the parts, or published the dataset
             if read_finished_manifests(job, parts):
-                remove_parts(JobUris(job), parts)
                 return
             # A second worker of a part may write the same bytes again, while they are read.
             if not isinstance(error, ObjectChangedError) or attempt == ATTEMPTS:

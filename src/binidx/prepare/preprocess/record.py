@@ -4,20 +4,24 @@
      "host": ..., "ended": ..., "slices": [Counts, ...], "extents": [Extent, ...], "datasets": {key: Tokens},
      "quarantined": rows}
 
-Counters that run during the work would lose the counts of a killed worker, and count repeated work twice. A record
-appears once, whole, after all objects that it describes.
+A record appears once, whole, after all objects that it describes. The progress of a job is computed from records, too:
+counters that run during the work would lose the counts of a killed worker, and count repeated work twice.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
 
-from binidx.format.sidecars.dataset_manifest import RowCounts
+from binidx.format.sidecars.dataset_manifest import Machine, RowCounts
 from binidx.json_models import JsonFile
+from binidx.prepare.preprocess.job import Part
 from binidx.prepare.text.batch import KINDS
 from binidx.prepare.text.slices import Extent
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 VERSION = 2
 SPECIAL = "special token"
@@ -91,16 +95,149 @@ class Record:
         """Return the record as JSON."""
         return json.dumps({**RECORD_FILE.tags, **asdict(self)}).encode()
 
-    @classmethod
-    def from_bytes(cls, data: bytes, uri: str) -> Record:
-        """Return the record that `to_bytes` wrote.
-
-        Raises:
-            FormatError: not such a record.
-        """
-        return RECORD_FILE.decode(data, uri)
-
 
 RECORD_FILE = JsonFile(
     Record, {"binidx_part": VERSION}, hint="finish with the binidx that began, or delete it and run again"
 )
+
+
+RECENT_PARTS = 100
+"""Number of last parts that determine the present speed: several rounds of the workers of a machine."""
+
+
+def part_sizes(parts: Iterable[Part]) -> dict[str, int]:
+    """Return the stored bytes of each part's text, by the part's name."""
+    return {part.name: part.num_bytes for part in parts}
+
+
+def count_machines(parts: Iterable[Part], records: Mapping[str, Record]) -> dict[str, Machine]:
+    """Return the counts of each machine by name; the name is "" for records of older versions."""
+    sizes, machines = part_sizes(parts), dict[str, Machine]()
+    for host in sorted({each.host for each in records.values()}):
+        own = [each for each in records.values() if each.host == host]
+        machines[host] = Machine(
+            parts=len(own),
+            documents=sum(each.counts.num_documents for each in own),
+            tokens=sum(each.num_tokens for each in own),
+            stored_bytes=sum(sizes[each.name] for each in own),
+            bytes_per_second=_speed(sizes, own),
+        )
+    return machines
+
+
+def recent_speed(sizes: Mapping[str, int], records: Iterable[Record]) -> float | None:
+    """Return the stored bytes per second of the last parts on all machines; None if it is unknown."""
+    timed = sorted(records, key=lambda each: each.ended)
+    since = timed[-RECENT_PARTS - 1].ended if len(timed) > RECENT_PARTS else 0.0
+    return _speed(sizes, timed[-RECENT_PARTS:], since)
+
+
+def _speed(sizes: Mapping[str, int], records: Collection[Record], since: float = 0.0) -> float | None:
+    """Return the stored bytes per second of parts while at least one of them was made."""
+    timed = [each for each in records if each.ended]
+    busy = busy_seconds((max(each.ended - each.seconds, since), each.ended) for each in timed)
+    return sum(sizes[each.name] for each in timed) / busy if busy else None
+
+
+def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the time that the spans cover together: the time between two runs does not count."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a running job.
+
+    Attributes:
+        parts: parts of this run: all, or those of a shard. The other counts refer to them, but for `all_parts`.
+        parts_done, parts_kept: finished parts; those of them that an earlier run had made.
+        total_bytes: stored bytes of the text; `done_bytes` of finished parts, `kept_bytes` of an earlier run's.
+        seconds: since this run began to make parts.
+        all_parts, all_parts_done: of the whole job; a shard counts the parts of others as of its own start.
+        machines: number of machines that made any of the parts.
+    """
+
+    parts: int = 0
+    parts_done: int = 0
+    parts_kept: int = 0
+    total_bytes: int = 0
+    done_bytes: int = 0
+    kept_bytes: int = 0
+    num_documents: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+    all_parts: int = 0
+    all_parts_done: int = 0
+    machines: int = 0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Stored bytes of text per second of this run."""
+        return (self.done_bytes - self.kept_bytes) / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left at this speed; None if it is unknown."""
+        if self.done_bytes <= self.kept_bytes:
+            return None
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_second
+
+
+class PartWatcher(ProgressWatcher, Protocol):
+    """Receiver of a job's progress."""
+
+    def show(self, progress: Progress) -> None:
+        """Called at the start, and after each part."""
+
+
+class SilentPartWatcher(SilentWatcher):
+    """Watcher that does nothing."""
+
+    def show(self, progress: Progress) -> None: ...
+
+
+class ProgressCounter:
+    """Sum of the finished parts.
+
+    Args:
+        records: of the parts that were finished before.
+        share: parts of this run.
+
+    Attributes:
+        now: the present sum.
+    """
+
+    def __init__(self, parts: Iterable[Part], records: Mapping[str, Record], share: Iterable[Part]) -> None:
+        self._began, self._sizes = time.monotonic(), part_sizes(share)
+        own = [record for name, record in records.items() if name in self._sizes]
+        self._hosts = {each.host for each in records.values()}
+        self.now = Progress(
+            parts=len(self._sizes),
+            total_bytes=sum(self._sizes.values()),
+            all_parts=len(part_sizes(parts)),
+            all_parts_done=len(records) - len(own),
+            machines=len(self._hosts - {""}),
+        )
+        for record in own:
+            self.add(record)
+        self.now = replace(self.now, parts_kept=len(own), kept_bytes=self.now.done_bytes, seconds=0.0)
+
+    def add(self, record: Record) -> Progress:
+        """Count a part and return the sum."""
+        now = self.now
+        self._hosts.add(record.host)
+        self.now = replace(
+            now,
+            parts_done=now.parts_done + 1,
+            done_bytes=now.done_bytes + self._sizes[record.name],
+            num_documents=now.num_documents + record.counts.num_documents,
+            num_tokens=now.num_tokens + record.num_tokens,
+            seconds=time.monotonic() - self._began,
+            all_parts_done=now.all_parts_done + 1,
+            machines=len(self._hosts - {""}),
+        )
+        return self.now

@@ -4,6 +4,13 @@
 
 Memory: a few batches of text and their ids, the engine, and the buffers of the store's driver. Only the document bounds
 grow with the part, on disk.
+
+With `Job.split_sentences` NLTK's Punkt model makes a text of each sentence first, as in Megatron:
+
+    texts      "One. Two."  "Three."     two documents
+    sentences  "One." "Two." "Three."    documents 0 2 3
+
+Source: Megatron-LM, tools/preprocess_data.py (Encoder.split and its rule for newlines); Kiss and Strunk 2006 for Punkt.
 """
 
 from __future__ import annotations
@@ -12,24 +19,32 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import BinidxError, FormatError, MismatchError, StorageError, WorkerError, redacted
+from binidx.errors import (
+    BinidxError,
+    ConfigError,
+    FormatError,
+    MismatchError,
+    MissingDriverError,
+    StorageError,
+    WorkerError,
+    redacted,
+)
 from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs.scheduling import TaskFailure, check_stop
-from binidx.prepare.preprocess.job import Job
-from binidx.prepare.preprocess.job_plan import JobUris, Part
+from binidx.prepare.preprocess.job import Job, JobUris, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
-from binidx.prepare.preprocess.record import SPECIAL, Record
-from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets
+from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, Record
+from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import Extent, Slice
-from binidx.prepare.tokenizers.engine import Engine, Stored, as_stored_tokens
+from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
     FIRST_OF_WORKER,
@@ -37,14 +52,50 @@ from binidx.prepare.tokenizers.engine_choice import (
     choose_engine,
     reference_engine,
 )
-from binidx.prepare.tokenizers.sentences import SentenceSplitter
 from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
 from binidx.storage.requests.retries import passes
-from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object, read_small
 
-MIN_TOKENS, MAX_TOKENS, EMPTY = "min tokens", "max tokens", "empty"
-"""Reasons to drop a row, besides those of `prepare.text`."""
+MOST_CHARACTERS = 1_000_000
+"""Longer texts are cut before they are split into sentences, because Punkt's time grows faster than its text."""
+
+KEEPS_NEWLINES = r"\S*%(SentEndChars)s\s*(?=(?P<after_tok>%(NonWord)s|(?P<next_tok>\S+)))"
+"""Pattern of the end of a sentence that keeps the blanks after it in the sentence."""
+
+
+def split_sentences(batch: Batch, split: Callable[[str], list[str]]) -> Batch:
+    """Return the batch with a text for each sentence, in the same documents."""
+    rows = []
+    for text in decode_texts(batch.texts, batch.offsets):
+        pieces = (text[start : start + MOST_CHARACTERS] for start in range(0, len(text), MOST_CHARACTERS))
+        rows.append([sentence.encode() for piece in pieces for sentence in split(piece)])
+    texts, offsets = join_texts([sentence for row in rows for sentence in row])
+    documents = cumulative_offsets(list(map(len, rows)))[batch.documents]
+    return replace(batch, texts=texts, offsets=offsets, documents=documents)
+
+
+def load_punkt(language: str, keep_newlines: bool) -> Callable[[str], list[str]]:
+    """Return the function that splits a text into sentences.
+
+    Raises:
+        MissingDriverError: NLTK is not installed.
+        ConfigError: NLTK has no model of this language here.
+    """
+    try:
+        from nltk.tokenize.punkt import PunktLanguageVars, PunktSentenceTokenizer, PunktTokenizer
+    except ImportError as error:
+        raise MissingDriverError("sentences: nltk is not installed; pip install 'binidx[sentences]'") from error
+    try:
+        punkt: Any = PunktTokenizer(language)
+    except (LookupError, ValueError) as error:
+        raise ConfigError(
+            f"sentences: no Punkt model of {language!r} in NLTK's data; python -m nltk.downloader punkt_tab fetches it"
+        ) from error
+    if keep_newlines:
+        rules = type("KeepsNewlines", (PunktLanguageVars,), {"_period_context_fmt": KEEPS_NEWLINES})
+        punkt = PunktSentenceTokenizer(train_text=punkt._params, lang_vars=rules())
+    cut: Callable[[str], list[str]] = punkt.tokenize
+    return cut
 
 
 @dataclass(frozen=True)
@@ -92,7 +143,7 @@ def drop_by_length(batches: Sequence[TokenizedBatch], job: Job, counts: RowCount
     short = lengths < (job.min_tokens or 0)
     long = ~short & (lengths > (np.iinfo(np.int64).max if job.max_tokens is None else job.max_tokens))
     empty = ~short & ~long & (lengths == 0) & (job.empty == "drop")
-    counts.drop({MIN_TOKENS: int(short.sum()), MAX_TOKENS: int(long.sum()), EMPTY: int(empty.sum())})
+    counts.drop({"min tokens": int(short.sum()), "max tokens": int(long.sum()), "empty": int(empty.sum())})
     return [each.select(~(short | long | empty)) for each in batches]
 
 
@@ -149,25 +200,25 @@ def make_part(job: Job, part: Part) -> Record:
     """Make a part and return its record; return the record that another worker has written, if there is one.
 
     Raises:
-        FormatError: a row is not a document, and `on_error` is raise.
-        MismatchError, StorageError: of the tokenizer, the inputs and the target.
+        FormatError: a row is not a document and `on_error` is `raise`, or the counts do not add up.
+        MismatchError: the engine gave other tokens than the reference.
+        ObjectChangedError: an input was replaced.
+        StorageError: a store fails.
     """
-    uris = JobUris(job)
-    began, began_cpu = time.monotonic(), time.thread_time()
-    tokenizer, counts, extents = PartTokenizer(job, part), list[RowCounts](), [Extent() for _ in part.slices]
-    with READS.executor(1) as thread, PartWriter(uris, part) as writer:
-        earlier = thread.submit(read_record, uris, part)  # in parallel to the first text
+    uris, began, began_cpu = JobUris(job), time.monotonic(), time.thread_time()
+    if (record := read_record(uris, part)) is not None:
+        return record
+    with PartWriter(uris, part) as writer:
+        tokenizer = PartTokenizer(job, part, writer)
         for number in range(len(part.slices)):
-            counts.append(tokenizer.run(number, writer, earlier, extents[number]))
-            if (record := earlier.result()) is not None:
-                return record
+            tokenizer.run(number)
         if (record := read_record(uris, part)) is not None:
             return record
         datasets = writer.publish()
         seconds = time.monotonic() - began, time.thread_time() - began_cpu
         record = Record(
-            part.name, tokenizer.engine.name, tokenizer.engine.compared, counts, extents, datasets, writer.quarantined,
-            *seconds, job.on_error, socket.gethostname(), time.time(),
+            part.name, tokenizer.engine.name, tokenizer.engine.compared, tokenizer.counts, tokenizer.extents, datasets,
+            writer.quarantined, *seconds, job.on_error, socket.gethostname(), time.time(),
         )  # fmt: skip
     with create_object(uris.record_uri(part), job.target_options) as out:
         out.write(record.to_bytes())
@@ -178,7 +229,7 @@ def read_record(uris: JobUris, part: Part) -> Record | None:
     """Return a part's record; None if there is none, or if this job would have treated its bad rows differently."""
     uri = uris.record_uri(part)
     data = read_small(uri, uris.job.target_options)
-    record = None if data is None else Record.from_bytes(data, uri)
+    record = None if data is None else RECORD_FILE.decode(data, uri)
     return record if record is not None and record.valid_for(uris.job.on_error) else None
 
 
@@ -187,75 +238,70 @@ class PartTokenizer:
 
     Attributes:
         engine: compares a sample of the texts with the reference.
+        counts, extents: counts of each slice, and the part of its input that was read.
     """
 
-    def __init__(self, job: Job, part: Part) -> None:
-        self._job, self._part = job, part
-        self._splitter = SentenceSplitter(job.language, job.keep_newlines) if job.split_sentences else None
+    def __init__(self, job: Job, part: Part, writer: PartWriter) -> None:
+        self._job, self._part, self._writer = job, part, writer
+        self._split = load_punkt(job.language, job.keep_newlines) if job.split_sentences else None
+        self.counts, self.extents = [RowCounts() for _ in part.slices], [Extent() for _ in part.slices]
         engine, reference = _worker.open(job)
         # The first texts of a job, and of each worker, are compared whatever their hash: a wrong engine, or another
         # version of its library on one node, is found in seconds.
-        self._seen = _worker.num_texts
-        first = FIRST if part.number == 0 else max(0, FIRST_OF_WORKER - self._seen)
+        first = FIRST if part.number == 0 else FIRST_OF_WORKER - _worker.num_texts
         self.engine = CheckedEngine(engine, reference, share=job.compared_share, first=first)
 
-    def run(self, number: int, writer: PartWriter, earlier: Future[Record | None], extent: Extent) -> RowCounts:
-        """Tokenise all documents of one slice and return their counts; stop if another worker has made the part."""
-        job, piece, counts = self._job, self._part.slices[number], RowCounts()
+    def run(self, number: int) -> None:
+        """Tokenise all documents of one slice."""
+        job, before = self._job, self.engine.seen
         for batches in read_slice(
-            piece,
+            self._part.slices[number],
             job.keys,
             id_key=job.id_key,
             filters=job.filters,
             batch_bytes=BATCH_BYTES.get(self.engine.name, LEAST_BATCH_BYTES),
             storage_options=job.source_options,
-            extent=extent,
+            extent=self.extents[number],
         ):
             check_stop()
-            if earlier.result() is not None:
-                break
-            self._tokenize(number, batches, writer, counts)
-        counts.check(str(self._part))
-        _worker.num_texts = self._seen + self.engine.seen
-        return counts
+            self._tokenize(number, batches)
+        self.counts[number].check(str(self._part))
+        _worker.num_texts += self.engine.seen - before
 
-    def _tokenize(self, number: int, batches: tuple[Batch, ...], writer: PartWriter, counts: RowCounts) -> None:
-        job, piece, first = self._job, self._part.slices[number], batches[0]
+    def _tokenize(self, number: int, batches: tuple[Batch, ...]) -> None:
+        job, piece, counts, first = self._job, self._part.slices[number], self.counts[number], batches[0]
         counts.num_rows += first.num_rows
         counts.stored_bytes += first.num_bytes
         counts.text_bytes += sum(len(each.texts) for each in batches)
         counts.drop(first.dropped)
-        self._drop_problems(first.problems, number, writer, counts)
+        self._drop_problems(first.problems, number)
         tokenized = [self._encode(each) for each in batches]
         if job.tokenizer.specials == "error":
             problems, tokenized = split_specials(piece, tokenized, job.tokenizer)
-            self._drop_problems(problems, number, writer, counts)
+            self._drop_problems(problems, number)
         tokenized = drop_by_length(tokenized, job, counts)
         counts.num_documents += tokenized[0].batch.num_documents
         counts.num_empty += int((total_lengths(tokenized) == 0).sum())
-        writer.add(redacted(piece.uri), [(each.batch, as_stored(each, job)) for each in tokenized])
+        for each in tokenized:
+            ids, documents, empty_too = (each.ids, each.offsets), each.batch.documents, job.empty == "eod"
+            stored = as_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
+            self._writer.add(redacted(piece.uri), each.batch, stored)
 
     def _encode(self, batch: Batch) -> TokenizedBatch:
-        if self._splitter is not None:
-            batch = replace(batch, **self._splitter.split(batch.texts, batch.offsets, batch.documents)._asdict())
+        if self._split is not None:
+            batch = split_sentences(batch, self._split)
         try:
             return TokenizedBatch(batch, *self.engine.encode(batch.texts, batch.offsets))
         except MismatchError as error:
             raise MismatchError(f"{self._part}: {error}") from error
 
-    def _drop_problems(self, problems: Iterable[Problem], number: int, writer: PartWriter, counts: RowCounts) -> None:
+    def _drop_problems(self, problems: Iterable[Problem], number: int) -> None:
         for problem in problems:
             if self._job.on_error == "raise":
                 raise FormatError(f"{problem}; --on-error skip or quarantine leaves such rows out")
-            counts.drop({problem.kind: 1})
+            self.counts[number].drop({problem.kind: 1})
             if self._job.on_error == "quarantine":
-                writer.add_problem(problem, number)
-
-
-def as_stored(tokenized: TokenizedBatch, job: Job) -> Stored:
-    """Return the stored form of a batch."""
-    documents, empty_too = tokenized.batch.documents, job.empty == "eod"
-    return as_stored_tokens(tokenized.ids, tokenized.offsets, documents, job.dtype, job.eod, empty_too=empty_too)
+                self._writer.add_problem(problem, number)
 
 
 class _Worker(threading.local):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,6 +70,11 @@ def cumulative_offsets(lengths: ArrayLike) -> NDArray[np.int64]:
     return offsets
 
 
+def join_texts(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the bytes of all texts, and their offsets."""
+    return np.frombuffer(b"".join(texts), np.uint8), cumulative_offsets(list(map(len, texts)))
+
+
 @dataclass(frozen=True)
 class Strings:
     """Column of strings that may be absent.
@@ -86,13 +92,15 @@ class Strings:
     def __len__(self) -> int:
         return len(self.present)
 
+    def values(self) -> list[bytes | None]:
+        """Return the bytes of each string, None where one is absent; a binary column of Parquet need not be UTF-8."""
+        data, bounds = self.bytes.tobytes(), pairwise(self.offsets.tolist())
+        rows = zip(bounds, self.present.tolist(), strict=True)
+        return [data[start:stop] if present else None for (start, stop), present in rows]
+
     def tolist(self) -> list[str | None]:
         """Return Python strings, None where one is absent."""
-        data, bounds = self.bytes.tobytes(), self.offsets.tolist()
-        return [
-            data[bounds[i] : bounds[i + 1]].decode() if present else None
-            for i, present in enumerate(self.present.tolist())
-        ]
+        return [None if each is None else each.decode() for each in self.values()]
 
     def select(self, chosen: NDArray[np.bool_]) -> Strings:
         """Return the strings at the chosen rows, shape (d,)."""
@@ -145,6 +153,8 @@ class Batch:
 
     def select(self, chosen: NDArray[np.bool_]) -> Batch:
         """Return the chosen documents, shape (d,), with the counts of the whole batch."""
+        if chosen.all():
+            return self
         texts = np.repeat(chosen, np.diff(self.documents))
         return replace(
             self,
@@ -163,11 +173,12 @@ def _copy_items(data: NDArray[np.uint8], bounds: NDArray[np.int64], chosen: NDAr
     return np.concatenate([data[:0], *(data[bounds[first] : bounds[last]] for first, last in edges.tolist())])
 
 
-def _match_any(column: Strings, values: set[bytes]) -> NDArray[np.bool_]:
-    """Compare bytes: a binary column of Parquet need not be UTF-8."""
-    data, bounds = column.bytes.tobytes(), column.offsets.tolist()
-    matches = (here and data[bounds[i] : bounds[i + 1]] in values for i, here in enumerate(column.present.tolist()))
-    return np.fromiter(matches, np.bool_, len(column))
+def check_bounds(names: str, least: int, most: int | None) -> None:
+    """Raise ConfigError unless the bounds are a range from 0 on; None: no upper bound."""
+    if least < 0 or (most is not None and most < least):
+        raise ConfigError(
+            f"{names}: not a range (found {least}, {most}, need 0 or more, and the maximum not below the minimum)"
+        )
 
 
 @dataclass(frozen=True)
@@ -184,23 +195,13 @@ class Filters:
     keep: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        least, most = self.min_characters, self.max_characters
-        if least < 0 or (most is not None and most < least):
-            raise ConfigError(
-                f"min_characters, max_characters: not a range (found {least}, {most}, need 0 or more, and the maximum "
-                "not below the minimum)"
-            )
-
-    @property
-    def fields(self) -> list[str]:
-        """Names of the fields in `keep`."""
-        return list(self.keep)
+        check_bounds("min_characters, max_characters", self.min_characters, self.max_characters)
 
     def apply(self, batch: Batch, fields: Sequence[Strings]) -> tuple[NDArray[np.bool_], Counter[str]]:
         """Return which documents pass, shape (d,), and the number of dropped ones by reason.
 
         Args:
-            fields: columns of the documents, in the order of `self.fields`.
+            fields: columns of the documents, in the order of `keep`.
         """
         passed, dropped = np.ones(batch.num_documents, np.bool_), Counter[str]()
         for reason, accepted in self._conditions(batch, fields):
@@ -212,7 +213,8 @@ class Filters:
 
     def _conditions(self, batch: Batch, fields: Sequence[Strings]) -> Iterable[tuple[str, NDArray[np.bool_]]]:
         for (name, values), column in zip(self.keep.items(), fields, strict=True):
-            yield f"keep {name}", _match_any(column, {each.encode() for each in values})
+            accepted = {each.encode() for each in values}
+            yield f"keep {name}", np.array([each in accepted for each in column.values()], np.bool_)
         if self.min_characters or self.max_characters is not None:
             count = count_characters(batch)
             yield "min characters", count >= self.min_characters

@@ -12,15 +12,13 @@ import glob
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.read import FORMATS
-from binidx.prepare.text.slices import Input
-from binidx.prepare.text.stored_bytes import file_identity
+from binidx.prepare.text.slices import Input, file_identity
 from binidx.storage.interfaces import RangeReader, SearchableStore
 from binidx.storage.open import open_stored
 from binidx.storage.stores.registry import is_url, local_path, open_store, split_query
@@ -75,8 +73,6 @@ def sort_matches(name: str, found: Sequence[str]) -> list[str]:
 
 
 IN_FLIGHT = 32
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 NOT_TEXT = (*SIDECARS, ".quarantine.jsonl", PARTS)
 """Suffixes of files that binidx writes, some of which end like an input format."""
 
@@ -103,27 +99,13 @@ def find_inputs(
     if format is not None and format not in FORMATS:
         raise ConfigError(f"format: unknown (found {format!r}, need one of {', '.join(FORMATS)})")
     every = [os.fspath(each) for each in ([names] if isinstance(names, str | os.PathLike) else names)]
-    found = _map_all(lambda name: _expand(name, format, storage_options, exclude), every)
-    return _map_all(lambda each: _input(*each, format, storage_options), [each for some in found for each in some])
+    expanded = list(map_in_flight(lambda name: _expand(name, format, storage_options, exclude), every, IN_FLIGHT))
+    found = [each for some in expanded for each in some]
+    return list(map_in_flight(lambda each: _input(*each, format, storage_options), found, IN_FLIGHT))
 
 
-def _map_all(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    with closing(map_in_flight(function, items, IN_FLIGHT)) as results:
-        return list(results)
-
-
-def format_of(uri: str) -> str:
-    """Return the format of a name, by its suffix.
-
-    Raises:
-        ConfigError: the suffix is not known.
-    """
-    if (found := _find_format(uri)) is None:
-        raise ConfigError(f"{uri}: unknown format (need a name that ends in {_suffixes()}); give the format (--format)")
-    return found
-
-
-def _find_format(uri: str) -> str | None:
+def format_of(uri: str) -> str | None:
+    """Return the format of a name, by its suffix; None if it is not known."""
     name, _ = split_query(uri)
     return next((each for each, row in FORMATS.items() if name.endswith(row.suffixes)), None)
 
@@ -147,7 +129,7 @@ def _expand(
         return [(name if path is None else path, None)]
     found = [each for each in listed if not exclude(each)]
     if os.path.isdir(path) if path is not None else not is_pattern(name):
-        inputs = [each for each in found if (format or _find_format(each)) and not each.endswith(NOT_TEXT)]
+        inputs = [each for each in found if (format or format_of(each)) and not each.endswith(NOT_TEXT)]
         if not inputs:
             raise ObjectNotFoundError(
                 f"{name}: has no input (found {len(found)} objects, need one that ends in {_suffixes()})"
@@ -158,6 +140,8 @@ def _expand(
 
 def _input(uri: str, reader: RangeReader | None, format: str | None, options: Options) -> Input:
     format = format or format_of(uri)
+    if format is None:
+        raise ConfigError(f"{uri}: unknown format (need a name that ends in {_suffixes()}); give the format (--format)")
     path, find_blocks = local_path(uri), FORMATS[format].find_blocks
     if path is not None:
         status = _stat(path)

@@ -28,15 +28,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
-from binidx.prepare.text.slices import Extent, Slice
+from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets, join_texts
+from binidx.prepare.text.slices import ReadRequest
 
 NEWLINE = re.compile(rb"\n")
 Bytes = bytes | memoryview
@@ -141,84 +141,62 @@ class NotADocument(Exception):
         self.kind, self.detail = kind, detail
 
 
-@dataclass(frozen=True)
 class LineReader:
-    """Parser of lines into batches.
+    """Parser of the lines of a slice, in their order, into batches."""
 
-    Args:
-        keys: of the texts.
-        fields: further members to return.
-        max_line_bytes: for the detail of a problem.
-        extent: updated with the lines that were read.
-    """
+    def __init__(self, request: ReadRequest) -> None:
+        self._request, self._row = request, 0
 
-    piece: Slice
-    keys: Sequence[str]
-    fields: Sequence[str]
-    max_line_bytes: int
-    extent: Extent = field(default_factory=Extent)
-
-    def batches(self, chunks: Iterable[Lines]) -> Iterator[tuple[list[Batch], list[Strings]]]:
-        """Yield a batch of each key and a column of each field, for each chunk of lines."""
-        row = 0
-        for lines in chunks:
-            batches, fields = self._too_long(lines, row) if lines.too_long else self._read(lines, row)
-            row += batches[0].num_rows
-            yield batches, fields
-
-    def _read(self, lines: Lines, row: int) -> tuple[list[Batch], list[Strings]]:
+    def read(self, lines: Lines, num_bytes: int = 0) -> tuple[list[Batch], list[Strings]]:
+        """Return a batch of each key and a column of each field; `num_bytes` are the stored bytes of the lines."""
         starts, stops = _line_bounds(lines)
-        documents, errors = self._parse(lines.data, starts, stops)
+        documents, errors = _parse_lines(lines.data, starts, stops, self._request.keys)
+        if lines.too_long:
+            detail = f"{lines.too_long} bytes, the limit is {self._request.max_line_bytes}"
+            starts, stops, errors = np.zeros(1, np.int64), np.zeros(1, np.int64), {0: NotADocument("too long", detail)}
         good = np.ones(len(starts), np.bool_)
         good[list(errors)] = False
         problems = []
         for number, error in errors.items():
             start, stop = int(starts[number]), int(stops[number])
             if error.kind != BLANK:
-                line = bytes(lines.data[start:stop])
-                problems.append(self._problem(error, row + number, lines.position + start, line))
+                problems.append(self._problem(error, number, lines.position + start, lines.data[start:stop]))
         blank = len(errors) - len(problems)
         dropped = Counter({BLANK: blank}) if blank else Counter[str]()
-        rows, positions = np.flatnonzero(good) + row, starts[good] + lines.position
-        self.extent.add(lines.position, len(lines.data))
+        rows, positions = np.flatnonzero(good) + self._row, starts[good] + lines.position
+        self._request.extent.add(lines.position, lines.too_long or len(lines.data))
+        self._row += len(starts)
         batches = []
-        for key in self.keys:
-            texts = _join_texts([each[key] for each in documents])
-            batches.append(Batch(key, *texts, rows, positions, None, problems, dropped, len(starts)))
-        return batches, [_strings([each.get(name) for each in documents]) for name in self.fields]
+        for key in self._request.keys:
+            texts = _join_documents([each[key] for each in documents])
+            batches.append(Batch(key, *texts, rows, positions, None, problems, dropped, len(starts), num_bytes))
+        return batches, [_strings([each.get(name) for each in documents]) for name in self._request.fields]
 
-    def _parse(self, data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Parsed:
-        """Return the objects of the lines that are documents, and the errors of the others by the line's number."""
-        view = np.frombuffer(data, np.uint8)
-        # decode_lines accepts any white space between values. Lines that all begin with { and end with } hold one value
-        # or more each, since no value has a } and a { beside each other; so it is one each if there are as many.
-        if len(starts) and (view[starts] == ord("{")).all() and (view[stops - 1] == ord("}")).all():
-            with suppress(KeyError, *REFUSED):
-                found = DECODER.decode_lines(data[starts[0] :])
-                for key in self.keys:
-                    msgspec.convert([each[key] for each in found], TEXTS)
-                if len(found) == len(starts):
-                    return found, {}
-        documents, errors = [], {}
-        for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            try:
-                documents.append(parse_line(bytes(data[start:stop]), self.keys))
-            except NotADocument as error:
-                errors[number] = error.with_traceback(None)  # which would refer to this frame, and so to the data
-        return documents, errors
+    def _problem(self, error: NotADocument, number: int, position: int, line: memoryview) -> Problem:
+        piece, row = self._request.piece, self._row + number
+        where = f"byte {position}" if piece.first_row is None else f"line {piece.first_row + row + 1}, byte {position}"
+        return Problem(error.kind, piece.uri, row, position, where, error.detail, bytes(line))
 
-    def _too_long(self, lines: Lines, row: int) -> tuple[list[Batch], list[Strings]]:
-        """Return no document, and the one problem."""
-        error = NotADocument("too long", f"{lines.too_long} bytes, the limit is {self.max_line_bytes}")
-        batches, fields = self._read(Lines(memoryview(b""), lines.position), row)
-        self.extent.add(lines.position, lines.too_long)
-        problems = [self._problem(error, row, lines.position, b"")]
-        return [replace(each, problems=problems, num_rows=1) for each in batches], fields
 
-    def _problem(self, error: NotADocument, row: int, position: int, line: bytes) -> Problem:
-        first = self.piece.first_row
-        number = "" if first is None else f"line {first + row + 1}, "
-        return Problem(error.kind, self.piece.uri, row, position, f"{number}byte {position}", error.detail, line)
+def _parse_lines(data: memoryview, starts: NDArray[np.int64], stops: NDArray[np.int64], keys: Sequence[str]) -> Parsed:
+    """Return the objects of the lines that are documents, and the errors of the others by the line's number."""
+    view = np.frombuffer(data, np.uint8)
+    # decode_lines accepts any white space between values. Lines that all begin with { and end with } hold one value
+    # or more each, since no value has a } and a { beside each other; so it is one each if there are as many.
+    if len(starts) and (view[starts] == ord("{")).all() and (view[stops - 1] == ord("}")).all():
+        with suppress(KeyError, *REFUSED):
+            found = DECODER.decode_lines(data[starts[0] :])
+            for key in keys:
+                msgspec.convert([each[key] for each in found], TEXTS)
+            if len(found) == len(starts):
+                return found, {}
+    documents, errors = [], {}
+    for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        try:
+            documents.append(parse_line(bytes(data[start:stop]), keys))
+        except NotADocument as error:
+            errors[number] = error.with_traceback(None)  # which would refer to this frame, and so to the data
+    return documents, errors
 
 
 def _line_bounds(lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -232,21 +210,17 @@ def _line_bounds(lines: Lines) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return starts[:num_lines], stops[:num_lines]
 
 
-def _join_texts(values: list[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+def _join_documents(values: list[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Return the bytes of all texts of a key, their offsets, and the first text of each document."""
     lists = [(each,) if isinstance(each, str) else each for each in values]
-    return *_join([text.encode() for each in lists for text in each]), cumulative_offsets(list(map(len, lists)))
+    return *join_texts([text.encode() for each in lists for text in each]), cumulative_offsets(list(map(len, lists)))
 
 
 def _strings(values: list[Any]) -> Strings:
     """Return a column of fields: a string as it is, any other value as JSON; a lone surrogate becomes `?`."""
     texts = [each if isinstance(each, str) else "" if each is None else json.dumps(each) for each in values]
     present = np.array([each is not None for each in values], np.bool_)
-    return Strings(*_join([each.encode(errors="replace") for each in texts]), present)
-
-
-def _join(texts: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    return np.frombuffer(b"".join(texts), np.uint8), cumulative_offsets(list(map(len, texts)))
+    return Strings(*join_texts([each.encode(errors="replace") for each in texts]), present)
 
 
 def parse_line(line: bytes, keys: Sequence[str]) -> dict[str, Any]:

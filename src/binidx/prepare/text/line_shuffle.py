@@ -13,7 +13,7 @@ import contextlib
 import gzip
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,10 +25,9 @@ from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, plan_shuffl
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.source import absolute_uri
 from binidx.prepare.text.inputs import find_inputs
-from binidx.prepare.text.jsonl import Lines, group_lines, select_lines
-from binidx.prepare.text.read import CountingIterator, decompress_slice
-from binidx.prepare.text.slices import JSONL, PARQUET, Input, Slice, plan_slices
-from binidx.prepare.text.stored_bytes import check_unmodified, stream_stored_bytes
+from binidx.prepare.text.jsonl import Lines
+from binidx.prepare.text.read import read_lines
+from binidx.prepare.text.slices import JSONL, PARQUET, Extent, Input, Slice, plan_slices
 from binidx.storage.adapters import WritableFile
 from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import Writer
@@ -97,10 +96,11 @@ def shuffle_lines(
     with contextlib.closing(Buckets(plan, 1, scratch)) as buckets:
         watch.begin("into buckets", sum(each.num_bytes for each in pieces), 0)
         for piece in pieces:
-            for lines in _read_lines(piece, plan.round_bytes, memory_bytes // 8, source_options, watch.advance):
+            for lines, num_bytes in _read_lines(piece, plan.round_bytes, memory_bytes // 8, source_options):
                 data, bounds = _terminated_lines(lines)
                 buckets.add(shuffle_keys(seed, count, len(bounds) - 1), [(data, bounds)])
                 count, size = count + len(bounds) - 1, size + len(data)
+                watch.advance(num_bytes)
         watch.begin("in order", size, 0)
         with create_object(name, target_options) as stored, _compressing_writer(name, stored) as out:
             for run in buckets.sorted():
@@ -133,7 +133,7 @@ def _plan_buckets(found: Sequence[Input], memory_bytes: int, options: Options) -
     """Plan buckets from the estimated bytes, and from the mean line length at the start of the first input."""
     num_bytes = sum(_estimate_plain_bytes(each) for each in found)
     whole = plan_slices([each for each in found if each.size], WHOLE)
-    head = next(_read_lines(whole[0], MIB, memory_bytes // 8, options), None) if whole else None
+    head, _ = next(_read_lines(whole[0], MIB, memory_bytes // 8, options), (None, 0)) if whole else (None, 0)
     mean = len(head.data) / (bytes(head.data).count(b"\n") or 1) if head else 1.0
     return plan_shuffle(memory_bytes, num_bytes, int(num_bytes / mean), 1)
 
@@ -144,22 +144,15 @@ def _estimate_plain_bytes(each: Input) -> int:
     return sum(block.count for block in each.blocks) or COMPRESSION_RATIO * each.size
 
 
-def _read_lines(
-    piece: Slice, batch_bytes: int, most: int, options: Options, advance: Callable[[int], object] = int
-) -> Iterator[Lines]:
-    """Yield the lines of an input, about `batch_bytes` at once."""
-    with contextlib.closing(stream_stored_bytes(piece, options)) as pieces:
-        stored = CountingIterator(pieces, piece.num_bytes)
-        plain = select_lines(decompress_slice(stored, piece), piece.first, piece.last)
-        for lines in group_lines(plain, batch_bytes, most):
-            if lines.too_long:
-                raise FormatError(
-                    f"{piece.uri}: line too long (found {lines.too_long:,} bytes at byte {lines.position}, need at "
-                    f"most {most:,}, an eighth of the memory); raise --memory"
-                )
-            yield lines
-            advance(stored.advance())
-    check_unmodified(piece)
+def _read_lines(piece: Slice, batch_bytes: int, most: int, options: Options) -> Iterator[tuple[Lines, int]]:
+    """Yield the lines of an input, about `batch_bytes` at once, with the stored bytes read for them."""
+    for lines, num_bytes in read_lines(piece, batch_bytes, most, options, Extent()):
+        if lines.too_long:
+            raise FormatError(
+                f"{piece.uri}: line too long (found {lines.too_long:,} bytes at byte {lines.position}, need at "
+                f"most {most:,}, an eighth of the memory); raise --memory"
+            )
+        yield lines, num_bytes
 
 
 def _terminated_lines(lines: Lines) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError, MissingDriverError
 from binidx.format.sidecars.arrow_arrays import to_numpy
 from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
-from binidx.prepare.text.slices import InputBlock
-from binidx.prepare.text.stored_bytes import ReadRequest, check_identity, check_unmodified
+from binidx.prepare.text.slices import InputBlock, ReadRequest, check_identity, check_unmodified
 from binidx.storage.adapters import ReadableFile
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_stored
@@ -60,15 +59,14 @@ class ReadAheadFile(ReadableFile):
 
     def __init__(self, reader: RangeReader, streams: Sequence[Sequence[Range]]) -> None:
         super().__init__(reader)
-        self._ahead = max(1, AHEAD_BYTES // BLOCK_BYTES // max(1, len(streams)))
-        self._streams = [[block for each in ranges for block in cut(each, BLOCK_BYTES)] for ranges in streams]
-        self._blocks = sorted(
-            (block, stream, number)
-            for stream, blocks in enumerate(self._streams)
-            for number, block in enumerate(blocks)
-        )
-        self._starts = [block[0] for block, _, _ in self._blocks]
-        self._fetched: dict[tuple[int, int], Future[memoryview]] = {}
+        ahead = max(1, AHEAD_BYTES // BLOCK_BYTES // max(1, len(streams)))
+        self._fetched = [dict[Range, Future[memoryview]]() for _ in streams]
+        # Start of each block -> the requests of its stream, the block and the next ones.
+        self._blocks = dict[int, tuple[dict[Range, Future[memoryview]], list[Range]]]()
+        for fetched, ranges in zip(self._fetched, streams, strict=True):
+            blocks = [block for each in ranges for block in cut(each, BLOCK_BYTES)]
+            self._blocks |= {block[0]: (fetched, blocks[n : n + ahead + 1]) for n, block in enumerate(blocks)}
+        self._starts = sorted(self._blocks)
 
     def read(self, count: int = -1) -> bytes:
         """Return the next `count` bytes; all that follow if `count` is negative."""
@@ -81,29 +79,25 @@ class ReadAheadFile(ReadableFile):
 
     def _next_part(self, stop: int) -> memoryview:
         """Return the bytes from the position on, up to `stop` or the end of a block."""
-        at = bisect_right(self._starts, self._position) - 1
-        if at >= 0:
-            (start, end), stream, number = self._blocks[at]
+        at = bisect_right(self._starts, self._position)
+        if at:
+            fetched, blocks = self._blocks[self._starts[at - 1]]
+            start, end = blocks[0]
             if self._position < end:
-                return self._fetch_block(stream, number)[self._position - start : stop - start]
-        stop = min([stop, *self._starts[at + 1 : at + 2]])
+                for done in fetched.keys() - set(blocks):
+                    fetched.pop(done).cancel()
+                for block in blocks:
+                    if block not in fetched:
+                        fetched[block] = READS.submit(lambda block=block: self._reader.read([block])[0])  # type: ignore[misc]
+                return fetched[blocks[0]].result()[self._position - start : stop - start]
+        stop = min([stop, *self._starts[at : at + 1]])
         return self._reader.read([(self._position, stop)])[0]
-
-    def _fetch_block(self, stream: int, number: int) -> memoryview:
-        """Return the bytes of a block; submit requests for the next ones, and drop the earlier ones."""
-        for key in [key for key in self._fetched if key[0] == stream and key[1] < number]:
-            self._fetched.pop(key).cancel()
-        blocks = self._streams[stream]
-        for each in range(number, min(number + self._ahead + 1, len(blocks))):
-            if (stream, each) not in self._fetched:
-                self._fetched[stream, each] = READS.submit(lambda at=blocks[each]: self._reader.read([at])[0])  # type: ignore[misc]
-        return self._fetched[stream, number].result()
 
     def close(self) -> None:
         """Cancel the requests that have not begun."""
-        for each in self._fetched.values():
-            each.cancel()
-        self._fetched.clear()
+        for fetched in self._fetched:
+            while fetched:
+                fetched.popitem()[1].cancel()
         super().close()
 
 
@@ -140,13 +134,14 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
         _check_columns(piece.uri, file.schema_arrow, request.keys, request.fields)
         row = 0
         for number in groups:
-            group, row_in_group = metadata.row_group(number), 0
+            first, num_rows, size = row, metadata.row_group(number).num_rows, _stored_bytes(metadata.row_group(number))
             for table in _tables(piece.uri, file, number, names, request.batch_bytes):
-                batches, strings = _batches(request, table, row, row_in_group)
+                at, stop = row - first, row - first + table.num_rows
+                # As if all rows were equal; the shares of all rows add up to the total.
+                share = size * stop // num_rows - size * at // num_rows
                 request.extent.add((piece.first_row or 0) + row, table.num_rows)
-                row, row_in_group = row + table.num_rows, row_in_group + table.num_rows
-                share = _stored_share(group, row_in_group - table.num_rows, row_in_group)
-                yield [replace(each, num_bytes=share) for each in batches], strings
+                yield _batches(request, table, row, at, share)
+                row += table.num_rows
     check_unmodified(piece)
 
 
@@ -160,28 +155,27 @@ def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes
         raise FormatError(f"{uri}: row group {group} is damaged ({error}); restore it from its source") from error
 
 
-def _batches(request: ReadRequest, table: Any, row: int, row_in_group: int) -> tuple[list[Batch], list[Strings]]:
-    piece = request.piece
-    columns = [_read_texts(table.column(key), key) for key in request.keys]
-    bad: dict[int, BadRow] = {}
-    for column in columns:
-        for each in column.bad:
+def _batches(
+    request: ReadRequest, table: Any, row: int, row_in_group: int, num_bytes: int
+) -> tuple[list[Batch], list[Strings]]:
+    piece, columns, bad = request.piece, [], dict[int, BadRow]()
+    for key in request.keys:
+        *arrays, found = _read_texts(table.column(key), key)
+        columns.append(arrays)
+        for each in found:
             bad.setdefault(each[0], each)
     rows = np.arange(row, row + table.num_rows, dtype=np.int64)
-    positions = np.arange(row_in_group, row_in_group + table.num_rows, dtype=np.int64)
+    positions, good = rows - row + row_in_group, np.ones(table.num_rows, np.bool_)
+    good[list(bad)] = False
     problems = [
         Problem(kind, piece.uri, row + at, row_in_group + at, f"row {(piece.first_row or 0) + row + at}", detail)
         for at, kind, detail in sorted(bad.values())
     ]
+    counts = problems, Counter[str](), table.num_rows, num_bytes
     batches = [
-        Batch(key, each.bytes, each.offsets, each.documents, rows, positions, None, problems, Counter(), table.num_rows)
-        for key, each in zip(request.keys, columns, strict=True)
+        Batch(key, *arrays, rows, positions, None, *counts) for key, arrays in zip(request.keys, columns, strict=True)
     ]
     strings = [_read_strings(table.column(name)) for name in request.fields]
-    if not bad:
-        return batches, strings
-    good = np.ones(table.num_rows, np.bool_)
-    good[list(bad)] = False
     return [each.select(good) for each in batches], [each.select(good) for each in strings]
 
 
@@ -217,12 +211,6 @@ def _stored_bytes(group: Any) -> int:
     return sum(column.total_compressed_size for column in _columns(group))
 
 
-def _stored_share(group: Any, first: int, last: int) -> int:
-    """Return the stored bytes of some rows, as if all rows were equal; the shares of all rows add up to the total."""
-    size = _stored_bytes(group)
-    return int(size * last // group.num_rows - size * first // group.num_rows)
-
-
 def _column_range(column: Any) -> Range:
     first = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return first, first + column.total_compressed_size
@@ -243,16 +231,6 @@ BadRow = tuple[int, str, str]
 """Row, kind of the Problem, detail."""
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """Arrays of a Batch, which still contain the bad rows."""
-
-    bytes: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    bad: list[BadRow]
-
-
 def _is_text(kind: Any) -> bool:
     """Return whether a column of this type holds texts or lists of texts."""
     if pa.types.is_dictionary(kind) or _is_list(kind):
@@ -262,21 +240,23 @@ def _is_text(kind: Any) -> bool:
     return any(test(kind) for test in (*binary, *views, pa.types.is_fixed_size_binary, pa.types.is_null))
 
 
-def _read_texts(array: Any, name: str) -> _Texts:
+def _read_texts(array: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], list[BadRow]]:
+    """Return the bytes, offsets and documents of a Batch, which still contain the bad rows, and these."""
     bad: list[BadRow] = [(row, "null", f"{name!r} is null") for row in _true_rows(array.is_null())]
-    if not _is_list(array.type):
-        data, offsets, invalid = _decode_strings(array, name)
-        return _Texts(data, offsets, np.arange(len(array) + 1, dtype=np.int64), [*bad, *invalid])
-    lists = array.cast(pa.large_list(array.type.value_type))
-    lengths = to_numpy(pc.fill_null(pc.list_value_length(lists), 0))
-    values = lists.flatten()
-    owner = np.repeat(np.arange(len(array)), lengths)
-    nulls = sorted({int(owner[item]) for item in _true_rows(values.is_null())})
-    bad += [(row, "not text", f"{name!r} is a list with null, needed a string or a list of strings") for row in nulls]
+    lengths, values = np.ones(len(array), np.int64), array
+    if _is_list(array.type):
+        lists = array.cast(pa.large_list(array.type.value_type))
+        lengths, values = to_numpy(pc.fill_null(pc.list_value_length(lists), 0)), lists.flatten()
+    rows = np.repeat(np.arange(len(array)), lengths)
+    if values is not array:
+        nulls = sorted({int(rows[item]) for item in _true_rows(values.is_null())})
+        bad += [
+            (row, "not text", f"{name!r} is a list with null, needed a string or a list of strings") for row in nulls
+        ]
     data, offsets, invalid = _decode_strings(values, name)
-    first_invalid = {int(owner[item]): detail for item, _, detail in reversed(invalid)}
+    first_invalid = {int(rows[item]): detail for item, detail in reversed(invalid)}
     bad += [(row, "not utf-8", detail) for row, detail in first_invalid.items()]
-    return _Texts(data, offsets, cumulative_offsets(lengths), bad)
+    return data, offsets, cumulative_offsets(lengths), bad
 
 
 def _read_strings(array: Any) -> Strings:
@@ -291,18 +271,18 @@ def _read_strings(array: Any) -> Strings:
     return Strings(*_buffers(values), to_numpy(values.is_valid()))
 
 
-def _decode_strings(array: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[BadRow]]:
-    values, bad = _as_large_string(array), list[BadRow]()
+def _decode_strings(array: Any, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64], list[tuple[int, str]]]:
+    """Return the bytes and offsets of the values, and the number and problem of each that is not UTF-8."""
+    values, bad = _as_large_string(array), list[tuple[int, str]]()
     data, offsets = _buffers(values)
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
-        for row, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        for item, (start, stop) in enumerate(pairwise(offsets.tolist())):
             try:
                 bytes(data[start:stop]).decode()
             except UnicodeDecodeError as error:
-                detail = f"{name!r}: byte {data[start + error.start]:#04x} at {error.start} of the text"
-                bad.append((row, "not utf-8", detail))
+                bad.append((item, f"{name!r}: byte {data[start + error.start]:#04x} at {error.start} of the text"))
     return data, offsets, bad
 
 

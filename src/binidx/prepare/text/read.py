@@ -2,23 +2,50 @@
 
 for text, title in read_slice(piece, ["text", "title"]):     # a Batch for each key
     for problem in text.problems: ...                        # the same list in all batches of a row
+
+The stored bytes of a slice of lines are read ahead of the parser, and only from the object that was planned:
+
+local       1 MiB at a time, in the caller's thread: the kernel reads ahead
+remote      2 MiB a request, 4 in flight: at 30 ms to the first byte and 100 MB/s a connection that is 165 MB/s, more
+            than one of the two workers of a core tokenises; 9 MiB of memory
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, ObjectChangedError, redacted
 from binidx.prepare.text.batch import Batch, Filters, Strings
 from binidx.prepare.text.decompress import decompress_gzip, decompress_zstd, find_zstd_blocks
-from binidx.prepare.text.jsonl import LineReader, group_lines, select_lines
-from binidx.prepare.text.slices import GZIP, JSONL, PARQUET, ZSTD, Extent, InputBlock, Slice
-from binidx.prepare.text.stored_bytes import Options, ReadRequest, check_unmodified, stream_stored_bytes
+from binidx.prepare.text.jsonl import LineReader, Lines, group_lines, select_lines
+from binidx.prepare.text.slices import (
+    GZIP,
+    JSONL,
+    PARQUET,
+    ZSTD,
+    Extent,
+    InputBlock,
+    ReadRequest,
+    Slice,
+    check_identity,
+    check_unmodified,
+)
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import open_stored
+from binidx.storage.ranges import cut
+from binidx.storage.requests.head import recorded_object
+from binidx.storage.stores.registry import local_path
+from binidx.storage.writing.copy import map_in_flight
+
+Options = Mapping[str, Any] | None
+LOCAL_BYTES = 1 << 20
+REQUEST_BYTES = 2 << 20
+IN_FLIGHT = 4
+LINE_BYTES = 64 << 10
+"""Bytes past the end of a slice in its last request; the slice's last line mostly ends there."""
 
 BATCH_BYTES = 1 << 20
 """Larger batches cost more: the kernel maps their buffers page by page each time."""
@@ -59,7 +86,7 @@ def read_slice(
         StorageError: the store fails.
     """
     filters, extent = filters or Filters(), Extent() if extent is None else extent
-    fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *filters.fields]))
+    fields = list(dict.fromkeys([*([] if id_key is None else [id_key]), *filters.keep]))
     _check_names(keys, fields)
     if min(batch_bytes, max_line_bytes) < 1:
         raise ConfigError(
@@ -70,7 +97,7 @@ def read_slice(
         by_name = dict(zip(fields, columns, strict=True))
         if id_key is not None:
             batches = [replace(each, ids=by_name[id_key]) for each in batches]
-        chosen, dropped = filters.apply(batches[0], [by_name[name] for name in filters.fields])
+        chosen, dropped = filters.apply(batches[0], [by_name[name] for name in filters.keep])
         if dropped:
             batches = [replace(each.select(chosen), dropped=each.dropped + dropped) for each in batches]
         yield tuple(batches)
@@ -83,7 +110,7 @@ def _check_names(keys: Sequence[str], fields: Sequence[str]) -> None:
         raise ConfigError(f"{both.pop()}: both a text and a field; give it as one of them")
 
 
-class CountingIterator:
+class _CountingIterator:
     """Iterator over pieces that counts their bytes.
 
     Attributes:
@@ -91,9 +118,8 @@ class CountingIterator:
         exhausted: True after the last piece.
     """
 
-    def __init__(self, pieces: Pieces, limit: int = sys.maxsize) -> None:
-        self._pieces, self._limit, self._reported = pieces, limit, 0
-        self.num_bytes, self.exhausted = 0, False
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces, self.num_bytes, self.exhausted = pieces, 0, False
 
     def __iter__(self) -> Iterator[bytes | memoryview]:
         for piece in self._pieces:
@@ -101,31 +127,62 @@ class CountingIterator:
             yield piece
         self.exhausted = True
 
-    def advance(self) -> int:
-        """Return the bytes since the last call; over all calls at most `limit`."""
-        before, self._reported = self._reported, min(self.num_bytes, self._limit)
-        return self._reported - before
 
-
-def _read_lines(request: ReadRequest) -> Batches:
-    piece, extent = request.piece, request.extent
-    reader = LineReader(piece, request.keys, request.fields, request.max_line_bytes, extent)
-    with closing(stream_stored_bytes(piece, request.options)) as pieces:
-        stored = CountingIterator(pieces, piece.num_bytes)
-        plain = CountingIterator(decompress_slice(stored, piece))
-        lines = select_lines(plain, piece.first, piece.last)
-        for batches, columns in reader.batches(group_lines(lines, request.batch_bytes, request.max_line_bytes)):
-            num_bytes = stored.advance()
-            yield [replace(each, num_bytes=num_bytes) for each in batches], columns
+def read_lines(
+    piece: Slice, batch_bytes: int, max_line_bytes: int, options: Options, extent: Extent
+) -> Iterator[tuple[Lines, int]]:
+    """Yield runs of lines of a slice, with the stored bytes read for each; the arguments are those of `ReadRequest`."""
+    decompress, before = FORMATS[piece.format].decompress, 0
+    with closing(_stream_stored_bytes(piece, options)) as pieces:
+        stored = _CountingIterator(pieces)
+        plain = _CountingIterator(stored if decompress is None else decompress(stored, piece))
+        for lines in group_lines(select_lines(plain, piece.first, piece.last), batch_bytes, max_line_bytes):
+            done = min(stored.num_bytes, piece.num_bytes)  # without the end of the last line in the next slice
+            yield lines, done - before
+            before = done
     if plain.exhausted and piece.stored + stored.num_bytes == piece.identity["size"]:
         extent.end = piece.first + plain.num_bytes
     check_unmodified(piece)
 
 
-def decompress_slice(pieces: Pieces, piece: Slice) -> Pieces:
-    """Return the plain bytes of a slice of lines."""
-    decompress = FORMATS[piece.format].decompress
-    return pieces if decompress is None else decompress(pieces, piece)
+def _read_json_lines(request: ReadRequest) -> Batches:
+    limits, reader = (request.batch_bytes, request.max_line_bytes), LineReader(request)
+    for lines, num_bytes in read_lines(request.piece, *limits, request.options, request.extent):
+        yield reader.read(lines, num_bytes)
+
+
+def _stream_stored_bytes(piece: Slice, options: Options) -> Generator[bytes | memoryview]:
+    """Yield the stored bytes from the slice's start to the end of the object; close the generator to stop earlier."""
+    path = local_path(piece.uri)
+    if path is None:
+        yield from _stream_object(piece, options)
+        return
+    check_identity(piece, open_stored(path).identity)
+    with open(path, "rb", buffering=0) as file:
+        file.seek(piece.stored)
+        while data := file.read(LOCAL_BYTES):
+            yield data
+
+
+def _stream_object(piece: Slice, options: Options) -> Generator[memoryview]:
+    try:
+        # Requests are pinned to the version in the plan, so no HEAD request is needed.
+        reader = open_stored(piece.uri, storage_options=options, found=recorded_object(piece.uri, piece.identity))
+        check_identity(piece, reader.identity)
+        stop = min(piece.stored + piece.num_bytes + LINE_BYTES, reader.size)
+        ranges = cut((piece.stored, stop), REQUEST_BYTES)
+        with closing(map_in_flight(lambda each: reader.read([each])[0], ranges, IN_FLIGHT)) as responses:
+            yield from responses
+        # Then one request after the other, each twice as long: the end of the slice's last line is near.
+        step = 4 * LINE_BYTES
+        while stop < reader.size:
+            start, stop = stop, min(stop + step, reader.size)
+            yield reader.read([(start, stop)])[0]
+            step = min(2 * step, REQUEST_BYTES)
+    except ObjectChangedError as error:
+        raise ObjectChangedError(
+            f"{redacted(piece.uri)}: changed since it was planned; plan it again ({error})"
+        ) from error
 
 
 def _decompress_frames(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
@@ -159,7 +216,7 @@ class InputFormat:
     suffixes: tuple[str, ...]
     find_blocks: Callable[[RangeReader], tuple[InputBlock, ...]] | None = None
     decompress: Callable[[Pieces, Slice], Iterator[Any]] | None = None
-    read: Callable[[ReadRequest], Batches] = _read_lines
+    read: Callable[[ReadRequest], Batches] = _read_json_lines
 
 
 _LINES = (".jsonl", ".json", ".ndjson")

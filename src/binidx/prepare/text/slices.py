@@ -21,12 +21,15 @@ shows as an overlap or a gap.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from binidx.errors import FormatError
+from binidx.errors import FormatError, ObjectChangedError, redacted
+from binidx.storage.stores.identity import same_identity
+from binidx.storage.stores.registry import local_path
 
 JSONL, GZIP, ZSTD, PARQUET = "jsonl", "jsonl.gz", "jsonl.zst", "parquet"
 
@@ -70,7 +73,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Slice:
-    """Piece of one input. Pickles, and converts to JSON and back.
+    """Piece of one input. Pickles.
 
     Attributes:
         uri, format: of the input.
@@ -95,14 +98,26 @@ class Slice:
         """True if positions are row numbers, False if they are plain bytes."""
         return self.format == PARQUET
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Slice:
-        """Return the slice that `to_json` converted."""
-        return cls(**value)
+def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
+    """Raise ObjectChangedError unless this is the identity of the planned object."""
+    if not same_identity(piece.identity, identity):
+        planned, found = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (piece.identity, identity))
+        raise ObjectChangedError(
+            f"{redacted(piece.uri)}: changed since it was planned (found {found}, need {planned}); plan it again"
+        )
+
+
+def check_unmodified(piece: Slice) -> None:
+    """Raise ObjectChangedError if a local file was modified during the read; remote reads are pinned to a version."""
+    path = local_path(piece.uri)
+    if path is not None and os.path.exists(path):
+        check_identity(piece, file_identity(os.stat(path)))
+
+
+def file_identity(status: os.stat_result) -> dict[str, Any]:
+    """Return the identity of a local file, as its reader has it."""
+    return {"size": status.st_size, "mtime": status.st_mtime}
 
 
 def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
@@ -117,25 +132,27 @@ def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
 
 def _slice_input(each: Input, part_bytes: int) -> list[Slice]:
     if each.format == JSONL:
-        bounds = [*range(0, each.size or 1, part_bytes), each.size]
-        return [
-            Slice(each.uri, each.format, each.identity, first, last, first, last - first, None if first else 0)
-            for first, last in pairwise(bounds)
-        ]
+        return [slice_lines(each, *bounds) for bounds in pairwise([*range(0, each.size or 1, part_bytes), each.size])]
     if not each.blocks:
         return [Slice(each.uri, each.format, each.identity, 0, None, 0, each.size, 0)]
-    return [_slice_blocks(each, first, last) for first, last in _group_blocks(each.blocks, part_bytes)]
+    sizes = [block.stored_bytes for block in each.blocks]
+    return [_slice_blocks(each, first, last) for first, last in group_by_size(sizes, part_bytes)]
 
 
-def _group_blocks(blocks: Sequence[InputBlock], part_bytes: int) -> list[tuple[int, int]]:
-    """Return runs of blocks, (first, last), of up to `part_bytes` or one block."""
-    groups, first, size = [], 0, 0
-    for number, block in enumerate(blocks):
-        if size and size + block.stored_bytes > part_bytes:
-            groups.append((first, number))
-            first, size = number, 0
-        size += block.stored_bytes
-    return [*groups, (first, len(blocks))]
+def slice_lines(each: Input, first: int, last: int) -> Slice:
+    """Return the slice of plain lines between two bounds in bytes."""
+    return Slice(each.uri, each.format, each.identity, first, last, first, last - first, None if first else 0)
+
+
+def group_by_size(sizes: Iterable[int], limit: int) -> list[tuple[int, int]]:
+    """Return runs of neighbours, (first, last), of up to `limit` bytes or one item."""
+    firsts, count, total = list[int](), 0, 0
+    for count, size in enumerate(sizes, 1):
+        if not firsts or total + size > limit:
+            firsts.append(count - 1)
+            total = 0
+        total += size
+    return list(pairwise([*firsts, count]))
 
 
 def _slice_blocks(each: Input, first: int, last: int) -> Slice:
@@ -168,6 +185,29 @@ class Extent:
         if not self.count:
             self.first = first
         self.count += count
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """Arguments of an input format's reader.
+
+    Attributes:
+        piece: slice to read.
+        keys: of the texts.
+        fields: further columns to return, for ids and filters.
+        batch_bytes: approximate plain bytes of a batch; a longer line has a batch of its own.
+        max_line_bytes: limit of a line with its newline.
+        options: storage options.
+        extent: updated with the part of the input that was read.
+    """
+
+    piece: Slice
+    keys: Sequence[str]
+    fields: Sequence[str]
+    batch_bytes: int
+    max_line_bytes: int
+    options: Mapping[str, Any] | None
+    extent: Extent
 
 
 SliceExtent = tuple[Slice, Extent]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,9 @@ from helpers.trained_tokenizers import buffers, plain_texts
 from nltk.tokenize.punkt import PunktTokenizer, PunktTrainer, save_punkt_params
 
 from binidx.errors import ConfigError
-from binidx.prepare.tokenizers import sentences
-from binidx.prepare.tokenizers.sentences import SentenceSplitter
+from binidx.prepare.preprocess import tokenize_part
+from binidx.prepare.preprocess.tokenize_part import load_punkt, split_sentences
+from binidx.prepare.text.batch import Batch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,48 +30,49 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> None:
     save_punkt_params(trainer.get_params(), str(place))
 
 
-def cut(splitter: SentenceSplitter, texts: list[str], documents: list[int]) -> tuple[list[str], list[int]]:
-    found = splitter.split(*buffers(texts), np.array(documents))
+def cut(texts: list[str], documents: list[int], keep_newlines: bool = False) -> tuple[list[str], list[int]]:
+    rows = np.arange(len(documents) - 1)
+    batch = Batch("text", *buffers(texts), np.array(documents), rows, rows)
+    found = split_sentences(batch, load_punkt("english", keep_newlines))
     bounds = zip(found.offsets, found.offsets[1:], strict=False)
     return [found.texts[start:stop].tobytes().decode() for start, stop in bounds], found.documents.tolist()
 
 
+def sentences_of(text: str, keep_newlines: bool = False) -> list[str]:
+    return cut([text], [0, 1], keep_newlines)[0]
+
+
 def test_each_sentence_is_a_text_of_its_document() -> None:
-    found = cut(SentenceSplitter(), ["One is. Two is.", "", "Three – é. ", "Four"], [0, 1, 3, 3, 4])
+    found = cut(["One is. Two is.", "", "Three – é. ", "Four"], [0, 1, 3, 3, 4])
     assert found == (["One is.", "Two is.", "Three – é.", "Four"], [0, 2, 3, 3, 4])
 
 
 def test_the_sentences_of_real_text_are_punkts() -> None:
     punkt = PunktTokenizer("english")
     for text in plain_texts()[:40]:
-        assert SentenceSplitter().split_text(text) == punkt.tokenize(text)
+        assert sentences_of(text) == punkt.tokenize(text)
 
 
 def test_newlines_stay_with_the_sentence_before() -> None:
     text = "This is it.\n\nThat was it.  End"
-    assert SentenceSplitter().split_text(text) == ["This is it.", "That was it.", "End"]
-    assert SentenceSplitter(keep_newlines=True).split_text(text) == ["This is it.\n\n", "That was it.  ", "End"]
+    assert sentences_of(text) == ["This is it.", "That was it.", "End"]
+    assert sentences_of(text, keep_newlines=True) == ["This is it.\n\n", "That was it.  ", "End"]
 
 
 def test_a_long_text_is_cut_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentences, "MOST_CHARACTERS", 10)
-    assert SentenceSplitter().split_text("One is. Two is.") == ["One is.", "Tw", "o is."]
-
-
-def test_a_splitter_pickles() -> None:
-    again = pickle.loads(pickle.dumps(SentenceSplitter(keep_newlines=True)))
-    assert again.split_text("This is it.\nOne.") == ["This is it.\n", "One."]
+    monkeypatch.setattr(tokenize_part, "MOST_CHARACTERS", 10)
+    assert sentences_of("One is. Two is.") == ["One is.", "Tw", "o is."]
 
 
 def test_a_language_without_a_model_says_where_it_comes_from() -> None:
     for language in ("nonsense", "../english"):
         with pytest.raises(ConfigError, match=r"no Punkt model of .* python -m nltk.downloader punkt_tab"):
-            SentenceSplitter(language)
+            load_punkt(language, False)
 
 
 def test_without_nltk_the_error_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "nltk.py").write_text("raise ImportError")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    code += "from binidx.prepare.tokenizers.sentences import SentenceSplitter\nSentenceSplitter()"
+    code += "from binidx.prepare.preprocess.tokenize_part import load_punkt\nload_punkt('english', False)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "MissingDriverError: sentences: nltk is not installed; pip install 'binidx[sentences]'" in found.stderr
