@@ -20,6 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from glob import has_magic
 from typing import Any
 
@@ -80,7 +81,7 @@ def estimate(arguments: argparse.Namespace) -> int:
             source_options=arguments.source_options,
             watch=bar,
         )
-    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+    print(json.dumps(asdict(found)) if arguments.json else describe(found))
     return 1 if found.problems and not found.documents.total else 0
 
 

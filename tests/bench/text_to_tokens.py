@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from binidx.tools.demo.tokenizer import train_bpe
 
-from binidx.prepare.tokenizers.gigatoken_engine import find_new_code_points
+from binidx.prepare.tokenizers.engine_choice import find_new_code_points
 from tests.bench.table import Row
 
 SLOW_BYTES = 12_000_000

@@ -16,8 +16,7 @@ from binidx.tools.demo.corpus import build_corpus
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from binidx.prepare.tokenizers.engine import Encoded
-from binidx.prepare.tokenizers.tiktoken_engine import CL100K, O200K
+from binidx.prepare.tokenizers.engine import CL100K, O200K, Encoded
 
 EOT = "<|endoftext|>"
 QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")

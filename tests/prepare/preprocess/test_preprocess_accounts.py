@@ -197,7 +197,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_wrong_engine_stops_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from binidx.errors import MismatchError
-    from binidx.prepare.tokenizers.gigatoken_engine import Gigatoken
+    from binidx.prepare.tokenizers.engine_choice import Gigatoken
 
     honest = Gigatoken.encode
 

@@ -14,9 +14,8 @@ from tokenizers import Tokenizer
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.prepare.tokenizers.describe import describe_tokenizer, find_cached_encoding
-from binidx.prepare.tokenizers.spec import TokenizerSpec, read_content
-from binidx.prepare.tokenizers.tiktoken_engine import CL100K, ENCODINGS
-from binidx.prepare.tokenizers.tokenizer_json import parse_vocabulary
+from binidx.prepare.tokenizers.engine import CL100K, ENCODINGS
+from binidx.prepare.tokenizers.spec import TokenizerSpec, parse_vocabulary, read_content
 from binidx.storage.writing.publish import create_object
 
 

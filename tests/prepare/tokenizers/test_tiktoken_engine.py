@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from binidx.errors import FormatError
 from binidx.prepare.tokenizers.describe import describe_tokenizer
+from binidx.prepare.tokenizers.engine import CL100K, GPT2, parse_ranks
 from binidx.prepare.tokenizers.engine_choice import choose_engine
-from binidx.prepare.tokenizers.tiktoken_engine import CL100K, GPT2, parse_ranks
 
 
 @given(st.binary(max_size=30))

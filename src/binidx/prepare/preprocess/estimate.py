@@ -31,7 +31,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -251,10 +251,6 @@ class CorpusEstimate:
     cost: Cost
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
 
 def estimate_tokens(
     inputs: Sequence[str | os.PathLike[str]],
@@ -310,22 +306,24 @@ def estimate_tokens(
             watch.advance(int(units.sizes[number]))
     reading = time.process_time() - began_cpu - counter.seconds
     tokens, variances, documents, text, tokenised, problems = np.array(rows, np.float64).reshape(-1, 6).T
-    totals = [
+    total_tokens, total_documents, total_text = (
         estimate_total(sample, sizes, counts, spread, total_bytes)
         for counts, spread in ((tokens, variances), (documents, 0 * sizes), (text, 0 * sizes))
-    ]
+    )
     seconds_per_byte = reading / max(text.sum(), 1) + counter.seconds / max(tokenised.sum(), 1)
     item_bytes = np.dtype(DType.optimal_dtype(tokenizer.vocab_size)).itemsize
-    bytes_out = totals[0].total * item_bytes + totals[1].total * IDX_BYTES
+    bytes_out = total_tokens.total * item_bytes + total_documents.total * IDX_BYTES
     return CorpusEstimate(
         len(found),
-        *totals,
+        total_tokens,
+        total_documents,
+        total_text,
         total_bytes,
         int(sizes.sum()),
         int(tokenised.sum()),
         int(problems.sum()),
         chosen_engine.name,
-        estimate_cost(found, seconds_per_byte * totals[2].total, bytes_out),
+        estimate_cost(found, seconds_per_byte * total_text.total, bytes_out),
         time.monotonic() - began,
     )
 
@@ -361,11 +359,11 @@ class _UnitCounter:
         if not drawn and spare is not None:  # at least one, and not always the first: beginnings differ from the rest
             drawn = [(spare[0], self._count_tokens(spare[1]))]
         sizes, tokens = np.array(drawn, np.float64).reshape(-1, 2).T
-        size = sizes.sum()
-        spread = np.var(tokens - tokens.sum() / max(size, 1) * sizes, ddof=1) if len(drawn) > 1 else 0.0
+        tokenised = sizes.sum()
+        spread = np.var(tokens - tokens.sum() / max(tokenised, 1) * sizes, ddof=1) if len(drawn) > 1 else 0.0
         variance = num_batches * (num_batches / max(len(drawn), 1) - 1) * spread
-        total = tokens.sum() * (text_bytes / size if size else 1)
-        return total, variance, documents, text_bytes, size, problems
+        total = tokens.sum() * (text_bytes / tokenised if tokenised else 1)
+        return total, variance, documents, text_bytes, tokenised, problems
 
     def _count_tokens(self, batches: Sequence[Batch]) -> int:
         """Return the stored tokens of all keys."""

@@ -30,7 +30,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,29 +56,19 @@ from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, put_if_absent, read_small
 
 
-@dataclass(frozen=True)
-class SourceCounts:
-    """Counts of the rows of one input.
+def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[dict[str, Any]]:
+    """Return the counts of each input, in their order; an input that is named twice counts twice.
 
-    Attributes:
-        covered: plain bytes that were read, in Parquet rows: the whole input.
+    `covered` are the plain bytes that were read, in Parquet the rows: the whole input.
     """
-
-    uri: str
-    identity: Mapping[str, Any]
-    counts: RowCounts
-    covered: int
-
-
-def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[SourceCounts]:
-    """Return the counts of each input, in their order; an input that is named twice counts twice."""
-    found: dict[str, SourceCounts] = {}
+    found: dict[str, dict[str, Any]] = {}
     for part in parts:
         record = records[part.name]
         for piece, counts, extent in zip(part.slices, record.slices, record.extents, strict=True):
-            before = found.get(piece.uri) or SourceCounts(redacted(piece.uri), piece.identity, RowCounts(), 0)
-            together, covered = before.counts + counts, before.covered + extent.count
-            found[piece.uri] = replace(before, counts=together, covered=covered)
+            empty = {"uri": redacted(piece.uri), "identity": piece.identity, "counts": RowCounts(), "covered": 0}
+            source = found.setdefault(piece.uri, empty)
+            source["counts"] += counts
+            source["covered"] += extent.count
     return list(found.values())
 
 
@@ -107,7 +97,7 @@ def rows_before_slices(parts: Sequence[Part], records: Mapping[str, Record]) -> 
 def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[str, Record]) -> dict[str, Any]:
     """Return the manifest of one dataset, in JSON values."""
     sources = count_sources(parts, records)
-    counts = sum((each.counts for each in sources), RowCounts())
+    counts = sum((each["counts"] for each in sources), RowCounts())
     tokens = [records[part.name].datasets[key] for part in parts]
     return {
         **MANIFEST_FILE.tags,
@@ -122,7 +112,7 @@ def build_manifest(job: Job, key: str, parts: Sequence[Part], records: Mapping[s
             "tokens": sum(each.num_tokens for each in tokens),
         },
         "counts": asdict(counts),
-        "sources": [asdict(each) for each in sources],
+        "sources": [each | {"counts": asdict(each["counts"])} for each in sources],
         "engines": count_engines(records),
         "machines": {name: asdict(each) for name, each in count_machines(parts, records).items()},
         "cpu_seconds": sum(each.cpu_seconds for each in records.values()),

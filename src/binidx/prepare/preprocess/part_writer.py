@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,7 +41,7 @@ from binidx.storage.writing.publish import create_object
 
 Options = Mapping[str, Any] | None
 QUARANTINE_BLOCK_BYTES = 1 << 20
-"""Bytes of a quarantine that are kept in memory before a temporary file, and read at once."""
+"""Bytes of a quarantine that are read at once."""
 
 
 def format_problem(problem: Problem, slice_number: int) -> bytes:
@@ -138,25 +136,19 @@ def in_small_blocks(uri: str, options: Options) -> Options:
 class PartWriter:
     """Writer of all objects of a part but its record.
 
+    Args:
+        opened: closes the writer, and removes all that is not published.
+
     Attributes:
         quarantined: number of rows in the quarantine.
     """
 
-    def __init__(self, uris: JobUris, part: Part) -> None:
+    def __init__(self, uris: JobUris, part: Part, opened: contextlib.ExitStack) -> None:
         self._quarantine_uri, self._options = uris.part_quarantine_uri(part), uris.job.target_options
-        self._datasets: dict[str, DatasetWriter] = {}
-        self.quarantined = 0
-        with contextlib.ExitStack() as opened:  # if one cannot be opened, those before it are removed
-            self._quarantine = opened.enter_context(tempfile.SpooledTemporaryFile(QUARANTINE_BLOCK_BYTES))
-            for key in uris.job.keys:
-                self._datasets[key] = opened.enter_context(contextlib.closing(DatasetWriter(uris, part, key)))
-            self._open = opened.pop_all()
-
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
+        self._opened, self.quarantined = opened, 0
+        self._datasets = {
+            key: opened.enter_context(contextlib.closing(DatasetWriter(uris, part, key))) for key in uris.job.keys
+        }
 
     def add(self, source: str, batch: Batch, stored: Stored) -> None:
         """Append documents to the dataset of their key."""
@@ -164,19 +156,17 @@ class PartWriter:
 
     def add_problem(self, problem: Problem, slice_number: int) -> None:
         """Append a row to the quarantine."""
+        if not self.quarantined:
+            self._quarantine = BinWriter(self._quarantine_uri, in_small_blocks(self._quarantine_uri, self._options))
+            self._opened.callback(self._quarantine.abandon)
         self._quarantine.write(format_problem(problem, slice_number))
         self.quarantined += 1
 
     def publish(self) -> dict[str, TokenCounts]:
         """Publish all objects; return the counts of each key."""
         steps = [step for dataset in self._datasets.values() for step in dataset.publish_steps()]
-        with READS.executor(len(steps) + 1) as threads:  # each step sends several requests
-            list(threads.map(lambda step: step(), [*steps, self._publish_quarantine]))
-        return {key: dataset.counts() for key, dataset in self._datasets.items()}
-
-    def _publish_quarantine(self) -> None:
         if self.quarantined:
-            self._quarantine.seek(0)
-            options = in_small_blocks(self._quarantine_uri, self._options)
-            with create_object(self._quarantine_uri, options) as out:
-                shutil.copyfileobj(self._quarantine, out, QUARANTINE_BLOCK_BYTES)
+            steps.append(self._quarantine.publish)
+        with READS.executor(len(steps)) as threads:  # each step sends several requests
+            list(threads.map(lambda step: step(), steps))
+        return {key: dataset.counts() for key, dataset in self._datasets.items()}

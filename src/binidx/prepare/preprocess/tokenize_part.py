@@ -15,6 +15,7 @@ Source: Megatron-LM, tools/preprocess_data.py (Encoder.split and its rule for ne
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -208,7 +209,8 @@ def make_part(job: Job, part: Part) -> Record:
     uris, began, began_cpu = JobUris(job), time.monotonic(), time.thread_time()
     if (record := read_record(uris, part)) is not None:
         return record
-    with PartWriter(uris, part) as writer:
+    with contextlib.ExitStack() as opened:
+        writer = PartWriter(uris, part, opened)
         tokenizer = PartTokenizer(job, part, writer)
         for number in range(len(part.slices)):
             tokenizer.run(number)
@@ -246,10 +248,10 @@ class PartTokenizer:
         self._split = load_punkt(job.language, job.keep_newlines) if job.split_sentences else None
         self.counts, self.extents = [RowCounts() for _ in part.slices], [Extent() for _ in part.slices]
         engine, reference = _worker.open(job)
-        # The first texts of a job, and of each worker, are compared whatever their hash: a wrong engine, or another
-        # version of its library on one node, is found in seconds.
+        # The first texts of a job, and of each worker, are all compared: a wrong engine, or another version of its
+        # library on one node, is found in seconds.
         first = FIRST if part.number == 0 else FIRST_OF_WORKER - _worker.num_texts
-        self.engine = CheckedEngine(engine, reference, share=job.compared_share, first=first)
+        self.engine = CheckedEngine(engine, reference, share=job.compared_share, first=first, seed=part.number)
 
     def run(self, number: int) -> None:
         """Tokenise all documents of one slice."""

@@ -75,6 +75,9 @@ def join_texts(texts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.in
     return np.frombuffer(b"".join(texts), np.uint8), cumulative_offsets(list(map(len, texts)))
 
 
+Value = bytes | None
+
+
 @dataclass(frozen=True)
 class Strings:
     """Column of strings that may be absent.
@@ -92,7 +95,7 @@ class Strings:
     def __len__(self) -> int:
         return len(self.present)
 
-    def values(self) -> list[bytes | None]:
+    def values(self) -> list[Value]:
         """Return the bytes of each string, None where one is absent; a binary column of Parquet need not be UTF-8."""
         data, bounds = self.bytes.tobytes(), pairwise(self.offsets.tolist())
         rows = zip(bounds, self.present.tolist(), strict=True)

@@ -15,7 +15,6 @@ Source: RFC 8878.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -27,6 +26,13 @@ from binidx.prepare.text.slices import InputBlock
 from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.stores.registry import local_path
+
+try:
+    from isal import isal_zlib
+
+    GZIP_LIBRARY: Any = isal_zlib  # 0.45 of zlib's time
+except ImportError:
+    GZIP_LIBRARY = zlib
 
 MAGIC, SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
 FIRST_HEADER_BYTES = 5
@@ -127,7 +133,6 @@ def decompress_gzip(pieces: Iterable[Bytes], uri: str) -> Iterator[bytes]:
     Raises:
         FormatError: damaged, truncated, or followed by bytes that are not a member.
     """
-    new_member, errors = _gzip_library()
     member: Any = None
     for piece in pieces:
         for start in range(0, len(piece), FED_BYTES):
@@ -136,24 +141,14 @@ def decompress_gzip(pieces: Iterable[Bytes], uri: str) -> Iterator[bytes]:
                 if member is None:
                     if not (data := bytes(data).lstrip(b"\0")):
                         break
-                    member = new_member(wbits=GZIP_BITS)
+                    member = GZIP_LIBRARY.decompressobj(wbits=GZIP_BITS)
                 try:
                     yield member.decompress(data, PLAIN_BYTES)
-                except errors as error:
+                except (GZIP_LIBRARY.error, zlib.error) as error:
                     raise FormatError(f"{uri}: not gzip, or damaged ({error}); restore it from its source") from error
                 data, member = (member.unused_data, None) if member.eof else (member.unconsumed_tail, member)
     if member is not None:
         raise FormatError(f"{uri}: ends in the middle of a gzip member; restore it from its source")
-
-
-@functools.cache
-def _gzip_library() -> Any:
-    """Return isal's functions if it is installed: 0.45 of zlib's time."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.decompressobj, (zlib.error,)
-    return isal_zlib.decompressobj, (isal_zlib.error, zlib.error)
 
 
 def decompress_zstd(pieces: Iterable[Bytes], uri: str, sizes: tuple[int, int] | None = None) -> Iterator[bytes]:
@@ -207,12 +202,11 @@ def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
         frames = _walk_frames(reader)
     joined: list[InputBlock] = []
     for each in frames or []:
-        last = joined[-1] if joined else each
-        if joined and last.stored_bytes < LEAST_BYTES:
-            stored_bytes = each.stored + each.stored_bytes - last.stored
-            joined[-1] = InputBlock(last.stored, stored_bytes, last.first, last.count + each.count)
-        else:
-            joined.append(each)
+        if joined and joined[-1].stored_bytes < LEAST_BYTES:
+            last = joined.pop()
+            stop = each.stored + each.stored_bytes
+            each = InputBlock(last.stored, stop - last.stored, last.first, last.count + each.count)
+        joined.append(each)
     return tuple(joined) if len(joined) > 1 else ()
 
 

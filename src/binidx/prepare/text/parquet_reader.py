@@ -160,8 +160,8 @@ def _batches(
 ) -> tuple[list[Batch], list[Strings]]:
     piece, columns, bad = request.piece, [], dict[int, BadRow]()
     for key in request.keys:
-        *arrays, found = _read_texts(table.column(key), key)
-        columns.append(arrays)
+        data, offsets, documents, found = _read_texts(table.column(key), key)
+        columns.append((data, offsets, documents))
         for each in found:
             bad.setdefault(each[0], each)
     rows = np.arange(row, row + table.num_rows, dtype=np.int64)
@@ -290,8 +290,6 @@ def _as_large_string(array: Any) -> Any:
     """Return the column as large_string; binary values are not validated."""
     if pa.types.is_dictionary(array.type):
         array = array.cast(array.type.value_type)
-    if pa.types.is_null(array.type):
-        return array.cast(pa.large_string())
     return array.cast(pa.large_binary()).view(pa.large_string())
 
 

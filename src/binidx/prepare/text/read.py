@@ -173,12 +173,8 @@ def _stream_object(piece: Slice, options: Options) -> Generator[memoryview]:
         ranges = cut((piece.stored, stop), REQUEST_BYTES)
         with closing(map_in_flight(lambda each: reader.read([each])[0], ranges, IN_FLIGHT)) as responses:
             yield from responses
-        # Then one request after the other, each twice as long: the end of the slice's last line is near.
-        step = 4 * LINE_BYTES
-        while stop < reader.size:
-            start, stop = stop, min(stop + step, reader.size)
-            yield reader.read([(start, stop)])[0]
-            step = min(2 * step, REQUEST_BYTES)
+        for each in cut((stop, reader.size), REQUEST_BYTES):  # only if the slice's last line is long
+            yield reader.read([each])[0]
     except ObjectChangedError as error:
         raise ObjectChangedError(
             f"{redacted(piece.uri)}: changed since it was planned; plan it again ({error})"

@@ -24,17 +24,18 @@ from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import missing_package
-from binidx.prepare.tokenizers.spec import TokenizerSpec, content_digest, fetch_content, fetch_object
-from binidx.prepare.tokenizers.tiktoken_engine import ENCODINGS, GPT2, parse_ranks
-from binidx.prepare.tokenizers.tokenizer_json import (
+from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, missing_package, parse_ranks
+from binidx.prepare.tokenizers.spec import (
     END,
     AddedToken,
+    TokenizerSpec,
+    content_digest,
+    fetch_content,
+    fetch_object,
     parse_json,
     parse_vocabulary,
     special_tokens,
     surrounding_ids,
-    unknown_token,
     vocabulary,
 )
 from binidx.storage.open import read_document
@@ -118,11 +119,12 @@ def _describe_json(uri: str, post_processor: bool, storage_options: Options, mer
     config = TokenizerConfig() if merges else _read_config(uri, storage_options)
     if folder:
         check_config(uri, parsed, config)
+    specials, unknown = special_tokens(parsed)
     prefix, suffix = surrounding_ids(uri, parsed.get("post_processor")) if post_processor else ((), ())
     eos = config.eos_token.content if isinstance(config.eos_token, AddedToken) else config.eos_token
     spec = TokenizerSpec(
-        uri, "json", content_digest(content), len(entries), special_tokens=special_tokens(parsed),
-        prefix=prefix, suffix=suffix, merges=merges, unknown=unknown_token(parsed),
+        uri, "json", content_digest(content), len(entries), special_tokens=specials,
+        prefix=prefix, suffix=suffix, merges=merges, unknown=unknown,
         eod=entries.get(END if merges else eos or ""),
     )  # fmt: skip
     return spec, entries
@@ -169,10 +171,10 @@ def _read_config(uri: str, storage_options: Options) -> TokenizerConfig:
 
 
 def _describe_sentencepiece(uri: str, storage_options: Options) -> Description:
-    try:
-        from sentencepiece import SentencePieceProcessor
-    except ImportError as error:
-        raise MissingDriverError(f"{uri}: {missing_package('sentencepiece', 'sentencepiece') or error}") from error
+    if missing := missing_package("sentencepiece"):
+        raise MissingDriverError(f"{uri}: {missing}")
+    from sentencepiece import SentencePieceProcessor
+
     content = fetch_object(uri, storage_options)
     try:
         model = SentencePieceProcessor(model_proto=content)

@@ -1,35 +1,217 @@
 """Table of tokenizer engines, the choice among them, and the comparison with the reference during the work.
 
-`CheckedEngine` compares an engine with the reference on a sample of the texts. The sample is a function of the bytes of
-the texts, so a restart, another engine or another number of workers compares the same ones. The first difference
-raises: a job that went on would leave a dataset of unknown quality.
+`CheckedEngine` compares an engine with the reference on a sample of the texts. The sample is a function of the
+numbers of the part and of the text in it, so a restart, another engine or another number of workers compares the same
+ones. The first difference raises: a job that went on would leave a dataset of unknown quality.
 
 Cost: the reference is 50 to 100 times slower than the fastest engine, so a share of 0.01 % costs a job with it about
-1 %, and the hashes less than 0.1 ms a megabyte.
+1 %.
+
+gigatoken encodes byte-level BPE at hundreds of megabytes a second, with a cache of known words and SIMD to find them.
+Texts go in and ids come out as Arrow arrays, without a copy, through awkward. gigatoken runs no post-processor, so we
+add its ids. Tokenizers that it cannot read are refused when they are loaded; `known_differences` refuses those that it
+reads differently from `tokenizers`.
+
+Code points of different Unicode versions: gigatoken 0.10 knows the letters and marks of Unicode 17, tokenizers 0.23
+those of 16, and its normal forms are older still: it splits a word at U+16EA0, which gigatoken takes for a letter, and
+puts U+0897 elsewhere in NFC. Texts with such a code point go through the reference instead; ordinary text has none.
+
+`RUNS` was found by encoding every code point through both, alone, in words, doubled and among combining marks; blocks
+of scripts that brought new compositions are included as a whole. tests/prepare/tokenizers/test_unicode_versions.py
+repeats this for the others.
+
+Cost of the search: a pass for bytes that begin three or four, 0.05 ms a megabyte of English; a table look-up for each
+such byte, 1 to 2 ms a megabyte of Thai.
+
+Source: gigatoken 0.10.0, encode_batch over an awkward string array.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.corpus.cut import uniform_hash
 from binidx.errors import ConfigError, MismatchError
-from binidx.prepare.tokenizers.engine import Encoded, Engine, EngineRow, ReferenceEngine
-from binidx.prepare.tokenizers.gigatoken_engine import Gigatoken
-from binidx.prepare.tokenizers.hf_engine import HuggingFace
-from binidx.prepare.tokenizers.sentencepiece_engine import SentencePiece
-from binidx.prepare.tokenizers.spec import TokenizerSpec, read_content
-from binidx.prepare.tokenizers.tiktoken_engine import Tiktoken
+from binidx.prepare.text.batch import cumulative_offsets
+from binidx.prepare.tokenizers.engine import (
+    Encoded,
+    Engine,
+    HuggingFace,
+    ReferenceEngine,
+    SentencePiece,
+    Tiktoken,
+    add_special_ids,
+    decode_texts,
+    missing_package,
+)
+from binidx.prepare.tokenizers.spec import TokenizerSpec, added_tokens, read_content
 
-_ROWS: tuple[Any, ...] = (Gigatoken, Tiktoken, SentencePiece, HuggingFace)
+if TYPE_CHECKING:
+    from gigatoken import Tokenizer
 
-ENGINES: dict[str, EngineRow] = {row.name: row for row in _ROWS}
-"""Engines by name, the fastest first. A new engine is a module with its class and an entry here."""
 
-REFERENCES = {kind: name for name, row in ENGINES.items() for kind in row.reference_for}
+class Gigatoken:
+    """Engine for byte-level BPE with the usual patterns, and for SentencePiece BPE with byte fallback."""
+
+    name = "gigatoken"
+
+    @classmethod
+    def refusal(cls, spec: TokenizerSpec, content: bytes) -> str | None:
+        if spec.kind not in ("json", "sentencepiece"):
+            return f"reads a tokenizer.json or a .model here, not {spec.kind}"
+        if missing := missing_package("gigatoken"):
+            return missing
+        try:
+            parsed = json.loads(as_tokenizer_json(spec, content))
+            load_gigatoken(spec, content)
+        except Exception as error:  # a RuntimeError, ValueError or one of its own
+            return f"does not read it: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        return known_differences(spec, parsed)
+
+    def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
+        self.spec, self.content = spec, content
+        self.reference: HuggingFace | None = None
+        self.tokenizer = load_gigatoken(spec, content)
+
+    def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
+        # gigatoken's threads would compete with the other processes of the job.
+        found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
+        encoded = add_special_ids(found.content.data, found.offsets.data, self.spec)
+        if self.spec.kind == "sentencepiece":  # splits by no pattern and normalises nothing
+            return encoded
+        numbers = find_new_code_points(texts, offsets)
+        return self._encode_by_reference(encoded, texts, offsets, numbers) if len(numbers) else encoded
+
+    def _encode_by_reference(
+        self, encoded: Encoded, texts: NDArray[np.uint8], offsets: NDArray[np.int64], numbers: NDArray[np.int64]
+    ) -> Encoded:
+        """Return `encoded` with the ids of the numbered texts replaced by the reference's."""
+        if self.reference is None:
+            self.reference = HuggingFace(self.spec, self.content)
+        rows = np.split(encoded[0][: encoded[1][-1]], encoded[1][1:-1])
+        for number in numbers:
+            start, stop = offsets[number : number + 2]
+            rows[number], _ = self.reference.encode(texts[start:stop], np.array([0, stop - start], np.int64))
+        return np.concatenate(rows), cumulative_offsets([len(row) for row in rows])
+
+
+def known_differences(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | None:
+    """Return the first feature of a tokenizer that gigatoken reads without an error, but differently."""
+    tokens, normalizer = added_tokens(parsed), json.dumps(parsed.get("normalizer"))
+    words = [token["content"] for token in tokens if token.get("single_word")]
+    if words:
+        return f"finds {words[0]!r} inside words, where it is to be a word"
+    strips = [token["content"] for token in tokens if token.get("lstrip") or token.get("rstrip")]
+    if any(content != content.strip() for content in strips):
+        return "takes blanks around a token that has blanks in another way"
+    if tokens != (parsed.get("added_tokens") or []):
+        return "gives added tokens the ids that stand in the file, which the reference does not read"
+    if not parsed["model"].get("byte_fallback") and not splits_like_reference(parsed):
+        return "splits text in another way: its steps are not those of GPT-2, nor isolating patterns before ByteLevel"
+    if any(parsed["model"].get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")):
+        return "marks the parts of words in another way"
+    if '"Precompiled"' in normalizer:
+        return "normalises text by a map of characters in another way"
+    if spec.kind == "sentencepiece" and '"Strip"' in normalizer:
+        return "removes extra blanks in another way"
+    if spec.kind == "sentencepiece" and not all(token["special"] for token in tokens):
+        return "cuts user-defined symbols out of the text in another way"
+    return None
+
+
+def splits_like_reference(parsed: Mapping[str, Any]) -> bool:
+    """Return whether gigatoken follows all steps that split the text; it ignores some kinds silently."""
+    first = parsed.get("pre_tokenizer") or {"type": "nothing"}
+    *before, last = first["pretokenizers"] if first["type"] == "Sequence" else [first]
+    isolating = all(
+        step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"] for step in before
+    )
+    if last["type"] != "ByteLevel" or not isolating:
+        return False
+    return not last["add_prefix_space"] if before else bool(last.get("use_regex", True))
+
+
+def load_gigatoken(spec: TokenizerSpec, content: bytes) -> Tokenizer:
+    """Return gigatoken's tokenizer; under the policy `text` without special tokens."""
+    from gigatoken import Tokenizer
+
+    content = as_tokenizer_json(spec, content)
+    if spec.specials == "text" or spec.kind == "sentencepiece":
+        parsed = json.loads(content)
+        parsed["added_tokens"] = [token for token in added_tokens(parsed) if not token.get("special")]
+        content = json.dumps(parsed).encode()
+    return Tokenizer.from_json(content)
+
+
+def as_tokenizer_json(spec: TokenizerSpec, content: bytes) -> bytes:
+    """Return a tokenizer.json unchanged; convert a SentencePiece model with gigatoken's function."""
+    if spec.kind == "json":
+        return content
+    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+    return str(sentencepiece_to_tokenizer_json(content)).encode()
+
+
+def string_array(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Any:
+    """Return the texts as an array of strings, without a copy."""
+    import awkward
+
+    characters = awkward.contents.NumpyArray(texts, parameters={"__array__": "char"})
+    bounds = awkward.index.Index64(offsets)
+    return awkward.Array(awkward.contents.ListOffsetArray(bounds, characters, parameters={"__array__": "string"}))
+
+
+# First code point of each run, and the one after its last.
+# fmt: off
+RUNS = np.array([
+    (0x7FD, 0x7FE), (0x88F, 0x8A0), (0x8CA, 0x8D4), (0x9FE, 0x9FF), (0xC3C, 0xC3D), (0xC5C, 0xC5D), (0xCDC, 0xCDD),
+    (0xD3B, 0xD3D), (0xEBA, 0xEBB), (0x1715, 0x1716), (0x1ABF, 0x1AEC), (0x1DF6, 0x1DFB), (0xA7CE, 0xA7D5),
+    (0xA7F1, 0xA7F2), (0xA82C, 0xA82D), (0x105C0, 0x10600), (0x10940, 0x1095A), (0x10D24, 0x10D28),
+    (0x10D69, 0x10D6E), (0x10EAB, 0x10EAD), (0x10EC5, 0x10EC8), (0x10EFA, 0x10F00), (0x10F46, 0x10F51),
+    (0x10F82, 0x10F86), (0x11070, 0x11071), (0x1133B, 0x1133C), (0x11380, 0x11400), (0x1145E, 0x1145F),
+    (0x11839, 0x1183B), (0x11930, 0x11960), (0x119E0, 0x119E1), (0x11A34, 0x11A35), (0x11A47, 0x11A48),
+    (0x11A99, 0x11A9A), (0x11B60, 0x11B68), (0x11D42, 0x11D46), (0x11D97, 0x11D98), (0x11DB0, 0x11DEA),
+    (0x11F41, 0x11F43), (0x16100, 0x16140), (0x16D40, 0x16D80), (0x16EA0, 0x16ED4), (0x16FF0, 0x16FF7),
+    (0x187F8, 0x18800), (0x18D09, 0x18D1F), (0x18D80, 0x18DF3), (0x1E08F, 0x1E090), (0x1E130, 0x1E137),
+    (0x1E2AE, 0x1E2AF), (0x1E2EC, 0x1E2F0), (0x1E4EC, 0x1E4F0), (0x1E5EE, 0x1E5F0), (0x1E6C0, 0x1E700),
+    (0x2B73A, 0x2B740), (0x2CEA2, 0x2CEAE), (0x323B0, 0x3347A),
+])
+
+# fmt: on
+NEW_CODE_POINT = re.compile("[" + "".join(f"{chr(first)}-{chr(stop - 1)}" for first, stop in RUNS.tolist()) + "]")
+FIRST_LEAD = 0xDF
+"""First UTF-8 byte of the lowest code point in RUNS."""
+
+LEADS = np.zeros(1 << 16, bool)
+"""Table over two bytes, as one big-endian number: True if they begin the UTF-8 of a code point in RUNS."""
+
+LEADS[[int.from_bytes(chr(each).encode()[:2], "big") for run in RUNS.tolist() for each in range(*run)]] = True
+
+
+def find_new_code_points(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers of the texts with a code point in RUNS, rising."""
+    first, stop = int(offsets[0]), int(offsets[-1])
+    positions = first + np.flatnonzero(texts[first : max(first, stop - 1)] >= FIRST_LEAD)
+    positions = positions[LEADS[texts[positions].astype(np.int64) << 8 | texts[positions + 1]]]
+    candidates = np.unique(np.searchsorted(offsets, positions, side="right") - 1)
+    found = [n for n in candidates.tolist() if NEW_CODE_POINT.search(decode_texts(texts, offsets[n : n + 2])[0])]
+    return np.array(found, np.int64)
+
+
+REFERENCES: dict[str, type[ReferenceEngine]] = {
+    kind: row for row in (Tiktoken, SentencePiece, HuggingFace) for kind in row.reference_for
+}
+"""Kind of tokenizer -> the engine that defines its ids."""
+
+_ROWS: tuple[type[Gigatoken] | type[ReferenceEngine], ...] = (Gigatoken, *REFERENCES.values())
+ENGINES = {row.name: row for row in _ROWS}
+"""Engines by name, the fastest first. A new engine is a class with `refusal` and `encode`, and an entry here."""
 
 
 def refusals(spec: TokenizerSpec, content: bytes) -> dict[str, str | None]:
@@ -45,21 +227,25 @@ def choose_engine(
     Raises:
         ConfigError: no such engine, or none that can be used; the message has all reasons.
     """
-    content = read_content(spec, storage_options)
-    if name != "auto" and name not in ENGINES:
+    if name not in ("auto", *ENGINES):
         raise ConfigError(f"engine: unknown (found {name}, need auto or one of {', '.join(ENGINES)})")
-    reasons = {}
-    for candidate, row in ENGINES.items():
-        if name in ("auto", candidate):
-            reasons[candidate] = row.refusal(spec, content)
-            if reasons[candidate] is None:
-                return row(spec, content)
-    raise ConfigError(f"{spec.uri}: " + "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items()))
+    content, reasons = read_content(spec, storage_options), []
+    for candidate in ENGINES if name == "auto" else [name]:
+        reason = ENGINES[candidate].refusal(spec, content)
+        if reason is None:
+            return ENGINES[candidate](spec, content)
+        reasons.append(f"{candidate}: {reason}")
+    raise ConfigError(f"{spec.uri}: {'; '.join(reasons)}")
 
 
 def reference_engine(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> ReferenceEngine:
-    """Return the engine whose ids are right by definition."""
-    return cast(ReferenceEngine, choose_engine(spec, REFERENCES[spec.kind], storage_options=storage_options))
+    """Return the engine whose ids are right by definition.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
+    engine = choose_engine(spec, REFERENCES[spec.kind].name, storage_options=storage_options)
+    return cast(ReferenceEngine, engine)
 
 
 def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> Callable[[list[int]], str]:
@@ -81,9 +267,8 @@ def open_decoder(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None 
     return decode
 
 
-SHARE = 1e-4
 FIRST, FIRST_BYTES = 1000, 512 << 10
-"""The first part of a job compares so many texts whatever their hash, up to so many bytes: some tenths of a second."""
+"""The first part of a job compares so many texts, up to so many bytes: some tenths of a second."""
 
 FIRST_OF_WORKER = 200
 """The same for each worker, which may have another version of a library."""
@@ -92,24 +277,24 @@ LONGEST_BYTES = 1 << 20
 """Of a longer text only the beginning is compared: the reference takes hundreds of bytes of memory for each byte."""
 
 DIFFERENCE_TOKENS = 8
-HASHES = 1 << 64
 
 
 class CheckedEngine:
     """Engine that compares a sample of its texts with the reference.
 
     Args:
-        share: of the texts, drawn by hash.
-        first: number of texts at the start that are compared whatever their hash, up to `FIRST_BYTES`.
+        share: of the texts, drawn by chance.
+        first: number of texts at the start that are all compared, up to `FIRST_BYTES`.
+        seed: of the sample.
 
     Attributes:
         compared: number of compared texts.
         seen: number of encoded texts.
     """
 
-    def __init__(self, engine: Engine, reference: Engine, *, share: float = SHARE, first: int = 0) -> None:
+    def __init__(self, engine: Engine, reference: Engine, *, share: float = 0.0, first: int = 0, seed: int = 0) -> None:
         self.engine, self.reference, self.name = engine, reference, engine.name
-        self.share, self.first = share, first
+        self.share, self.first, self.seed = share, first, seed
         self.compared = self.seen = self._seen_bytes = 0
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
@@ -123,19 +308,22 @@ class CheckedEngine:
             return ids, bounds
         if len(bounds) != len(offsets):
             raise MismatchError(f"{self.name}: {len(bounds) - 1} texts returned (need {len(offsets) - 1})")
-        for text in self._sample(texts, offsets):
+        for text in self._sample(offsets):
             content, found = texts[offsets[text] : offsets[text + 1]], ids[bounds[text] : bounds[text + 1]]
             if len(content) > LONGEST_BYTES:
-                content = truncate_text(content, LONGEST_BYTES)
+                end = LONGEST_BYTES
+                while content[end] & 0xC0 == 0x80:  # inside a character
+                    end -= 1
+                content = content[:end]
                 found, _ = self.engine.encode(content, np.array([0, len(content)], np.int64))
             self._compare(text, content, found)
         self.seen += len(offsets) - 1
         self._seen_bytes += int(offsets[-1] - offsets[0])
         return ids, bounds
 
-    def _sample(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _sample(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of the texts to compare."""
-        drawn = hash_texts(texts, offsets) < np.uint64(min(int(self.share * HASHES), HASHES - 1))
+        drawn = uniform_hash(self.seed, self.seen, len(offsets) - 1) < self.share
         first = slice(max(0, self.first - self.seen))
         drawn[first] |= (self._seen_bytes + offsets[:-1] - offsets[0] < FIRST_BYTES)[first]
         return np.flatnonzero(drawn)
@@ -143,51 +331,14 @@ class CheckedEngine:
     def _compare(self, text: int, content: NDArray[np.uint8], found: NDArray[np.uint32]) -> None:
         needed, _ = self.reference.encode(content, np.array([0, len(content)], np.int64))
         self.compared += 1
-        if not np.array_equal(found, needed):
-            beginning = content[:40].tobytes().decode(errors="replace")
-            raise MismatchError(
-                f"text {self.seen + text}, {len(content)} bytes, beginning {beginning!r}: "
-                f"{describe_token_difference(self.name, found, self.reference.name, needed)}; "
-                f"--tokenizer-engine {self.reference.name} is exact"
-            )
-
-
-def hash_texts(texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return a hash of each text's length and of 16 of its bytes at equal distances, shape (num_texts,).
-
-    Hashing all bytes would cost a Python call a text, a tenth of the fastest engine's time.
-    """
-    lengths = np.diff(offsets)
-    positions = offsets[:-1, None] + lengths[:, None] * np.arange(16) // 16
-    positions[lengths == 0] = 0  # any byte, which is then ignored: an empty text has none
-    read = texts[positions] if len(texts) else np.zeros((len(lengths), 16), np.uint8)
-    words = np.where(lengths[:, None] > 0, read.view(np.uint64), 0).astype(np.uint64)
-    return mix_bits(mix_bits(mix_bits(lengths.astype(np.uint64)) ^ words[:, 0]) ^ words[:, 1])
-
-
-def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix each value so that every bit depends on all bits. Source: SplitMix64, Steele, Lea and Flood, 2014."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return values ^ values >> np.uint64(31)
-
-
-def describe_token_difference(name: str, found: NDArray[np.uint32], other: str, needed: NDArray[np.uint32]) -> str:
-    """Return both lists of ids around the first difference."""
-    shared = min(len(found), len(needed))
-    unequal = np.flatnonzero(found[:shared] != needed[:shared])
-    at = int(unequal[0]) if len(unequal) else shared
-    window = slice(max(0, at - DIFFERENCE_TOKENS), at + DIFFERENCE_TOKENS)
-    return (
-        f"{name} has {found[window].tolist()} and {other} {needed[window].tolist()} from token {window.start}, "
-        f"where {at} is the first that differs ({len(found)} and {len(needed)} tokens)"
-    )
-
-
-def truncate_text(content: NDArray[np.uint8], limit: int) -> NDArray[np.uint8]:
-    """Return the first `limit` bytes of a longer text, without a character that is cut at the end."""
-    end = limit
-    while content[end] & 0xC0 == 0x80:
-        end -= 1
-    return content[:end]
+        if np.array_equal(found, needed):
+            return
+        shared = min(len(found), len(needed))
+        at = int(np.argmin(np.append(found[:shared] == needed[:shared], False)))
+        window = slice(max(0, at - DIFFERENCE_TOKENS), at + DIFFERENCE_TOKENS)
+        raise MismatchError(
+            f"text {self.seen + text}, {len(content)} bytes, beginning "
+            f"{content[:40].tobytes().decode(errors='replace')!r}: {self.name} has {found[window].tolist()} and "
+            f"{self.reference.name} {needed[window].tolist()} from token {window.start}, where {at} is the first that "
+            f"differs ({len(found)} and {len(needed)} tokens); --tokenizer-engine {self.reference.name} is exact"
+        )

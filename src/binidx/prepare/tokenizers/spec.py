@@ -11,11 +11,19 @@ The content stays in its store; `read_content` fetches it and compares its diges
 
 Special tokens inside text: an `<|endoftext|>` on a web page becomes the special id, as in Megatron, and ends the
 document in training. `TokenizerSpec.specials` chooses another policy; `count_specials` finds such texts.
+
+A tokenizer.json is read without the library that runs it. Two older formats, GPT-2's `vocab.json` with `merges.txt` and
+BERT's WordPiece `vocab.txt`, become the tokenizer.json that Hugging Face makes of them. A WordPiece tokenizer gets no
+post-processor and no special tokens, as in Megatron's BertWordPiece: the dataset adds [CLS] and [SEP].
+
+Source: the serialisation of Hugging Face tokenizers: processors/template.rs, bert.rs, roberta.rs and sequence.rs for
+the post-processor, models/bpe/model.rs for merges.txt; transformers, GPT2Tokenizer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,9 +33,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, ObjectChangedError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.tokenizer_json import gpt2_json
+from binidx.prepare.text.batch import cumulative_offsets
 from binidx.storage.open import read_document
 
 ANY_FILE = JsonFile(object, hint="needed the file of a tokenizer")
@@ -115,18 +123,9 @@ def content_digest(content: bytes) -> str:
 
 
 def count_specials(ids: NDArray[np.uint32], offsets: NDArray[np.int64], spec: TokenizerSpec) -> NDArray[np.int64]:
-    """Return the number of special ids in each text, without those of the post-processor, shape (num_texts,).
-
-    Cost: 0.07 to 0.4 ms for the ids of a megabyte of text; more the wider apart the special ids are.
-    """
-    counts = np.zeros(len(offsets) - 1, np.int64)
-    numbers = np.array([number for _, number in spec.special_tokens], np.uint32)
-    if not len(numbers):
-        return counts
-    lowest, span = numbers.min(), np.ptp(numbers)
-    hits = np.flatnonzero(ids - lowest <= span)  # smaller ids wrap round
-    hits = hits[np.isin(ids[hits], numbers)]
-    np.add.at(counts, np.searchsorted(offsets, hits, side="right") - 1, 1)
+    """Return the number of special ids in each text, without those of the post-processor, shape (num_texts,)."""
+    numbers = [number for _, number in spec.special_tokens]
+    counts = np.diff(cumulative_offsets(np.isin(ids, numbers))[offsets])
     return counts - np.count_nonzero(np.isin([*spec.prefix, *spec.suffix], numbers))
 
 
@@ -137,3 +136,240 @@ def count_unknown(texts: NDArray[np.uint8], offsets: NDArray[np.int64], spec: To
         return np.zeros(len(offsets) - 1, np.int64)
     data = texts.tobytes()
     return np.array([data.count(token, first, stop) for first, stop in pairwise(offsets.tolist())], np.int64)
+
+
+@dataclass
+class AddedToken:
+    """Token that the library finds in the text before it splits it."""
+
+    content: str
+    special: bool = False
+
+
+@dataclass
+class TokenizerModel:
+    """Used fields of a model; Unigram has its vocabulary in a list."""
+
+    vocab: dict[str, int] | list[tuple[str, float]]
+    type: str | None = None
+    merges: list[str | tuple[str, str]] | None = None
+    unk_token: str | None = None
+    unk_id: int | None = None
+    dropout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.vocab:
+            raise ValueError("vocab: found no entry")
+
+
+@dataclass
+class PipelineStep:
+    """Normalizer or pre-tokenizer."""
+
+    type: str
+
+
+@dataclass
+class TemplateIds:
+    """Ids of a special token in a template."""
+
+    ids: list[int]
+
+
+@dataclass
+class PostProcessor:
+    """Post-processor, with the fields of all known kinds."""
+
+    type: str
+    cls: tuple[str, int] | None = None
+    sep: tuple[str, int] | None = None
+    single: list[dict[str, dict[str, Any]]] | None = None
+    special_tokens: dict[str, TemplateIds] | None = None
+    processors: list[PostProcessor] | None = None
+
+    def __post_init__(self) -> None:
+        required = {
+            "BertProcessing": ("cls", "sep"),
+            "RobertaProcessing": ("cls", "sep"),
+            "TemplateProcessing": ("single", "special_tokens"),
+            "Sequence": ("processors",),
+        }
+        if missing := [name for name in required.get(self.type, ()) if getattr(self, name) is None]:
+            raise ValueError(f"{self.type}: missing required field {', '.join(missing)}")
+        named = [piece["SpecialToken"].get("id") for piece in self.single or [] if "SpecialToken" in piece]
+        if unknown := [name for name in named if name not in (self.special_tokens or {})]:
+            raise ValueError(f"single: found {unknown[0]!r}, needs one of special_tokens")
+
+
+@dataclass
+class TokenizerFile:
+    """Used fields of a tokenizer.json."""
+
+    model: TokenizerModel
+    added_tokens: list[AddedToken] | None = None
+    normalizer: PipelineStep | None = None
+    pre_tokenizer: PipelineStep | None = None
+    post_processor: PostProcessor | None = None
+
+
+TOKENIZER_FILE = JsonFile(TokenizerFile, hint="give a tokenizer.json; a vocab.json needs --merge-file", open=True)
+
+
+def parse_json(uri: str, content: bytes) -> dict[str, Any]:
+    """Return the object of a tokenizer.json.
+
+    Raises:
+        FormatError: not a tokenizer.json.
+        ConfigError: a tokenizer with dropout, whose ids are random.
+    """
+    whole: dict[str, Any] = TOKENIZER_FILE.parse(content, uri)
+    dropout = TOKENIZER_FILE.convert(whole, uri).model.dropout
+    if dropout:
+        raise ConfigError(f"{uri}: random merges (found dropout {dropout}, need none); set it to null")
+    return whole
+
+
+def vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
+    """Return all entries with their ids, added tokens included."""
+    return {**model_vocabulary(parsed), **{token["content"]: token["id"] for token in added_tokens(parsed)}}
+
+
+def model_vocabulary(parsed: Mapping[str, Any]) -> dict[str, int]:
+    """Return the entries of the model."""
+    entries: dict[str, int] | list[tuple[str, float]] = parsed["model"]["vocab"]
+    if isinstance(entries, dict):
+        return entries
+    return {piece: number for number, (piece, _) in enumerate(entries)}  # Unigram: an id is a position
+
+
+def added_tokens(parsed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the added tokens with the ids that the library assigns.
+
+    The library ignores the ids in the file: an entry of the model keeps the model's id, others follow in order.
+    """
+    entries, given = model_vocabulary(parsed), dict[str, int]()
+    tokens = parsed.get("added_tokens") or []
+    for token in tokens:
+        content, last = token["content"], max(given.values(), default=-1)
+        following = last + 1 if last >= len(entries) else len(entries)
+        given[content] = entries.get(content, given.get(content, following))
+    return [{**token, "id": given[token["content"]]} for token in tokens]
+
+
+def special_tokens(parsed: Mapping[str, Any]) -> tuple[tuple[tuple[str, int], ...], str]:
+    """Return the added tokens that are marked special, but for the unknown token, and the content of that; "" if none.
+
+    The unknown token is not among them, because ordinary text yields it.
+    """
+    special = [(token["content"], token["id"]) for token in added_tokens(parsed) if token.get("special")]
+    model = parsed["model"]
+    unknown = [each for each in special if each[0] == model.get("unk_token") or each[1] == model.get("unk_id")]
+    return tuple(each for each in special if each not in unknown), unknown[0][0] if unknown else ""
+
+
+def surrounding_ids(uri: str, processor: Mapping[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that the post-processor adds before and behind every text.
+
+    Raises:
+        ConfigError: a post-processor of an unknown kind.
+    """
+    kind = processor["type"] if processor else None
+    if processor is None or kind == "ByteLevel":  # ByteLevel moves offsets only
+        return (), ()
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (processor["cls"][1],), (processor["sep"][1],)
+    if kind == "TemplateProcessing":
+        return _template(uri, processor)
+    if kind == "Sequence":
+        prefix, suffix = tuple[int, ...](), tuple[int, ...]()
+        for inner in processor["processors"]:
+            before, behind = surrounding_ids(uri, inner)
+            prefix, suffix = before + prefix, suffix + behind
+        return prefix, suffix
+    raise ConfigError(
+        f"{uri}: unknown post-processor (found {kind}, need one of ByteLevel, Template-, Bert- or RobertaProcessing)"
+    )
+
+
+def _template(uri: str, processor: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids before and behind the text in a template such as `[BOS] $A [EOS]`."""
+    before, behind, texts = list[int](), list[int](), 0
+    for piece in processor["single"]:
+        if "SpecialToken" in piece:
+            (behind if texts else before).extend(processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"])
+        else:  # a Sequence
+            texts += 1
+    if texts != 1:
+        raise ConfigError(f"{uri}: bad template (found the text {texts} times, need it once)")
+    return tuple(before), tuple(behind)
+
+
+END = "<|endoftext|>"
+"""GPT-2's only special token, if the vocabulary has it."""
+
+VOCAB_FILE = JsonFile(dict[str, int], hint="give a vocab.json, an object of entries and their ids")
+
+
+def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:
+    """Return the tokenizer.json of GPT-2's two files.
+
+    Raises:
+        FormatError: not such files.
+    """
+    entries = VOCAB_FILE.decode(vocab, uri)
+    end = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
+        "fuse_unk": False, "byte_fallback": False, "vocab": entries, "merges": _merges(uri, merges, entries),
+    }  # fmt: skip
+    return json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": level,
+        "added_tokens": [{"id": entries[END], "content": END, **end}] if END in entries else [],
+        "post_processor": {**level, "trim_offsets": False}, "decoder": level, "model": model,
+    }).encode()  # fmt: skip
+
+
+def _merges(uri: str, merges: bytes, entries: dict[str, int]) -> list[list[str]]:
+    # Only newlines end a line of bytes; in a str other characters do, too, which a merge may contain.
+    lines = [line.decode(errors="replace") for line in merges.splitlines()]
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    for pair in pairs:
+        if len(pair) != 2 or any(part not in entries for part in (*pair, "".join(pair))):
+            raise FormatError(
+                f"merges of {uri}: bad line (found {' '.join(pair)!r}, need two entries whose concatenation is a third)"
+            )
+    return pairs
+
+
+UNKNOWN = "[UNK]"
+LONGEST_WORD = 200
+
+
+def parse_vocabulary(uri: str, content: bytes) -> dict[str, int]:
+    """Return the entries of a WordPiece vocab.txt with their line numbers.
+
+    Raises:
+        FormatError: not such a file.
+    """
+    # Only newlines end a line of bytes; in a str other characters do, too, which an entry may contain.
+    lines = (line.decode(errors="replace") for line in content.splitlines())
+    entries = {line.strip(): number for number, line in enumerate(lines)}
+    if UNKNOWN not in entries:
+        raise FormatError(f"{uri}: not a WordPiece vocabulary (need an entry a line, {UNKNOWN} among them)")
+    return entries
+
+
+def wordpiece_json(uri: str, content: bytes, *, lowercase: bool) -> bytes:
+    """Return the tokenizer.json of a WordPiece vocab.txt."""
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+    model = {
+        "type": "WordPiece", "unk_token": UNKNOWN, "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": LONGEST_WORD, "vocab": parse_vocabulary(uri, content),
+    }  # fmt: skip
+    return json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None,
+        "normalizer": {**normalizer, "strip_accents": lowercase, "lowercase": lowercase},
+        "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model,
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+    }).encode()  # fmt: skip
