@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import gzip
-import sys
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import zstandard
 from helpers.text_oracle import read_file
+from isal import isal_zlib
 
 from binidx.errors import FormatError
-from binidx.prepare.text import decompress
-from binidx.prepare.text.decompress import decompress_gzip, decompress_zstd
+from binidx.prepare.text import read as reading
+from binidx.prepare.text.read import decompress_gzip, decompress_zstd
+from binidx.prepare.text.slices import ZSTD, Slice
 
 DATA = b"".join(b'{"text": "document %d"}\n' % number for number in range(300))
 NAMES = {"jsonl.gz": gzip.compress, "jsonl.zst": zstandard.compress}
+WHOLE = Slice("a", ZSTD, {}, 0, None, 0, 0, 0)
 
 Compress = Callable[[bytes], bytes]
 
 
 @pytest.fixture(params=["isal", "zlib"], autouse=True)
-def inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to read gzip."""
     if request.param == "zlib":
-        monkeypatch.setitem(sys.modules, "isal", None)
-    decompress._gzip_library.cache_clear()
-    yield
-    decompress._gzip_library.cache_clear()
+        monkeypatch.setattr(reading, "GZIP_LIBRARY", zlib)
+    else:
+        assert reading.GZIP_LIBRARY is isal_zlib
 
 
 @pytest.mark.parametrize(("suffix", "compress"), NAMES.items())
@@ -106,7 +108,7 @@ def test_pieces_are_bounded_whatever_they_were_compressed_from(
 ) -> None:
     packed = compress(b"\n" * (64 << 20))
     tracemalloc.start()
-    sizes = [len(piece) for piece in read([packed], "a")]
+    sizes = [len(piece) for piece in read([packed], WHOLE)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sum(sizes) == 64 << 20
@@ -120,7 +122,7 @@ def test_pieces_are_bounded_whatever_they_were_compressed_from(
 )
 def test_pieces_may_come_in_any_size(read: Callable[..., Iterator[bytes]], compress: Compress, cut: int) -> None:
     packed = compress(DATA[:2000]) + compress(b"") + compress(DATA[2000:])
-    assert b"".join(read([packed[at : at + cut] for at in range(0, len(packed), cut)], "a")) == DATA
+    assert b"".join(read([packed[at : at + cut] for at in range(0, len(packed), cut)], WHOLE)) == DATA
 
 
 @pytest.mark.parametrize(
@@ -130,8 +132,8 @@ def test_frames_of_every_kind_are_read(options: dict[str, int]) -> None:
     data = DATA * 200
     packed = zstandard.ZstdCompressor(**options).compress(data)
     streamed = zstandard.ZstdCompressor(**options).compressobj()
-    assert b"".join(decompress_zstd([packed], "a")) == data
-    assert b"".join(decompress_zstd([streamed.compress(data) + streamed.flush()], "a")) == data
-    assert b"".join(decompress_zstd([zstandard.ZstdCompressor(**options).compress(bytes(1 << 20))], "a")) == bytes(
+    assert b"".join(decompress_zstd([packed], WHOLE)) == data
+    assert b"".join(decompress_zstd([streamed.compress(data) + streamed.flush()], WHOLE)) == data
+    assert b"".join(decompress_zstd([zstandard.ZstdCompressor(**options).compress(bytes(1 << 20))], WHOLE)) == bytes(
         1 << 20
     )

@@ -127,13 +127,13 @@ def test_frames_of_zstd_are_slices_whose_lines_go_over_their_bounds(tmp_path: Pa
     plain = tmp_path / "a.jsonl"
     plain.write_bytes(data)
     whole = read_file(plain)
-    from binidx.prepare.text import decompress
+    from binidx.prepare.text import read as reading
 
-    least, decompress.LEAST_BYTES = decompress.LEAST_BYTES, 1
+    least, reading.LEAST_BYTES = reading.LEAST_BYTES, 1
     try:
         plan = plan_slices(find_inputs(str(path)), 1)
     finally:
-        decompress.LEAST_BYTES = least
+        reading.LEAST_BYTES = least
     assert len(plan) == len(pieces)
     found = read_all(plan)
     assert (found.texts, found.positions) == (whole.texts, whole.positions)

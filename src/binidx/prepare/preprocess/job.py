@@ -31,7 +31,7 @@ import xxhash
 from binidx.errors import ConfigError, redacted
 from binidx.format.idx import DType
 from binidx.format.sidecars.dataset_manifest import LINEAGE, SIDECARS
-from binidx.prepare.text.batch import Filters, check_bounds
+from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.codecs.segments import CODECS
@@ -121,7 +121,7 @@ class Job:
             raise ConfigError(f"{self.output}: a folder; give a prefix such as {self.output}en")
         if self.part_bytes is not None and self.part_bytes < 1:
             raise ConfigError(f"part_bytes: too small (found {self.part_bytes}, need 1 or more)")
-        check_bounds("min_tokens, max_tokens", self.min_tokens or 0, self.max_tokens)
+        check_limits("min_tokens, max_tokens", self.min_tokens or 0, self.max_tokens)
         if not 0 <= self.compared_share <= 1:
             raise ConfigError(f"compared_share: found {self.compared_share}, need 0 to 1")
         check_eod(self.tokenizer, self.append_eod)
@@ -143,7 +143,11 @@ class Job:
         return {key: f"{self.output}_{key}_{level}" for key in self.keys}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without storage options and the secrets in URIs."""
+        """Return the fields as JSON values.
+
+        Returns:
+            Name of each field -> its value, without storage options and the secrets in URIs.
+        """
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OPTIONS}
         tokenizer = self.tokenizer.to_json()
         tokenizer |= {name: redacted(tokenizer[name]) for name in ("uri", "merges")}

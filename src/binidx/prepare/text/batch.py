@@ -176,7 +176,7 @@ def _copy_items(data: NDArray[np.uint8], bounds: NDArray[np.int64], chosen: NDAr
     return np.concatenate([data[:0], *(data[bounds[first] : bounds[last]] for first, last in edges.tolist())])
 
 
-def check_bounds(names: str, least: int, most: int | None) -> None:
+def check_limits(names: str, least: int, most: int | None) -> None:
     """Raise ConfigError unless the bounds are a range from 0 on; None: no upper bound."""
     if least < 0 or (most is not None and most < least):
         raise ConfigError(
@@ -198,7 +198,7 @@ class Filters:
     keep: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        check_bounds("min_characters, max_characters", self.min_characters, self.max_characters)
+        check_limits("min_characters, max_characters", self.min_characters, self.max_characters)
 
     def apply(self, batch: Batch, fields: Sequence[Strings]) -> tuple[NDArray[np.bool_], Counter[str]]:
         """Return which documents pass, shape (d,), and the number of dropped ones by reason.

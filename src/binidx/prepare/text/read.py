@@ -8,18 +8,34 @@ The stored bytes of a slice of lines are read ahead of the parser, and only from
 local       1 MiB at a time, in the caller's thread: the kernel reads ahead
 remote      2 MiB a request, 4 in flight: at 30 ms to the first byte and 100 MB/s a connection that is 165 MB/s, more
             than one of the two workers of a core tokenises; 9 MiB of memory
+
+Compressed bytes become plain pieces of bounded size:
+
+    gzip    members one after the other, zeros after the last; isal decompresses if it is installed (extra `gzip`)
+    zstd    frames one after the other, skippable ones among them; fed block by block, so that 1 KB of input never
+            becomes 1 GB of output at once
+
+An input that ends in the middle, or is followed by anything else, is a FormatError: no line is lost silently.
+
+    frame     magic 4 │ descriptor 1 │ window 0-1 │ dictionary 0-4 │ plain bytes 0-8 │ blocks │ checksum 0 or 4
+    block     3 bytes: bit 0 last, bits 1-2 kind (0 raw, 1 one byte repeated, 2 compressed), bits 3- stored bytes
+    skippable magic 0x184D2A5?, u32 bytes that follow, so many bytes
+
+Source: RFC 8878.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from binidx.errors import ConfigError, ObjectChangedError, redacted
+import zstandard
+
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, redacted
 from binidx.prepare.text.batch import Batch, Filters, Strings
-from binidx.prepare.text.decompress import decompress_gzip, decompress_zstd, find_zstd_blocks
 from binidx.prepare.text.jsonl import LineReader, Lines, group_lines, select_lines
 from binidx.prepare.text.slices import (
     GZIP,
@@ -33,6 +49,7 @@ from binidx.prepare.text.slices import (
     check_identity,
     check_unmodified,
 )
+from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
@@ -46,6 +63,13 @@ REQUEST_BYTES = 2 << 20
 IN_FLIGHT = 4
 LINE_BYTES = 64 << 10
 """Bytes past the end of a slice in its last request; the slice's last line mostly ends there."""
+
+try:
+    from isal import isal_zlib
+
+    GZIP_LIBRARY: Any = isal_zlib  # 0.45 of zlib's time
+except ImportError:
+    GZIP_LIBRARY = zlib
 
 BATCH_BYTES = 1 << 20
 """Larger batches cost more: the kernel maps their buffers page by page each time."""
@@ -181,21 +205,210 @@ def _stream_object(piece: Slice, options: Options) -> Generator[memoryview]:
         ) from error
 
 
-def _decompress_frames(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
+MAGIC, SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
+FIRST_HEADER_BYTES = 5
+"""Bytes of a frame header that determine its length: magic and descriptor."""
+
+
+class TruncatedError(ValueError):
+    """The bytes end inside a frame."""
+
+
+class ByteStream:
+    """Bytes of successive pieces, taken in any amounts.
+
+    Attributes:
+        position: number of bytes taken.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces, self._rest = iter(pieces), memoryview(b"")
+        self.position = 0
+
+    def take(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        return b"".join(self._views(count))
+
+    def skip(self, count: int) -> None:
+        """Pass over the next `count` bytes without copying them."""
+        for _ in self._views(count):
+            pass
+
+    def at_end(self) -> bool:
+        """Return whether no byte is left."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self._rest = memoryview(piece)
+        return False
+
+    def _views(self, count: int) -> Iterator[memoryview]:
+        while count:
+            if self.at_end():
+                raise TruncatedError(f"{count} bytes are missing")
+            part, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(part)
+            self.position += len(part)
+            yield part
+
+
+def next_frame_header(stream: ByteStream) -> bytes | None:
+    """Return the header of the next zstd frame, after skippable frames; None at the end of the stream.
+
+    Raises:
+        TruncatedError, ValueError: the next bytes are not a frame.
+    """
+    while not stream.at_end():
+        magic = stream.take(4)
+        number = int.from_bytes(magic, "little")
+        if number == MAGIC:
+            begin = magic + stream.take(FIRST_HEADER_BYTES - 4)
+            return begin + stream.take(zstandard.frame_header_size(begin) - FIRST_HEADER_BYTES)
+        if number & 0xFFFFFFF0 != SKIPPABLE_MAGIC:
+            raise ValueError(f"found {number:#010x} at the start of a frame, need {MAGIC:#010x}")
+        stream.skip(int.from_bytes(stream.take(4), "little"))
+    return None
+
+
+def frame_blocks(stream: ByteStream, header: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield the header of each block of a frame, and the number of bytes behind it, which the caller takes or skips.
+
+    The last block has the frame's checksum behind it.
+    """
+    checksum_bytes = 4 if zstandard.get_frame_parameters(header).has_checksum else 0
+    last = False
+    while not last:
+        head = stream.take(3)
+        bits = int.from_bytes(head, "little")
+        kind, size, last = bits >> 1 & 3, bits >> 3, bool(bits & 1)
+        if kind == 3 or size > zstandard.BLOCKSIZE_MAX:
+            raise ValueError(f"found a block of kind {kind} and {size} bytes")
+        yield head, (1 if kind == 1 else size) + last * checksum_bytes
+
+
+PLAIN_BYTES = 1 << 20
+FED_BYTES = 64 << 10
+"""The end of a gzip member returns the bytes behind it as a copy: with small members, many times per MiB."""
+
+GZIP_BITS = 16 + zlib.MAX_WBITS
+WINDOW_BYTES = 1 << 27
+"""The limit of `zstd -d`; a larger window needs --long=31."""
+
+
+def decompress_gzip(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
+    """Yield the plain bytes of gzip members.
+
+    Raises:
+        FormatError: damaged, truncated, or followed by bytes that are not a member.
+    """
+    member: Any = None
+    uri = piece.uri
+    for stored in pieces:
+        for start in range(0, len(stored), FED_BYTES):
+            data: bytes | memoryview = memoryview(stored)[start : start + FED_BYTES]
+            while data:
+                if member is None:
+                    if not (data := bytes(data).lstrip(b"\0")):
+                        break
+                    member = GZIP_LIBRARY.decompressobj(wbits=GZIP_BITS)
+                try:
+                    yield member.decompress(data, PLAIN_BYTES)
+                except (GZIP_LIBRARY.error, zlib.error) as error:
+                    raise FormatError(f"{uri}: not gzip, or damaged ({error}); restore it from its source") from error
+                data, member = (member.unused_data, None) if member.eof else (member.unconsumed_tail, member)
+    if member is not None:
+        raise FormatError(f"{uri}: ends in the middle of a gzip member; restore it from its source")
+
+
+def decompress_zstd(pieces: Pieces, piece: Slice) -> Iterator[bytes]:
+    """Yield the plain bytes of zstd frames. The frames of a slice that ends within the file have the planned sizes.
+
+    Raises:
+        FormatError: damaged, truncated, followed by bytes that are not a frame, or of other sizes.
+    """
+    context = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
+    uri, stream, plain_bytes = piece.uri, ByteStream(pieces), 0
     sizes = None if piece.last is None else (piece.num_bytes, piece.last - piece.first)
-    return decompress_zstd(pieces, piece.uri, sizes)
+    try:
+        while (header := next_frame_header(stream)) is not None:
+            frame = context.decompressobj()
+            frame.decompress(header)
+            for head, count in frame_blocks(stream, header):
+                plain = frame.decompress(head + stream.take(count))
+                if sizes is not None:
+                    _check_sizes(uri, sizes, stream.position, plain_bytes, len(plain))
+                    plain_bytes += len(plain)
+                yield plain
+    except TruncatedError as error:
+        raise FormatError(f"{uri}: ends in the middle of a zstd frame; restore it from its source") from error
+    except (zstandard.ZstdError, ValueError) as error:
+        raise FormatError(f"{uri}: not zstd, or damaged ({error}); restore it from its source") from error
 
 
-def _read_parquet(request: ReadRequest) -> Batches:
-    from binidx.prepare.text.parquet_reader import read_parquet
+def _check_sizes(uri: str, sizes: tuple[int, int], position: int, before: int, count: int) -> None:
+    """Raise FormatError if `count` bytes after `before` contradict the sizes: lines would be lost or read twice."""
+    stored, plain = sizes
+    if before + count > plain if position <= stored else before < plain:
+        found = f"more than {plain}" if position <= stored else str(before)
+        raise FormatError(
+            f"{uri}: {found} plain bytes in {stored} stored ones, its seek table says {plain}; compress it again"
+        )
 
-    return read_parquet(request)
+
+LEAST_BYTES = 1 << 20
+"""Least stored bytes of a block; smaller frames are joined."""
 
 
-def _parquet_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
-    from binidx.prepare.text.parquet_reader import parquet_blocks
+def find_zstd_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
+    """Return the blocks of a .zst, from its seek table or, for a local file, from its frame headers; else none.
 
-    return parquet_blocks(reader)
+    The frame headers of a remote file are not used: finding them would mean to read all of it.
+    """
+    frames = _read_seek_table(reader)
+    if frames is None and local_path(reader.uri) is not None:
+        frames = _walk_frames(reader)
+    joined: list[InputBlock] = []
+    for each in frames or []:
+        if joined and joined[-1].stored_bytes < LEAST_BYTES:
+            last = joined.pop()
+            stop = each.stored + each.stored_bytes
+            each = InputBlock(last.stored, stop - last.stored, last.first, last.count + each.count)
+        joined.append(each)
+    return tuple(joined) if len(joined) > 1 else ()
+
+
+def _read_seek_table(reader: RangeReader) -> list[InputBlock] | None:
+    try:
+        table = read_table(reader)
+    except FormatError:
+        return None
+    stored, stops, plain = table.stored_starts.tolist(), table.stored_stops.tolist(), table.plain_starts.tolist()
+    return [InputBlock(stored[i], stops[i] - stored[i], plain[i], plain[i + 1] - plain[i]) for i in range(len(stored))]
+
+
+def _walk_frames(reader: RangeReader) -> list[InputBlock] | None:
+    """Return None if a frame lacks its plain size or is damaged; reading the file reports the damage."""
+    stream, frames, plain, start = ByteStream(reader.read([(0, reader.size)])), list[InputBlock](), 0, 0
+    try:
+        while (header := next_frame_header(stream)) is not None:
+            count = zstandard.get_frame_parameters(header).content_size
+            if count == zstandard.CONTENTSIZE_UNKNOWN:
+                return None
+            for _, behind in frame_blocks(stream, header):
+                stream.skip(behind)
+            frames.append(InputBlock(start, stream.position - start, plain, count))
+            plain, start = plain + count, stream.position
+    except (zstandard.ZstdError, ValueError):
+        return None
+    return frames
+
+
+def _parquet_reader() -> Any:
+    """Import pyarrow late: it takes a moment, and may be missing."""
+    from binidx.prepare.text import parquet_reader
+
+    return parquet_reader
 
 
 @dataclass(frozen=True)
@@ -219,10 +432,13 @@ _LINES = (".jsonl", ".json", ".ndjson")
 
 FORMATS = {
     JSONL: InputFormat(_LINES),
-    GZIP: InputFormat(
-        tuple(f"{each}.gz" for each in _LINES), None, lambda pieces, piece: decompress_gzip(pieces, piece.uri)
+    GZIP: InputFormat(tuple(f"{each}.gz" for each in _LINES), None, decompress_gzip),
+    ZSTD: InputFormat(tuple(f"{each}.zst" for each in _LINES), find_zstd_blocks, decompress_zstd),
+    PARQUET: InputFormat(
+        (".parquet",),
+        lambda reader: _parquet_reader().parquet_blocks(reader),
+        None,
+        lambda request: _parquet_reader().read_parquet(request),
     ),
-    ZSTD: InputFormat(tuple(f"{each}.zst" for each in _LINES), find_zstd_blocks, _decompress_frames),
-    PARQUET: InputFormat((".parquet",), _parquet_blocks, None, _read_parquet),
 }
 """Name of an input format -> its row. A new format is a module with its functions and a row here."""
