@@ -371,6 +371,6 @@ class _UnitCounter:
         for each in batches:
             _, bounds = self.engine.encode(each.texts, each.offsets)
             lengths = np.diff(bounds[each.documents])
-            count += int(lengths.sum()) + self.append_eod * np.count_nonzero(lengths)
+            count += int(lengths.sum()) + int(np.count_nonzero(lengths)) * self.append_eod
         self.seconds += time.process_time() - began
         return count

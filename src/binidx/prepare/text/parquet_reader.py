@@ -171,9 +171,9 @@ def _batches(
         Problem(kind, piece.uri, row + at, row_in_group + at, f"row {(piece.first_row or 0) + row + at}", detail)
         for at, kind, detail in sorted(bad.values())
     ]
-    counts = problems, Counter[str](), table.num_rows, num_bytes
     batches = [
-        Batch(key, *arrays, rows, positions, None, *counts) for key, arrays in zip(request.keys, columns, strict=True)
+        Batch(key, *arrays, rows, positions, None, problems, Counter(), table.num_rows, num_bytes)
+        for key, arrays in zip(request.keys, columns, strict=True)
     ]
     strings = [_read_strings(table.column(name)) for name in request.fields]
     return [each.select(good) for each in batches], [each.select(good) for each in strings]
