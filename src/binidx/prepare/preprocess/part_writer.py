@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ from binidx.storage.interfaces import MultipartStore
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
 from binidx.storage.stores.registry import open_store
-from binidx.storage.threads import READS
 from binidx.storage.writing.publish import create_object
 
 Options = Mapping[str, Any] | None
@@ -106,18 +105,15 @@ class DatasetWriter:
             ids = None if batch.ids is None else (batch.ids.bytes, batch.ids.offsets, batch.ids.present)
             self._lineage.add(source, batch.rows, batch.positions, ids, *stored)
 
-    def publish_steps(self) -> list[Callable[[], object]]:
-        """Return the functions that publish the objects, in any order: without its record a part does not count."""
-        return [self._bin.publish, self._publish_idx, *([self._lineage.publish] if self._lineage is not None else [])]
-
-    def counts(self) -> TokenCounts:
-        """Return the counts for the part's record."""
-        return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
-
-    def _publish_idx(self) -> None:
+    def publish(self) -> TokenCounts:
+        """Publish the objects; return the counts for the part's record, without which they do not count."""
+        self._bin.publish()
         with create_object(f"{self._prefix}.idx", self._options) as writer:
             for block in self._columns.format():
                 writer.write(block)
+        if self._lineage is not None:
+            self._lineage.publish()
+        return TokenCounts(len(self._columns.lengths), self._num_tokens, self._digest.hexdigest())
 
     def close(self) -> None:
         """Remove all that is not published."""
@@ -140,19 +136,16 @@ class PartWriter:
         opened: closes the writer, and removes all that is not published.
 
     Attributes:
+        datasets: key -> writer of its dataset.
         quarantined: number of rows in the quarantine.
     """
 
     def __init__(self, uris: JobUris, part: Part, opened: contextlib.ExitStack) -> None:
         self._quarantine_uri, self._options = uris.part_quarantine_uri(part), uris.job.target_options
         self._opened, self.quarantined = opened, 0
-        self._datasets = {
+        self.datasets = {
             key: opened.enter_context(contextlib.closing(DatasetWriter(uris, part, key))) for key in uris.job.keys
         }
-
-    def add(self, source: str, batch: Batch, stored: Stored) -> None:
-        """Append documents to the dataset of their key."""
-        self._datasets[batch.key].add(source, batch, stored)
 
     def add_problem(self, problem: Problem, slice_number: int) -> None:
         """Append a row to the quarantine."""
@@ -164,9 +157,6 @@ class PartWriter:
 
     def publish(self) -> dict[str, TokenCounts]:
         """Publish all objects; return the counts of each key."""
-        steps = [step for dataset in self._datasets.values() for step in dataset.publish_steps()]
         if self.quarantined:
-            steps.append(self._quarantine.publish)
-        with READS.executor(len(steps)) as threads:  # each step sends several requests
-            list(threads.map(lambda step: step(), steps))
-        return {key: dataset.counts() for key, dataset in self._datasets.items()}
+            self._quarantine.publish()
+        return {key: dataset.publish() for key, dataset in self.datasets.items()}

@@ -287,7 +287,7 @@ class PartTokenizer:
         for each in tokenized:
             ids, documents, empty_too = (each.ids, each.offsets), each.batch.documents, job.empty == "eod"
             stored = as_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
-            self._writer.add(redacted(piece.uri), each.batch, stored)
+            self._writer.datasets[each.batch.key].add(redacted(piece.uri), each.batch, stored)
 
     def _encode(self, batch: Batch) -> TokenizedBatch:
         if self._split is not None:
