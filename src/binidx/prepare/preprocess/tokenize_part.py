@@ -44,7 +44,7 @@ from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts
 from binidx.prepare.text.read import read_slice
-from binidx.prepare.text.slices import Extent, Slice
+from binidx.prepare.text.slices import PARQUET, Extent, Slice
 from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
@@ -160,7 +160,7 @@ def split_specials(
             piece.uri,
             int(first.rows[number]),
             int(first.positions[number]),
-            f"row {first.rows[number]}" if piece.has_rows else f"byte {first.positions[number]}",
+            f"row {first.rows[number]}" if piece.format == PARQUET else f"byte {first.positions[number]}",
             f"{counts[number]} of them in its text",
             b"\n".join(each.document_bytes(number) for each in batches),
         )

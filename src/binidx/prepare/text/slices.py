@@ -94,11 +94,6 @@ class Slice:
     num_bytes: int
     first_row: int | None
 
-    @property
-    def has_rows(self) -> bool:
-        """True if positions are row numbers, False if they are plain bytes."""
-        return self.format == PARQUET
-
 
 def check_identity(piece: Slice, identity: Mapping[str, Any]) -> None:
     """Raise ObjectChangedError unless this is the identity of the planned object."""
@@ -252,5 +247,5 @@ def _check_input(slices: list[SliceExtent]) -> None:
 
 
 def _coverage_error(piece: Slice, problem: str) -> FormatError:
-    unit = "rows" if piece.has_rows else "plain bytes"
+    unit = "rows" if piece.format == PARQUET else "plain bytes"
     return FormatError(f"{piece.uri}: {unit} {problem} (need each once); remove the parts and run again")

@@ -24,7 +24,7 @@ from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, missing_package, parse_ranks
+from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, encoding_address, missing_package, parse_ranks
 from binidx.prepare.tokenizers.spec import (
     END,
     AddedToken,
@@ -219,7 +219,7 @@ def find_cached_encoding(name: str) -> str:
     """
     directory = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     cache = Path(directory) if directory else Path(tempfile.gettempdir()) / "data-gym-cache"
-    path = cache / hashlib.sha1(ENCODINGS[name].address.encode()).hexdigest()
+    path = cache / hashlib.sha1(encoding_address(name).encode()).hexdigest()
     if not path.exists():
         raise ConfigError(
             f"{name}: not in {cache}; python -c \"import tiktoken; tiktoken.get_encoding('{name}')\" fetches it"

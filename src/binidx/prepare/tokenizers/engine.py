@@ -32,7 +32,7 @@ import base64
 import functools
 import importlib.util
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -136,17 +136,15 @@ def as_stored_tokens(
     return Stored(tokens, sequence_lengths, document_indices)
 
 
-class ReferenceEngine(ABC):
+class ReferenceEngine(Engine):
     """Engine whose ids are right by definition, and which decodes them.
 
     Attributes:
-        name: of the engine.
         package: that it needs, and the extra that installs it.
         reference_for: kinds of tokenizers whose ids this engine defines.
         reads: their files, for messages.
     """
 
-    name: str
     package: str
     reference_for: tuple[str, ...]
     reads: str
@@ -158,10 +156,6 @@ class ReferenceEngine(ABC):
 
     @abstractmethod
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None: ...
-
-    @abstractmethod
-    def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        """Return the ids of each text, as `Engine.encode`."""
 
     @abstractmethod
     def decode(self, ids: list[int]) -> str:
@@ -242,20 +236,21 @@ class NamedEncoding(NamedTuple):
 
     pattern: str
     special_tokens: dict[str, int]
-    address: str = ""
 
 
-_FOLDER = "https://openaipublic.blob.core.windows.net/encodings"
 _CODE = {"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
 
 ENCODINGS = {
-    "r50k_base": NamedEncoding(GPT2, {"<|endoftext|>": 50256}, f"{_FOLDER}/r50k_base.tiktoken"),
-    "p50k_base": NamedEncoding(GPT2, {"<|endoftext|>": 50256}, f"{_FOLDER}/p50k_base.tiktoken"),
-    "cl100k_base": NamedEncoding(CL100K, {**_CODE, "<|endofprompt|>": 100276}, f"{_FOLDER}/cl100k_base.tiktoken"),
-    "o200k_base": NamedEncoding(
-        O200K, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}, f"{_FOLDER}/o200k_base.tiktoken"
-    ),
+    "r50k_base": NamedEncoding(GPT2, {"<|endoftext|>": 50256}),
+    "p50k_base": NamedEncoding(GPT2, {"<|endoftext|>": 50256}),
+    "cl100k_base": NamedEncoding(CL100K, {**_CODE, "<|endofprompt|>": 100276}),
+    "o200k_base": NamedEncoding(O200K, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
 }
+
+
+def encoding_address(name: str) -> str:
+    """Return the address of an encoding's file of ranks, whose digest names it in tiktoken's cache."""
+    return f"https://openaipublic.blob.core.windows.net/encodings/{name}.tiktoken"
 
 
 class Tiktoken(ReferenceEngine):
