@@ -9,7 +9,8 @@ there. The fill at the end of the last file is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
 from binidx.storage.ranges import cut
 
 READ_BYTES = 32 << 20
-"""Of tokens in memory at a time."""
+"""Bytes of tokens in memory at a time."""
 
 Watch = Callable[[int], object]
-"""Told the tokens of each stretch that is done."""
+"""Called with the number of tokens of each part that is done."""
 
 
 def packed_to_indexed(
@@ -45,19 +46,12 @@ def packed_to_indexed(
     count = 0
     with IndexedDatasetBuilder(f"{path_prefix}.bin", files.header.dtype, storage_options=storage_options) as builder:
         for documents, lengths in _documents(_without_filler(_stretches(files), sep_token), sep_token):
-            _add(builder, documents, lengths)
+            for length, stop in zip(lengths, accumulate(lengths), strict=True):
+                builder.add_document(documents[stop - length : stop], [length])
             count += len(lengths)
             watch(len(documents))
         builder.finalize(f"{path_prefix}.idx")
     return count
-
-
-def _add(builder: IndexedDatasetBuilder, tokens: NDArray[Any], lengths: Sequence[int]) -> None:
-    """Add documents of one sequence each."""
-    start = 0
-    for length in lengths:
-        builder.add_document(tokens[start : start + length], [length])
-        start += length
 
 
 def indexed_to_packed(
@@ -116,28 +110,23 @@ def _stretches(files: PackedFiles) -> Iterator[NDArray[Any]]:
 
 def _without_filler(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
     """Yield the same tokens without the separators at the very end, except the one of the last document."""
-    held = 0
+    num_separators = 0
     for stretch in stretches:
-        kept = int(np.flatnonzero(stretch != sep_token)[-1]) + 1 if (stretch != sep_token).any() else 0
-        if kept:
-            yield from _separators(held, sep_token, stretch.dtype)
-            yield stretch[:kept]
-            held = 0
-        held += len(stretch) - kept
-    yield from _separators(min(held, 1), sep_token, np.dtype(np.int64))
-
-
-def _separators(count: int, sep_token: int, dtype: Any) -> Iterator[NDArray[Any]]:
-    if count:
-        yield np.full(count, sep_token, dtype)
+        others = np.flatnonzero(stretch != sep_token)
+        stop = int(others[-1]) + 1 if len(others) else 0
+        if stop:
+            yield np.full(num_separators, sep_token, stretch.dtype)
+            yield stretch[:stop]
+            num_separators = 0
+        num_separators += len(stretch) - stop
+    yield np.full(min(num_separators, 1), sep_token, np.int64)
 
 
 def _documents(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[tuple[NDArray[Any], list[int]]]:
     """Yield whole documents: their concatenated tokens, and their lengths."""
     left: list[NDArray[Any]] = []
     for stretch in stretches:
-        ends = np.flatnonzero(stretch == sep_token) + 1
-        if not len(ends):
+        if not len(ends := np.flatnonzero(stretch == sep_token) + 1):
             left.append(stretch)
             continue
         before, used = sum(map(len, left)), int(ends[-1])

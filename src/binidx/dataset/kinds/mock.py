@@ -153,7 +153,15 @@ class MockGPTDataset(GPTDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> MockGPTLowLevelDataset:
-        """Return made-up sequences for the config's tokenizer."""
+        """Return made-up sequences for the config's tokenizer.
+
+        Args:
+            dataset_path: None.
+            config: its tokenizer has `vocab_size` and `eod`.
+
+        Returns:
+            100,000 sequences.
+        """
         return MockGPTLowLevelDataset(config.tokenizer)
 
     def _load_or_build(self) -> Arrays:
