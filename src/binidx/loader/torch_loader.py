@@ -36,11 +36,11 @@ from binidx.dataset.torch_bridge import Samples, as_tensor, world_size
 from binidx.errors import ConfigError
 from binidx.loader.dataset_protocols import (
     batch_reader,
+    get_sequence_length,
     identify_order,
     is_full_validation,
     is_pure,
     reads_remotely,
-    sequence_length_of,
 )
 from binidx.loader.readahead import ReadAheadDataset, WorkerUsage
 from binidx.loader.samplers import (
@@ -175,7 +175,7 @@ class PretrainingLoader(DataLoader[Any]):
             self._sampler.consumed_samples = self._consumed_samples
         self._consumed_samples = self._sampler.consumed_samples
         samples = self._sampler.micro_batch_size
-        counts = {"samples": samples, "tokens": samples * sequence_length_of(self.dataset)}
+        counts = {"samples": samples, "tokens": samples * get_sequence_length(self.dataset)}
         batches = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
         return Batches(batches, counts, self._count_batch)
 

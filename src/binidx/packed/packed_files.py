@@ -143,14 +143,14 @@ class PackedFiles:
         Returns:
             Shape (n, block_size), dtype as stored.
         """
-        places: dict[int, list[int]] = {}
-        for place, file in enumerate(files):
-            places.setdefault(file, []).append(place)
-        wanted = [(self.readers[file], [self._locate(blocks[i]) for i in here]) for file, here in places.items()]
+        rows: dict[int, list[int]] = {}
+        for row, file in enumerate(files):
+            rows.setdefault(file, []).append(row)
+        wanted = [(self.readers[file], [self._locate(blocks[i]) for i in here]) for file, here in rows.items()]
         out = np.empty((len(files), self.block_size), self.header.dtype)
-        for here, views in zip(places.values(), read_many(wanted), strict=True):
-            for place, view in zip(here, views, strict=True):
-                out[place] = np.frombuffer(view, self.header.dtype)
+        for here, views in zip(rows.values(), read_many(wanted), strict=True):
+            for row, view in zip(here, views, strict=True):
+                out[row] = np.frombuffer(view, self.header.dtype)
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:

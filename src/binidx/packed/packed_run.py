@@ -200,7 +200,7 @@ class PackedRunOrder:
             ConfigError: the run was described without its files.
         """
         if self.files is None:
-            raise ConfigError("packed run: tokens asked, but it was described without its files")
+            raise ConfigError("packed run: has no files to read tokens from; give files")
         return read_blocks(self.files, blocks)
 
     @functools.cached_property
