@@ -68,7 +68,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 
     @cached_property
     def masks_and_position_ids_are_cacheable(self) -> bool:
-        """Whether all samples have the same mask and positions."""
+        """True if all samples have the same mask and positions."""
         config = self.config
         return not (config.reset_position_ids or config.reset_attention_mask or config.eod_mask_loss)
 
