@@ -73,7 +73,7 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
         return not (config.reset_position_ids or config.reset_attention_mask or config.eod_mask_loss)
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str | None, config: configs.GPTDatasetConfig) -> IndexedDataset:
+    def build_low_level_dataset(dataset_path: str | None, config: configs.GPTDatasetConfig) -> Any:
         """Open the pair of a prefix as the stand-in class."""
         return open_low_level_dataset(IndexedDataset, dataset_path, config)
 

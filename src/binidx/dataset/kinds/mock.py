@@ -108,7 +108,7 @@ class MockGPTLowLevelDataset(ComputedDataset):
     def compute(self, start: int, stop: int) -> NDArray[np.int64]:
         positions = np.arange(start, stop)
         sequence = np.searchsorted(self.bounds, positions, side="right")
-        tokens = (positions - self.bounds[sequence - 1] + 1) % self.vocab_size
+        tokens: NDArray[np.int64] = (positions - self.bounds[sequence - 1] + 1) % self.vocab_size
         tokens[positions + 1 == self.bounds[sequence]] = self.eod_token
         return tokens
 
