@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from binidx.loader.samplers import MegatronPretrainingSampler as MegatronPretrainingSampler
     from binidx.loader.samplers import RandomSeedDataset as RandomSeedDataset
     from binidx.loader.torch_loader import build_pretraining_data_loader as build_pretraining_data_loader
-    from binidx.packed.packed_dataset import PackedDataset as PackedDataset
+    from binidx.packed.packed_files import PackedDataset as PackedDataset
     from binidx.packed.packed_files import PackedDatasetBuilder as PackedDatasetBuilder
     from binidx.packed.packed_files import PackedFiles as PackedFiles
     from binidx.prepare.preprocess.job import Job as Job
@@ -58,57 +58,48 @@ if TYPE_CHECKING:
     from binidx.storage.open import open_object as open_object
     from binidx.storage.stats import report as report
 
-HOMES = {
-    "BERTMaskedWordPieceDataset": "dataset.kinds.bert",
-    "BERTMaskedWordPieceDatasetConfig": "dataset.kinds.bert",
-    "BakedDataset": "dataset.baked",
-    "BestFitGPTDataset": "dataset.kinds.best_fit_gpt",
-    "BlendedDataset": "dataset.blended",
-    "BlendedMegatronDatasetBuilder": "dataset.builder",
-    "BlendedMegatronDatasetConfig": "dataset.config",
-    "ChatTokenizer": "dataset.kinds.chat",
-    "DType": "format.idx",
-    "GPTDataset": "dataset.gpt",
-    "GPTDatasetConfig": "dataset.config",
-    "GPTFIMDataset": "dataset.kinds.fim",
-    "GPTFIMDatasetConfig": "dataset.kinds.fim",
-    "HybridCPMegatronPretrainingSampler": "loader.samplers",
-    "IndexedDataset": "format.indexed_dataset",
-    "IndexedDatasetBuilder": "format.indexed_dataset_builder",
-    "Job": "prepare.preprocess.job",
-    "LengthStage": "dataset.staged.length_stages",
-    "LengthStagedDataset": "dataset.staged.length_stages",
-    "MaskedWordPieceDataset": "dataset.kinds.masked_sentences",
-    "MaskedWordPieceDatasetConfig": "dataset.kinds.masked_sentences",
-    "MegatronDataset": "dataset.megatron_dataset",
-    "MegatronFullValidationSampler": "loader.samplers",
-    "MegatronPretrainingRandomSampler": "loader.samplers",
-    "MegatronPretrainingSampler": "loader.samplers",
-    "MockGPTDataset": "dataset.kinds.mock",
-    "MockMultimodalDataset": "dataset.kinds.multimodal",
-    "MultimodalDataset": "dataset.kinds.multimodal",
-    "MultimodalDatasetConfig": "dataset.kinds.multimodal",
-    "PackedDataset": "packed.packed_dataset",
-    "PackedDatasetBuilder": "packed.packed_files",
-    "PackedFiles": "packed.packed_files",
-    "RandomSeedDataset": "loader.samplers",
-    "Run": "run.run_file",
-    "SFTDataset": "dataset.kinds.sft",
-    "SFTDatasetConfig": "dataset.kinds.sft",
-    "Split": "dataset.config",
-    "Stage": "dataset.staged.stages",
-    "StagedBlendedDataset": "dataset.staged.staged_blend",
-    "T5MaskedWordPieceDataset": "dataset.kinds.t5",
-    "T5MaskedWordPieceDatasetConfig": "dataset.kinds.t5",
-    "VarlenDataset": "dataset.kinds.varlen",
-    "VarlenGPTDataset": "dataset.kinds.varlen",
-    "build_pretraining_data_loader": "loader.torch_loader",
-    "describe_tokenizer": "prepare.tokenizers.describe",
-    "open_object": "storage.open",
-    "preprocess": "prepare.preprocess.preprocess",
-    "report": "storage.stats",
+NAMES = {
+    "dataset.baked": ["BakedDataset"],
+    "dataset.blended": ["BlendedDataset"],
+    "dataset.builder": ["BlendedMegatronDatasetBuilder"],
+    "dataset.config": ["BlendedMegatronDatasetConfig", "GPTDatasetConfig", "Split"],
+    "dataset.gpt": ["GPTDataset"],
+    "dataset.kinds.bert": ["BERTMaskedWordPieceDataset", "BERTMaskedWordPieceDatasetConfig"],
+    "dataset.kinds.best_fit_gpt": ["BestFitGPTDataset"],
+    "dataset.kinds.chat": ["ChatTokenizer"],
+    "dataset.kinds.fim": ["GPTFIMDataset", "GPTFIMDatasetConfig"],
+    "dataset.kinds.masked_sentences": ["MaskedWordPieceDataset", "MaskedWordPieceDatasetConfig"],
+    "dataset.kinds.mock": ["MockGPTDataset"],
+    "dataset.kinds.multimodal": ["MockMultimodalDataset", "MultimodalDataset", "MultimodalDatasetConfig"],
+    "dataset.kinds.sft": ["SFTDataset", "SFTDatasetConfig"],
+    "dataset.kinds.t5": ["T5MaskedWordPieceDataset", "T5MaskedWordPieceDatasetConfig"],
+    "dataset.kinds.varlen": ["VarlenDataset", "VarlenGPTDataset"],
+    "dataset.megatron_dataset": ["MegatronDataset"],
+    "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
+    "dataset.staged.staged_blend": ["StagedBlendedDataset"],
+    "dataset.staged.stages": ["Stage"],
+    "format.idx": ["DType"],
+    "format.indexed_dataset": ["IndexedDataset"],
+    "format.indexed_dataset_builder": ["IndexedDatasetBuilder"],
+    "loader.samplers": [
+        "HybridCPMegatronPretrainingSampler",
+        "MegatronFullValidationSampler",
+        "MegatronPretrainingRandomSampler",
+        "MegatronPretrainingSampler",
+        "RandomSeedDataset",
+    ],
+    "loader.torch_loader": ["build_pretraining_data_loader"],
+    "packed.packed_files": ["PackedDataset", "PackedDatasetBuilder", "PackedFiles"],
+    "prepare.preprocess.job": ["Job"],
+    "prepare.preprocess.preprocess": ["preprocess"],
+    "prepare.tokenizers.describe": ["describe_tokenizer"],
+    "run.run_file": ["Run"],
+    "storage.open": ["open_object"],
+    "storage.stats": ["report"],
 }
+"""Public names by the module that defines them."""
 
+HOMES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = sorted(HOMES)
 __version__ = "0.1.0"
 

@@ -28,8 +28,8 @@ import binidx.compat.megatron.gpt_dataset as ours
 found["homes"] = [
     each.__module__
     for each in (
-        GPTDataset, helpers.build_sample_idx, indexed_dataset.IndexedDataset, HybridCPDataLoaderWrapper,
-        MegatronLegacyTokenizer, GPTFIMDataset, MegatronPretrainingSampler,
+        GPTDataset, helpers.build_sample_idx, helpers.build_sample_idx_int32, indexed_dataset.IndexedDataset,
+        HybridCPDataLoaderWrapper, MegatronLegacyTokenizer, GPTFIMDataset, MegatronPretrainingSampler,
     )
 ]  # fmt: skip
 found["same"] = sys.modules["megatron.core.datasets.gpt_dataset"] is ours
@@ -50,11 +50,14 @@ found["option"] = config.cache_small_indices
 found["mask"] = config.create_attention_mask
 
 # Names that ours does not have are Megatron's own, over ours.
-import megatron.core.datasets.object_storage_utils as storage
+import megatron.core.datasets.gpt_dataset as stand_in
 
-found["left"] = storage._remove_s3_prefix("s3://a/b")
+found["left"] = [
+    each.__module__
+    for each in (stand_in._build_shuffle_index, stand_in._get_ltor_masks_and_position_ids, stand_in.Split)
+]
 try:
-    _ = storage.nonsense
+    _ = stand_in.nonsense
 except AttributeError as error:
     found["missing"] = str(error)
 

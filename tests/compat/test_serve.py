@@ -29,7 +29,8 @@ def test_modules_of_megatron_are_ours_and_the_rest_stays_its_own() -> None:
     assert found["torch at install"] is False
     assert found["homes"] == [
         ours + "gpt_dataset",
-        ours + "helpers",
+        "megatron.core.datasets.helpers",
+        ours + "helpers_cpp",
         ours + "indexed_dataset",
         "megatron.core.datasets.data_schedule",
         "megatron.core.datasets.megatron_tokenizer",
@@ -42,8 +43,9 @@ def test_modules_of_megatron_are_ours_and_the_rest_stays_its_own() -> None:
     assert found["own"]
     assert found["option"]
     assert found["mask"]
-    assert found["left"] == "a/b"
-    assert found["missing"].endswith("object_storage_utils, has no attribute 'nonsense'")
+    own = "megatron.core.datasets.gpt_dataset"
+    assert found["left"] == [own, own, "binidx.dataset.config"]
+    assert found["missing"].endswith("compat.megatron.gpt_dataset, has no attribute 'nonsense'")
     assert found["beside"] == [ours + "gpt_dataset", ours + "sft_dataset"]  # Megatron's class over ours
     assert found["after"] == ["megatron.core.datasets.utils", False]
     assert "before any import of Megatron" in found["late"]

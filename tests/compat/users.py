@@ -11,6 +11,8 @@ from typing import Any
 import numpy
 import torch
 
+from binidx.compat.megatron import serve
+
 NAMES = (
     "blended_dataset",
     "blended_megatron_dataset_builder",
@@ -24,12 +26,20 @@ NAMES = (
 )
 
 
-def library(package: str) -> SimpleNamespace:
-    """The modules of `megatron.core.datasets`, or of what stands in for it, and users' classes over them."""
-    modules = {name: importlib.import_module(f"{package}.{name}") for name in NAMES}
-    lib = SimpleNamespace(**modules)
+def library(*, stand_ins: bool) -> SimpleNamespace:
+    """The modules of `megatron.core.datasets`, as they are or as after `install`, and users' classes over them."""
+    lib = SimpleNamespace(**{name: load(name, stand_ins) for name in NAMES})
     lib.users = define(lib)
     return lib
+
+
+def load(name: str, stand_in: bool) -> Any:
+    """A module of Megatron's; or its stand-in, with the names that it lacks."""
+    own = importlib.import_module(f"megatron.core.datasets.{name}")
+    if not stand_in or name not in serve.CORE:
+        return own
+    ours = importlib.import_module(f"binidx.compat.megatron.{name}")
+    return SimpleNamespace(**{**vars(own), **vars(ours)})
 
 
 def define(lib: SimpleNamespace) -> SimpleNamespace:

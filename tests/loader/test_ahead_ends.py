@@ -87,22 +87,6 @@ def test_an_iteration_that_ends_leaves_no_thread() -> None:
     wait_for(lambda: not ahead_threads())
 
 
-def test_stop_cancels_and_the_next_batch_begins_anew() -> None:
-    dataset = Numbers(1000, hangs_from=8)
-    ahead = ReadAheadDataset(dataset, build_sampler("single", range(1000), 0, 4, 0, 1), num_batches=8)
-    ahead.__getitems__([0, 1, 2, 3])
-    ahead.stop()
-    wait_for(lambda: not ahead_threads())
-    dataset.hangs_from = None
-    for start in (4, 8, 12):
-        assert [int(each) for each in ahead.__getitems__([*range(start, start + 4)])] == [
-            *range(3 * start, 3 * start + 12, 3)
-        ]
-    assert ahead_threads()
-    ahead.stop()
-    ahead.stop()
-
-
 def test_a_trainer_that_waits_can_be_cancelled() -> None:
     batches = iter(loader(Numbers(1000, hangs_from=4), 8))
     next(batches)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_order import PackedSet
+from binidx.packed.packed_order import PackedSet, WorkerOrder
 from binidx.packed.packed_run import Nesting
 
 
@@ -14,7 +14,7 @@ def read_by(nesting: Nesting, count: int, num_files: int) -> set[tuple[int, int]
     """The blocks that `count` shards have read when all of them together have read so many files."""
     blocks: set[tuple[int, int]] = set()
     for shard in range(count):
-        order = replace(nesting.of, seed=shard).of_worker(shard, count)
+        order = WorkerOrder(replace(nesting.of, seed=shard), shard, count)
         rows = order.blocks(0, num_files // count * nesting.of.num_blocks)
         blocks |= set(map(tuple, rows[:, :2].tolist()))
     return blocks

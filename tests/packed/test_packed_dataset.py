@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_dataset import PackedDataset
-from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
+from binidx.packed.packed_files import HEADER, PackedDataset, PackedDatasetBuilder, PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
 
 

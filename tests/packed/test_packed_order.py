@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, order_files
+from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, order_files
 
 Block = tuple[int, int, int]
 
@@ -92,7 +92,7 @@ def test_any_stretch_of_a_run_is_what_the_loaders_serve(seed: int) -> None:
 
 def test_a_position_far_on_needs_nothing_before_it() -> None:
     of = PackedSet(num_files=4 * 81, num_blocks=2048, n_chunks=4, seed=3, at_end=AtEnd.wrap)
-    order, again = of.of_worker(0, 1), of.of_worker(0, 1)
+    order, again = WorkerOrder(of, 0, 1), WorkerOrder(of, 0, 1)
     whole = order.blocks(0, 3 * order.pass_blocks)
     for position in (0, 8191, 8192, 500_000, 3 * order.pass_blocks - 1, 17):
         assert (again.blocks(position, position + 1)[0] == whole[position]).all()
@@ -100,7 +100,7 @@ def test_a_position_far_on_needs_nothing_before_it() -> None:
 
 def test_threads_may_share_an_order() -> None:
     of = PackedSet(num_files=40, num_blocks=16, n_chunks=2, seed=3, at_end=AtEnd.wrap)
-    shared, whole = of.of_worker(0, 1), of.of_worker(0, 1).blocks(0, 2000)
+    shared, whole = WorkerOrder(of, 0, 1), WorkerOrder(of, 0, 1).blocks(0, 2000)
 
     def work(seed: int) -> bool:
         choose = random.Random(seed)
@@ -112,7 +112,7 @@ def test_threads_may_share_an_order() -> None:
 
 
 def test_numpy_still_permutes_as_it_did_for_the_gemstones() -> None:
-    order = PackedSet(num_files=4, num_blocks=2048, n_chunks=4, seed=1337).of_worker(0, 1).blocks(0, 8192)
+    order = WorkerOrder(PackedSet(num_files=4, num_blocks=2048, n_chunks=4, seed=1337), 0, 1).blocks(0, 8192)
     numbers = order[:, 0] * 2048 + order[:, 1]
     assert numbers[:8].tolist() == [6303, 7320, 5076, 2261, 4933, 4235, 5116, 4774]
     assert hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest().startswith("347cba66443082ae")
@@ -125,11 +125,9 @@ def test_files_are_listed_as_python_shuffles_them() -> None:
 
 def test_what_cannot_be_served_is_an_error() -> None:
     with pytest.raises(ConfigError, match="give each of 4 workers 1, needs 2"):
-        PackedSet(7, 1, 2, 0).of_worker(0, 4)
-    stream = PackedSet(2, 3, 1, 0).of_worker(0, 1)
+        WorkerOrder(PackedSet(7, 1, 2, 0), 0, 4)
+    stream = WorkerOrder(PackedSet(2, 3, 1, 0), 0, 1)
     with pytest.raises(IndexError, match="it has 6"):
         stream.blocks(5, 7)
-    with pytest.raises(ConfigError, match="repeat has no end"):
-        len(PackedSet(2, 3, 1, 0, at_end=AtEnd.repeat).of_worker(0, 1))
     with pytest.raises(IndexError, match="it has 6"):
         PackedRun([PackedSet(2, 3, 1, 0)], None, 0, 0, 1, 0, 4).blocks(0, 7)

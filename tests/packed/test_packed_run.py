@@ -65,7 +65,7 @@ def test_files_hold_the_blocks_themselves(tmp_path: Path) -> None:
 
 
 def test_tokens_need_files_and_sets_need_names() -> None:
-    with pytest.raises(ConfigError, match="without its files"):
+    with pytest.raises(ConfigError, match="has no files"):
         order_of().table(range(1), tokens=True)
     with pytest.raises(ConfigError, match="2 sets, 2 names"):
         order_of(files=[])

@@ -1,1 +1,1 @@
-"""Our classes under the names, and with the arguments, of libraries that they take the place of."""
+"""Our classes under the names, and with the arguments, of libraries that they replace."""

@@ -155,6 +155,11 @@ class SequenceIndex:
     def __len__(self) -> int:
         return len(self.sequence_lengths)
 
+    def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, np.int8 | None]:
+        """Return (first byte, length, mode) of a sequence."""
+        mode = None if self.sequence_modes is None else self.sequence_modes[idx]
+        return self.sequence_pointers[idx], self.sequence_lengths[idx], mode
+
     @property
     def dtype_size(self) -> int:
         """Bytes of one token."""

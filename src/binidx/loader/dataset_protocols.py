@@ -72,7 +72,7 @@ def batch_bytes(samples: Any) -> int:
     return sum(value.nbytes for value in {id(value): value for value in values}.values() if isinstance(value, Buffer))
 
 
-def sequence_length_of(dataset: Any) -> int:
+def get_sequence_length(dataset: Any) -> int:
     """Return the tokens of a sample; 0 for a dataset without one of our configs."""
     if isinstance(dataset, ConfiguredDataset) and isinstance(dataset.config, BlendedMegatronDatasetConfig):
         return dataset.config.sequence_length

@@ -5,7 +5,14 @@
     groups            [0]   [1]  [2 3] [4 5 6 7]      each one vectored read, in a thread
 
 The sampler is a function of its state, so a copy of it predicts the batches. Each requested batch is compared with the
-predicted one: after a restart, or under another sampler, it is read at once, and the read-ahead continues after it.
+predicted one: after a restart, or under another sampler, it is read at once, and the read-ahead continues after it. A
+wrong prediction costs time, never a sample.
+
+    the sampler          0 1 2 3 4 5 6 7 8 ...        batches of all workers
+    worker 1 of 3          1     4     7              torch's DataLoader deals batches to workers in turn
+
+A failed group is read again batch by batch, so that an error is raised at the batch it belongs to. The threads are
+daemons: code that cannot be cancelled does not keep the process alive.
 
 Memory: the batches read ahead form a *window*. Its size is one batch, then 8 when the size of a batch is measured, and
 doubles when the trainer had to wait although the whole window was being read: up to 128 MiB of samples a process
@@ -22,21 +29,25 @@ call.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import os
+import queue
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from binidx.dataset.torch_bridge import reading_worker
-from binidx.loader.batch_groups import BatchGroup, GroupThreads, running_threads
-from binidx.loader.batches import WorkerUsage
+import numpy as np
+
+from binidx.dataset.torch_bridge import as_tensor, reading_worker, shared_zeros
 from binidx.loader.dataset_protocols import Batch, ReadBatch, batch_bytes, batch_reader, is_pure
-from binidx.loader.prediction import Prediction
 from binidx.loader.samplers import PretrainingSampler
+from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
+from binidx.storage.stats import NAMES, since, usage
 
 BUDGET_BYTES = 128 << 20
 GROUPS_IN_FLIGHT = 4
@@ -47,6 +58,9 @@ SAMPLES_IN_GROUP = 64
 PAUSE_SECONDS = 0.02
 FIRST_WINDOW = 8
 MIN_WINDOW = 2
+
+SEARCHED_BATCHES = 64
+"""Batches, or eight a worker if that is more, among which an unexpected batch is searched."""
 
 # For threads in code that cannot be cancelled, at the end of the process. After it they are abandoned.
 JOIN_SECONDS = 2.0
@@ -62,7 +76,7 @@ class ReadAheadDataset:
         usage: counters that a worker shares with the trainer's process.
 
     Attributes, length and single samples are the dataset's. It pickles and forks without the batches read ahead: each
-    process starts its own threads at its first batch. They end with `stop`, with this object, or at exit.
+    process starts its own threads at its first batch. They end with this object, or at exit.
     """
 
     def __init__(
@@ -98,24 +112,18 @@ class ReadAheadDataset:
             raise AttributeError(name)
         return getattr(self._dataset, name)
 
-    def stop(self) -> None:
-        """Cancel the reads in flight and drop the batches read ahead; the next batch starts anew."""
-        if self._queue is not None:
-            self._queue.stop()
-        self._queue = None
-
     def _start(self) -> ReadAheadQueue:
         if self._usage is not None:
             self._usage.write()
         worker, num_workers = reading_worker()
-        queue = ReadAheadQueue(
+        ahead = ReadAheadQueue(
             batch_reader(self._dataset),
             Prediction(self._sampler, worker, num_workers),
             Window(self._num_batches, BUDGET_BYTES // num_workers),
             in_groups=is_pure(self._dataset),
         )
-        weakref.finalize(self, queue.stop).atexit = False  # `_stop_all` does it then
-        return queue
+        weakref.finalize(self, ahead.stop).atexit = False  # `_stop_all` does it then
+        return ahead
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_queue": None}
@@ -138,7 +146,8 @@ class ReadAheadQueue:
         self._next_size, self._batch_size = 1, 1
         self._num_misses = 0
         self._lock = threading.Lock()
-        self._threads = GroupThreads(read, GROUPS_IN_FLIGHT)
+        self._submitted: queue.SimpleQueue[BatchGroup | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
         _queues.add(self)
 
     def serve(self, batch: Batch) -> Any:
@@ -155,7 +164,8 @@ class ReadAheadQueue:
         """Cancel the reads in flight and end the threads. A forked child has neither."""
         if os.getpid() == self.pid:
             self._drop()
-            self._threads.stop()
+            for _ in self._threads:
+                self._submitted.put(None)
 
     def _is_next(self, batch: Batch) -> bool:
         if not self._groups:
@@ -202,8 +212,17 @@ class ReadAheadQueue:
                 return
             is_idle = bool(self._groups) and all(group.is_read for group in self._groups)
             self._groups.append(BatchGroup(batches, PAUSE_SECONDS if is_idle else 0.0))
-            self._threads.submit(self._groups[-1])
+            self._submit(self._groups[-1])
             self._next_size, free = 2 * size, free - size
+
+    def _submit(self, group: BatchGroup) -> None:
+        """Queue a group for the next free thread."""
+        self._submitted.put(group)
+        if len(self._threads) < GROUPS_IN_FLIGHT:
+            work = threading.Thread(target=_work, args=(self._submitted, self._read), name="binidx-ahead", daemon=True)
+            self._threads.append(work)
+            _running_threads.add(work)
+            work.start()
 
     def _max_group_size(self) -> int:
         if not self._in_groups:
@@ -249,14 +268,193 @@ class Window:
             self.batches, self._served_since = min(2 * self.batches, self._max_batches), 0
 
 
+class Prediction:
+    """The batches of one worker, in the order in which the DataLoader will request them.
+
+    Args:
+        sampler: in its state before the first batch is drawn. It is copied, and only the copy advances.
+        worker: number of the worker, 0 to `num_workers` - 1.
+        num_workers: number of workers; the only worker of 1 gets all batches.
+
+    When an iteration ends, the next one begins where the sampler is then: at its start for the sequential sampler, in
+    the next epoch for the random one.
+    """
+
+    def __init__(self, sampler: PretrainingSampler, worker: int = 0, num_workers: int = 1) -> None:
+        self._start = copy.copy(sampler)
+        self._stride = num_workers
+        self._searched = max(SEARCHED_BATCHES, 8 * num_workers)
+        self._restart()
+        self._next = worker
+
+    def _restart(self) -> None:
+        self._moving = copy.copy(self._start)
+        self._iterator: Iterator[Batch] | None = iter(self._moving)
+        self._drawn: deque[Batch] = deque()  # of all workers, from the last served one on
+        self._next = 0  # position in it of the next batch of this worker
+
+    def next(self) -> Batch | None:
+        """Return the next batch of this worker; None at the end of the iteration."""
+        if not self._draw_up_to(self._next):
+            return None
+        self._next += self._stride
+        return self._drawn[self._next - self._stride]
+
+    def mark_served(self, batch: Sequence[int]) -> None:
+        """Forget a predicted batch that was requested, and all before it, which will not be."""
+        while self._drawn and self._next > 0:
+            self._next -= 1
+            if self._drawn.popleft() == batch:
+                return
+
+    def find(self, batch: Sequence[int]) -> bool:
+        """Search for an unexpected batch; if it is near, `next` returns it, then its successors.
+
+        The search goes forward first, since a loader that was left early continues there; then from the start.
+        """
+        for restart in (False, True):
+            if restart:
+                self._restart()
+            self._draw_up_to(self._searched - 1)
+            if batch in self._drawn:
+                while self._drawn[0] != batch:
+                    self._drawn.popleft()
+                self._next = 0
+                return True
+        return False
+
+    def _draw_up_to(self, position: int) -> bool:
+        """Draw batches up to a position; return False if the iteration ends before it."""
+        while len(self._drawn) <= position:
+            batch = self._draw()
+            if batch is None:
+                return False
+            self._drawn.append(batch)
+        return True
+
+    def _draw(self) -> Batch | None:
+        with contextlib.suppress(Exception):  # the loader draws from the sampler itself, and raises the error there
+            if self._iterator is not None and (batch := next(self._iterator, None)) is not None:
+                return batch
+        self._iterator, self._start = None, self._moving
+        return None
+
+
+class WorkerUsage:
+    """Usage counters in memory that a loader shares with its workers, one row a worker.
+
+    Forked or pickled copies share the memory.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._rows = shared_zeros(num_workers, len(NAMES))
+        self._read = np.zeros(len(NAMES))
+        self._before: tuple[int, dict[str, float]] | None = None
+
+    def write(self) -> None:
+        """Store in the worker's row what its process counted since the first call."""
+        if self._before is None or self._before[0] != os.getpid():
+            self._before = os.getpid(), usage()
+        counted = since(self._before[1])
+        self._rows[reading_worker()[0]] = as_tensor(np.array([counted[name] for name in NAMES]))
+
+    def read_new(self) -> dict[str, float]:
+        """Return, in the trainer, what the workers counted since the last call."""
+        before, self._read = self._read, self._rows.sum(dim=0).numpy()
+        return {name: float(count) for name, count in zip(NAMES, self._read - before, strict=True) if count}
+
+
+class BatchGroup:
+    """Some batches and, once they are read, their samples.
+
+    Args:
+        batches: at least one.
+        pause: seconds before reading begins, unless `hurry` is called.
+    """
+
+    def __init__(self, batches: Sequence[Batch], pause: float = 0.0) -> None:
+        self.num_batches = len(batches)
+        self._left = deque(batches)
+        self._all = [*chain.from_iterable(batches)]
+        self._scope, self._pause, self._hurried = Scope(), pause, threading.Event()
+        self._changed = threading.Event()
+        self.is_read = False
+        self._samples: Any = None
+        self._error: BaseException | None = None
+
+    @property
+    def next_batch(self) -> Batch | None:
+        """The batch whose samples `take` returns; None when all were taken."""
+        return self._left[0] if self._left else None
+
+    def read(self, read: ReadBatch) -> None:
+        """Read the samples, or store the error. Runs in a thread; raises nothing."""
+        self._hurried.wait(self._pause)
+        try:
+            with cancellable(self._scope):
+                self._scope.check()
+                self._samples = read(self._all)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.is_read = True
+            self._changed.set()
+
+    def cancel(self) -> None:
+        """Stop reading; the samples are not needed any more."""
+        self._scope.cancel()
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Begin reading now."""
+        self._hurried.set()
+
+    def wait(self) -> None:
+        """Block until the group is read or has failed.
+
+        Raises:
+            CancelledReadError: the scope of the waiting thread was cancelled.
+        """
+        scope = current_scope()
+        with scope.watched_by(self._changed.set) if scope else contextlib.nullcontext():
+            while not self.is_read:
+                self._changed.wait()
+                self._changed.clear()
+                if scope:
+                    scope.check()
+
+    def take(self, read: ReadBatch) -> Any:
+        """Return the samples of the next batch; call it after `wait`.
+
+        Raises:
+            Exception: the error of reading this batch. In a failed group each batch is read again on its own.
+        """
+        batch = self._left.popleft()
+        if self._error is not None and self.num_batches > 1:
+            return read(batch)
+        if self._error is not None:
+            raise self._error  # with the frames of the thread
+        if self.num_batches == 1:
+            return self._samples
+        stop = len(self._all) - sum(map(len, self._left))
+        return self._samples[stop - len(batch) : stop]
+
+
+def _work(groups: queue.SimpleQueue[BatchGroup | None], read: ReadBatch) -> None:
+    while (group := groups.get()) is not None:
+        group.read(read)
+        del group  # an idle thread must not keep its samples in memory
+
+
 _queues: weakref.WeakSet[ReadAheadQueue] = weakref.WeakSet()
+_running_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
 def _stop_all() -> None:
     """Stop all queues and join their threads: a thread that runs during interpreter shutdown finds no modules."""
-    for queue in [*_queues]:
-        queue.stop()
+    for each in [*_queues]:
+        each.stop()
     deadline = time.monotonic() + JOIN_SECONDS
-    for thread in [*running_threads]:
+    for thread in [*_running_threads]:
         thread.join(max(0.0, deadline - time.monotonic()))

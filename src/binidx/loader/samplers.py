@@ -87,7 +87,7 @@ class PretrainingSampler(ABC):
         return SamplerIterator(self, self.consumed_samples)
 
     @abstractmethod
-    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
+    def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         """Yield the micro-batches of this rank after `consumed_samples`, each a list of sample numbers."""
 
     @abstractmethod
@@ -120,7 +120,7 @@ class SamplerIterator(Iterator[list[int]]):
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.consumed_samples = state["consumed_samples"]
-        self._batches = self._sampler.draw(self.consumed_samples)
+        self._batches = self._sampler._draw(self.consumed_samples)
 
 
 class MegatronPretrainingSampler(PretrainingSampler):
@@ -161,7 +161,7 @@ class MegatronPretrainingSampler(PretrainingSampler):
             raise ConfigError(f"consumed_samples: found {consumed_samples}, needs 0 to {total_samples - 1}")
         self.drop_last = drop_last
 
-    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
+    def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         for start in range(consumed_samples, self.total_samples, self.samples_per_step):
             if start + self.samples_per_step <= self.total_samples or not self.drop_last:
                 yield self._slice(start)
@@ -235,7 +235,7 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
         self.data_sharding = data_sharding
         self.surplus_batches = surplus_batches
 
-    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
+    def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
         """Yield the micro-batches from there to the end of the epoch; `consumed_samples` increases with each."""
         self.consumed_samples = consumed_samples
         epoch, into_epoch = divmod(consumed_samples, self._samples_per_epoch)
@@ -324,11 +324,17 @@ class MegatronFullValidationSampler(MegatronPretrainingSampler):
     def __len__(self) -> int:
         return len(range(self.data_parallel_rank, self.total_samples, self.data_parallel_size))
 
-    def draw(self, consumed_samples: int) -> Iterator[list[int]]:
-        return filter(None, super().draw(consumed_samples))
+    def _draw(self, consumed_samples: int) -> Iterator[list[int]]:
+        return filter(None, super()._draw(consumed_samples))
 
     def batch(self, step: int) -> list[int]:
-        """Return the list of one sample number of this rank at a step.
+        """Return the micro-batch of this rank at a step.
+
+        Args:
+            step: counted from sample 0; a negative step counts from the last one.
+
+        Returns:
+            One sample number.
 
         Raises:
             IndexError: this rank has no such step.
@@ -436,7 +442,11 @@ class RandomSeedDataset:
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Select the epoch, counted from 0; the sampler calls it when an epoch begins."""
+        """Select the epoch; the sampler calls it when an epoch begins.
+
+        Args:
+            epoch: counted from 0.
+        """
         self._epoch[0] = epoch
 
     def __getitem__(self, idx: int) -> Any:

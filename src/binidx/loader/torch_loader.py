@@ -22,7 +22,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,16 +34,15 @@ from torch.utils.data import DataLoader, default_collate
 
 from binidx.dataset.torch_bridge import Samples, as_tensor, world_size
 from binidx.errors import ConfigError
-from binidx.loader.batches import BatchCounter, Batches, WorkerUsage
 from binidx.loader.dataset_protocols import (
     batch_reader,
+    get_sequence_length,
     identify_order,
     is_full_validation,
     is_pure,
     reads_remotely,
-    sequence_length_of,
 )
-from binidx.loader.readahead import ReadAheadDataset
+from binidx.loader.readahead import ReadAheadDataset, WorkerUsage
 from binidx.loader.samplers import (
     DataloaderType,
     MegatronFullValidationSampler,
@@ -48,6 +50,7 @@ from binidx.loader.samplers import (
     PretrainingSampler,
     build_sampler,
 )
+from binidx.storage.stats import add_usage, log_report, since, usage
 
 State = dict[str, Any]
 LENGTHS = ("original_seq_len", "padded_seq_len")
@@ -172,9 +175,9 @@ class PretrainingLoader(DataLoader[Any]):
             self._sampler.consumed_samples = self._consumed_samples
         self._consumed_samples = self._sampler.consumed_samples
         samples = self._sampler.micro_batch_size
-        tokens = samples * sequence_length_of(self.dataset)
+        counts = {"samples": samples, "tokens": samples * get_sequence_length(self.dataset)}
         batches = iter(self._open_reader()) if self._reads_ahead else super().__iter__()
-        return Batches(batches, BatchCounter(samples, tokens, self._worker_usage), self._count_step)
+        return Batches(batches, counts, self._count_batch)
 
     def __getitem__(self, step: int) -> Any:
         """Return the micro-batch of this rank at a step of the whole run, read now.
@@ -227,7 +230,9 @@ class PretrainingLoader(DataLoader[Any]):
             )
         self.consumed_samples = consumed
 
-    def _count_step(self) -> None:
+    def _count_batch(self) -> None:
+        if self._worker_usage is not None:
+            add_usage(self._worker_usage.read_new())
         # The last step of a sampler may be short, but nothing follows it.
         self._consumed_samples += self._sampler.samples_per_step
 
@@ -243,6 +248,44 @@ class PretrainingLoader(DataLoader[Any]):
                 return reader
             self._reader = reader
         return self._reader
+
+
+class Batches(Iterator[Any]):
+    """Iterator over the batches of one iteration of a loader, which adds them to the process's `report`.
+
+    The report of the iteration is logged when the batches end or are dropped.
+
+    Args:
+        batches: the DataLoader's own iterator.
+        counts: `samples` and `tokens` of a batch.
+        on_batch: called after each batch.
+    """
+
+    def __init__(self, batches: Iterator[Any], counts: Mapping[str, float], on_batch: Callable[[], object]) -> None:
+        self._batches, self._counts, self._on_batch = batches, counts, on_batch
+        self._before, self._last = usage(), time.perf_counter()
+        self._close: Callable[[], object] | None = None
+
+    def __next__(self) -> Any:
+        began = time.perf_counter()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if self._close is not None:
+                self._close()
+            raise
+        now = time.perf_counter()
+        add_usage({**self._counts, "seconds": now - self._last, "wait_seconds": now - began})
+        self._last = now
+        self._close = self._close or weakref.finalize(self, _log_usage, self._before, os.getpid())
+        self._on_batch()
+        return batch
+
+
+def _log_usage(before: dict[str, float], pid: int) -> None:
+    """Log the usage since `before`, in the process that counted."""
+    if os.getpid() == pid:
+        log_report(since(before))
 
 
 def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:

@@ -9,7 +9,8 @@ there. The fill at the end of the last file is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
 from binidx.storage.ranges import cut
 
 READ_BYTES = 32 << 20
-"""Of tokens in memory at a time."""
+"""Bytes of tokens in memory at a time."""
 
 Watch = Callable[[int], object]
-"""Told the tokens of each stretch that is done."""
+"""Called with the number of tokens of each part that is done."""
 
 
 def packed_to_indexed(
@@ -44,20 +45,13 @@ def packed_to_indexed(
     """
     count = 0
     with IndexedDatasetBuilder(f"{path_prefix}.bin", files.header.dtype, storage_options=storage_options) as builder:
-        for documents, lengths in _documents(_without_filler(_stretches(files), sep_token), sep_token):
-            _add(builder, documents, lengths)
+        for documents, lengths in _documents(_without_filler(_read_all(files), sep_token), sep_token):
+            for length, stop in zip(lengths, accumulate(lengths), strict=True):
+                builder.add_document(documents[stop - length : stop], [length])
             count += len(lengths)
             watch(len(documents))
         builder.finalize(f"{path_prefix}.idx")
     return count
-
-
-def _add(builder: IndexedDatasetBuilder, tokens: NDArray[Any], lengths: Sequence[int]) -> None:
-    """Add documents of one sequence each."""
-    start = 0
-    for length in lengths:
-        builder.add_document(tokens[start : start + length], [length])
-        start += length
 
 
 def indexed_to_packed(
@@ -107,41 +101,36 @@ def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:
         first = stop
 
 
-def _stretches(files: PackedFiles) -> Iterator[NDArray[Any]]:
+def _read_all(files: PackedFiles) -> Iterator[NDArray[Any]]:
     """Yield all tokens of all files, also those behind the last whole block."""
     for reader in files.readers:
-        for stretch in cut((HEADER.size, files.header.file_bytes), READ_BYTES):
-            yield np.frombuffer(reader.read([stretch])[0], files.header.dtype)
+        for piece in cut((HEADER.size, files.header.file_bytes), READ_BYTES):
+            yield np.frombuffer(reader.read([piece])[0], files.header.dtype)
 
 
-def _without_filler(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
+def _without_filler(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[NDArray[Any]]:
     """Yield the same tokens without the separators at the very end, except the one of the last document."""
-    held = 0
-    for stretch in stretches:
-        kept = int(np.flatnonzero(stretch != sep_token)[-1]) + 1 if (stretch != sep_token).any() else 0
-        if kept:
-            yield from _separators(held, sep_token, stretch.dtype)
-            yield stretch[:kept]
-            held = 0
-        held += len(stretch) - kept
-    yield from _separators(min(held, 1), sep_token, np.dtype(np.int64))
+    num_separators = 0
+    for piece in pieces:
+        others = np.flatnonzero(piece != sep_token)
+        stop = int(others[-1]) + 1 if len(others) else 0
+        if stop:
+            yield np.full(num_separators, sep_token, piece.dtype)
+            yield piece[:stop]
+            num_separators = 0
+        num_separators += len(piece) - stop
+    yield np.full(min(num_separators, 1), sep_token, np.int64)
 
 
-def _separators(count: int, sep_token: int, dtype: Any) -> Iterator[NDArray[Any]]:
-    if count:
-        yield np.full(count, sep_token, dtype)
-
-
-def _documents(stretches: Iterator[NDArray[Any]], sep_token: int) -> Iterator[tuple[NDArray[Any], list[int]]]:
+def _documents(pieces: Iterator[NDArray[Any]], sep_token: int) -> Iterator[tuple[NDArray[Any], list[int]]]:
     """Yield whole documents: their concatenated tokens, and their lengths."""
     left: list[NDArray[Any]] = []
-    for stretch in stretches:
-        ends = np.flatnonzero(stretch == sep_token) + 1
-        if not len(ends):
-            left.append(stretch)
+    for piece in pieces:
+        if not len(ends := np.flatnonzero(piece == sep_token) + 1):
+            left.append(piece)
             continue
         before, used = sum(map(len, left)), int(ends[-1])
-        yield np.concatenate([*left, stretch[:used]]), np.diff(ends + before, prepend=0).tolist()
-        left = [stretch[used:]]
+        yield np.concatenate([*left, piece[:used]]), np.diff(ends + before, prepend=0).tolist()
+        left = [piece[used:]]
     if remaining := sum(map(len, left)):
         yield np.concatenate(left), [remaining]

@@ -18,12 +18,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError, FormatError
+from binidx.packed.packed_order import PackedRun
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.threads import OPENS
@@ -67,10 +70,10 @@ def parse_packed_header(data: bytes | memoryview, *, uri: str) -> PackedHeader:
 
 def format_packed_header(header: PackedHeader) -> bytes:
     """Return the first 24 bytes of a file."""
-    return HEADER.pack(MAGIC, VERSION, code_of(header.dtype), header.chunk_size)
+    return HEADER.pack(MAGIC, VERSION, find_code(header.dtype), header.chunk_size)
 
 
-def code_of(dtype: DTypeLike) -> int:
+def find_code(dtype: DTypeLike) -> int:
     """Return the code of a dtype; raise ConfigError if the format has none for it."""
     wanted = np.dtype(dtype).newbyteorder("<")
     for code, stored in DTYPES.items():
@@ -123,7 +126,7 @@ class PackedFiles:
             raise FormatError(f"{uri}: {reader.size} bytes, its header needs {header.file_bytes}")
         return reader, header
 
-    def locate(self, block: int) -> Range:
+    def _locate(self, block: int) -> Range:
         """Return the byte range of a block within its file."""
         if not 0 <= block < self.num_blocks:
             raise IndexError(f"{self.uris[0]}: block {block}, each file has {self.num_blocks}")
@@ -133,25 +136,94 @@ class PackedFiles:
     def read(self, files: Sequence[int], blocks: Sequence[int]) -> NDArray[Any]:
         """Return block `blocks[i]` of file `files[i]` for each i, by one vectored read.
 
+        Args:
+            files: numbers of files in `uris`, n of them.
+            blocks: number of a block in each of these files.
+
         Returns:
             Shape (n, block_size), dtype as stored.
         """
-        places: dict[int, list[int]] = {}
-        for place, file in enumerate(files):
-            places.setdefault(file, []).append(place)
-        wanted = [(self.readers[file], [self.locate(blocks[i]) for i in here]) for file, here in places.items()]
+        rows: dict[int, list[int]] = {}
+        for row, file in enumerate(files):
+            rows.setdefault(file, []).append(row)
+        wanted = [(self.readers[file], [self._locate(blocks[i]) for i in here]) for file, here in rows.items()]
         out = np.empty((len(files), self.block_size), self.header.dtype)
-        for here, views in zip(places.values(), read_many(wanted), strict=True):
-            for place, view in zip(here, views, strict=True):
-                out[place] = np.frombuffer(view, self.header.dtype)
+        for here, views in zip(rows.values(), read_many(wanted), strict=True):
+            for row, view in zip(here, views, strict=True):
+                out[row] = np.frombuffer(view, self.header.dtype)
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.uris, self.block_size, self.storage_options)
+        return partial(PackedFiles, storage_options=self.storage_options), (self.uris, self.block_size)
 
 
-def _reopened(uris: list[str], block_size: int, storage_options: Mapping[str, Any] | None) -> PackedFiles:
-    return PackedFiles(uris, block_size, storage_options=storage_options)
+def read_blocks(files: Sequence[PackedFiles], blocks: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the tokens of blocks of several sets, by one vectored read for each set.
+
+    Args:
+        files: packed files of each set.
+        blocks: set, file and block of each, in the first columns; shape (n, 3) or more columns.
+
+    Returns:
+        Shape (n, block_size).
+    """
+    out = np.empty((len(blocks), files[0].block_size), np.result_type(*(each.header.dtype for each in files)))
+    for number, each in enumerate(files):
+        here = blocks[:, 0] == number
+        out[here] = each.read(blocks[here, 1].tolist(), blocks[here, 2].tolist())
+    return out
+
+
+class PackedDataset:
+    """The stream of one rank, by position: `dataset[i]` is its i-th block, int64 of shape (block_size,).
+
+    A DataLoader over it with the run's micro-batch size and no shuffling yields the batches of the original loader,
+    with any number of its own workers: the workers of the original are part of `run`. To resume, start at a position.
+
+    Args:
+        run: the order of the blocks of this rank.
+        files: packed files of each set.
+        num_samples: length of the dataset, required if the run has no end.
+
+    Raises:
+        ConfigError: sets and files that do not fit each other, or no end.
+
+    Example:
+        dataset = binidx.PackedDataset(order.run_of(rank=0), order.files, num_samples=1_000_000)
+
+    Source: lit-gpt, `PackedDataset` and `CombinedDataset`, which can only start at position 0.
+    """
+
+    RECORDED_NAME: ClassVar[str] = "PackedDataset"
+
+    def __init__(self, run: PackedRun, files: Sequence[PackedFiles], num_samples: int | None = None) -> None:
+        if [(len(each.uris), each.num_blocks) for each in files] != [(s.num_files, s.num_blocks) for s in run.sets]:
+            raise ConfigError("packed dataset: the files are not those that the run's sets describe")
+        if len({each.block_size for each in files}) != 1:
+            raise ConfigError(f"packed dataset: blocks of {[each.block_size for each in files]}, needs one size")
+        length = run.length if num_samples is None else num_samples
+        if length is None or (run.length is not None and length > run.length):
+            raise ConfigError(f"packed dataset: num_samples {num_samples}, the run has {run.length or 'no end'}")
+        self.run, self.files, self.num_samples = run, list(files), length
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, idx: int) -> Tensor:
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, idxs: Sequence[int]) -> list[Tensor]:
+        """Return the blocks at these positions, by one vectored read."""
+        positions = np.array([self._position(idx) for idx in idxs], np.int64)
+        runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+        blocks = [self.run.blocks(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+        tokens = read_blocks(self.files, np.concatenate([np.empty((0, 4), np.int64), *blocks]))
+        return list(as_tensor(tokens.astype(np.int64)))
+
+    def _position(self, idx: int) -> int:
+        if not -len(self) <= idx < len(self):
+            raise IndexError(f"packed dataset: sample {idx}, it has {len(self)}")
+        return int(idx) % len(self)
 
 
 class PackedDatasetBuilder:
@@ -194,38 +266,39 @@ class PackedDatasetBuilder:
         self.outdir, self.prefix, self.sep_token = outdir, prefix, sep_token
         self.storage_options = storage_options
         self.dtype = np.dtype(_auto_dtype(vocab_size) if isinstance(dtype, str) and dtype == "auto" else dtype)
-        self.header = PackedHeader(np.dtype(DTYPES[code_of(self.dtype)]), chunk_size)
+        self.header = PackedHeader(np.dtype(DTYPES[find_code(self.dtype)]), chunk_size)
         self.filenames: list[str] = []
-        self._tokens = np.empty(chunk_size, self.header.dtype)
         self._check_fit(np.asarray([sep_token]))
-        self._begin()
+        self._tokens = np.full(chunk_size, sep_token, self.header.dtype)
+        self._filled = 0
 
     def add_array(self, tokens: NDArray[Any]) -> None:
-        """Append tokens to the stream, shape (n,)."""
+        """Append tokens to the stream.
+
+        Args:
+            tokens: shape (n,).
+
+        Raises:
+            ConfigError: tokens that do not fit the dtype.
+        """
         self._check_fit(tokens)
         while self._filled + len(tokens) > len(self._tokens):
-            room = len(self._tokens) - self._filled
-            self._tokens[self._filled :] = tokens[:room]
-            self._write()
-            tokens = tokens[room:]
+            free = len(self._tokens) - self._filled
+            self._tokens[self._filled :] = tokens[:free]
+            self.write_reminder()
+            tokens = tokens[free:]
         self._tokens[self._filled : self._filled + len(tokens)] = tokens
         self._filled += len(tokens)
 
     def write_reminder(self) -> None:
         """Write the remaining tokens, filled up with `sep_token`. (As in lit-gpt, also when none remain.)"""
-        self._write()
-
-    def _begin(self) -> None:
-        self._tokens.fill(self.sep_token)
-        self._filled = 0
-
-    def _write(self) -> None:
         uri = join_uri(self.outdir, f"{self.prefix}_{len(self.filenames):010d}.bin")
         with create_object(uri, self.storage_options) as out:
             out.write(format_packed_header(self.header))
             out.write(self._tokens.view(np.uint8).data)
         self.filenames.append(uri)
-        self._begin()
+        self._tokens.fill(self.sep_token)
+        self._filled = 0
 
     def _check_fit(self, tokens: NDArray[Any]) -> None:
         if self.dtype.kind == "f" or not len(tokens):

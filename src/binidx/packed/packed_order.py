@@ -68,29 +68,30 @@ class PackedSet:
     shuffle: bool = True
     at_end: AtEnd = AtEnd.stop
 
-    def of_worker(self, shard: int, num_shards: int) -> WorkerOrder:
-        """Return the order of one worker: files shard, shard + num_shards, ... of an equal share of files."""
-        if not 0 <= shard < num_shards:
-            raise ConfigError(f"packed order: shard {shard}, needs 0 to {num_shards - 1}")
-        return WorkerOrder(self, shard, num_shards)
-
 
 @dataclass(frozen=True)
 class WorkerOrder:
     """Blocks by position for one worker of one rank.
 
+    Args:
+        of: the set, with this rank's seed.
+        shard: number of the worker among those of all ranks; it reads files shard, shard + num_shards, ...
+        num_shards: workers of all ranks.
+
     Raises:
-        ConfigError: fewer files than one group.
+        ConfigError: fewer files than one group, or no such worker.
     """
 
     of: PackedSet
     shard: int
     num_shards: int
-    # What was computed is kept: threads may both compute it, and put the same under the same key.
+    # Caches: states of the generator by permutation, and the last group. Two threads would store equal values.
     _states: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _last: list[tuple[int, Rows]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.shard < self.num_shards:
+            raise ConfigError(f"packed order: shard {self.shard}, needs 0 to {self.num_shards - 1}")
         if not self.num_groups:
             raise ConfigError(
                 f"packed order: {self.of.num_files} files give each of {self.num_shards} workers {self.num_mine}, "
@@ -116,12 +117,6 @@ class WorkerOrder:
         """Blocks in one pass over the worker's files."""
         return self.num_groups * self.group_blocks
 
-    def __len__(self) -> int:
-        """Return the number of blocks until the stream ends; raise ConfigError if it does not end."""
-        if self.of.at_end is not AtEnd.stop:
-            raise ConfigError(f"packed order: {self.of.at_end.name} has no end, only passes of {self.pass_blocks}")
-        return self.pass_blocks
-
     def blocks(self, first: int, stop: int) -> Rows:
         """Return rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
 
@@ -140,38 +135,29 @@ class WorkerOrder:
 
     def _group(self, group: int) -> Rows:
         """Return the rows of one group; the last group is cached, since micro-batches read it piece by piece."""
-        number, rows = self._last[0] if self._last else (-1, np.empty((0, 3), np.int64))
-        if number != group:
-            rows = self._make_group(group)
-            self._last[:] = [(group, rows)]
-        return rows
-
-    def _make_group(self, group: int) -> Rows:
-        turn, place = divmod(group, self.num_groups)
+        for number, rows in [*self._last]:
+            if number == group:
+                return rows
+        passes, place = divmod(group, self.num_groups)
         order = self._permutation(place if self.of.at_end is AtEnd.repeat else group)
         chunk, block = np.divmod(order, self.of.num_blocks)
         files = self.shard + (place * self.of.n_chunks + chunk) * self.num_shards
-        return np.stack([files, block, np.full_like(block, turn)], axis=1)
+        rows = np.stack([files, block, np.full_like(block, passes)], axis=1)
+        self._last[:] = [(group, rows)]
+        return rows
 
     def _permutation(self, number: int) -> Rows:
+        """Return permutation `number` of the generator, which advances from the nearest cached state."""
         if not self.of.shuffle:
             return np.arange(self.group_blocks)
-        rng = self._generator(number)
-        order = rng.permutation(self.group_blocks)
-        self._states[number + 1] = rng.bit_generator.state
-        return order
-
-    def _generator(self, number: int) -> np.random.Generator:
-        """Return the generator before permutation `number`, advanced from the nearest cached one."""
-        rng, known = np.random.default_rng(self.of.seed), number
-        while known and known not in self._states:
-            known -= 1
+        rng = np.random.default_rng(self.of.seed)
+        known = max((each for each in [*self._states] if each <= number), default=0)
         if known:
             rng.bit_generator.state = self._states[known]
-        for passed in range(known, number):
-            rng.permutation(self.group_blocks)
-            self._states[passed + 1] = rng.bit_generator.state
-        return rng
+        for each in range(known, number + 1):
+            order = rng.permutation(self.group_blocks)
+            self._states[each + 1] = rng.bit_generator.state
+        return order
 
 
 @dataclass(frozen=True)
@@ -196,6 +182,7 @@ class PackedRun:
     num_ranks: int
     num_workers: int
     micro_batch_size: int
+    _drawn: list[Rows] = field(default_factory=lambda: [np.empty(0, np.int64)], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.sets or (self.weights is not None and len(self.weights) != len(self.sets)):
@@ -210,7 +197,7 @@ class PackedRun:
         """Orders by [worker][set]."""
         count = self._count
         return [
-            [each.of_worker(self.rank * count + worker, self.num_ranks * count) for each in self.sets]
+            [WorkerOrder(each, self.rank * count + worker, self.num_ranks * count) for each in self.sets]
             for worker in range(count)
         ]
 
@@ -260,7 +247,7 @@ class PackedRun:
     @cached_property
     def _worker_length(self) -> int:
         """Blocks of each worker; all have equally many files and equal draws."""
-        left = np.array([len(order) for order in self.orders[0]])
+        left = np.array([order.pass_blocks for order in self.orders[0]])
         if len(left) == 1:
             return int(left[0])
         total = int(left.sum()) + 1
@@ -284,24 +271,15 @@ class PackedRun:
 
     def _draws(self, count: int) -> Rows:
         """Return the set of each of the first `count` blocks of a worker."""
-        drawn = self._drawn[0]
-        if len(drawn) < count:
-            drawn = self._drawn[0] = self._draw(max(count, 2 * len(drawn)))
-        return drawn[:count]
-
-    @cached_property
-    def _drawn(self) -> list[Rows]:
-        """The cached draws."""
-        return [np.empty(0, np.int64)]
-
-    def _draw(self, count: int) -> Rows:
         if len(self.sets) == 1:
             return np.zeros(count, np.int64)
-        weights = self.weights or [1 / len(self.sets)] * len(self.sets)
-        cumulative = np.cumsum(np.asarray(weights, np.float64))
-        found = np.searchsorted(cumulative, _python_random(self.seed, count) * cumulative[-1], side="right")
-        drawn: Rows = np.minimum(found, len(weights) - 1)
-        return drawn
+        drawn = self._drawn[0]
+        if len(drawn) < count:
+            weights = self.weights or [1 / len(self.sets)] * len(self.sets)
+            sums = np.cumsum(np.asarray(weights, np.float64))
+            values = _python_random(self.seed, max(count, 2 * len(drawn))) * sums[-1]
+            drawn = self._drawn[0] = np.minimum(np.searchsorted(sums, values, side="right"), len(weights) - 1)
+        return drawn[:count]
 
 
 def _python_random(seed: int, count: int) -> NDArray[np.float64]:

@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
 from binidx.json_models import Count, JsonFile, Positive
-from binidx.packed.packed_files import PackedFiles
+from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, order_files
 from binidx.run.global_order import SampleReads
 from binidx.storage.open import open_object, read_document, read_whole
@@ -94,6 +94,7 @@ class PackedRunOrder:
     accumulation: int = 1
     mixed_by_rank: bool = False
     files: Sequence[PackedFiles] | None = field(default=None, repr=False, compare=False)
+    _runs: dict[int, PackedRun] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.sets) or (self.files is not None and len(self.files) != len(self.sets)):
@@ -102,38 +103,55 @@ class PackedRunOrder:
 
     @property
     def blocks_per_step(self) -> int:
-        """Of one rank."""
+        """Blocks of one rank in a step."""
         return self.micro_batch_size * self.accumulation
 
     def run_of(self, rank: int) -> PackedRun:
-        """Return the blocks of one rank."""
+        """Return the blocks of one rank.
+
+        Args:
+            rank: 0 to `num_ranks` - 1.
+
+        Returns:
+            The blocks of this rank by position, the same object at every call: it caches its generators' states.
+        """
         if rank not in self._runs:
-            self._runs[rank] = self._make_run(rank)
+            sets = [replace(each, seed=each.seed + rank) for each in self.sets]
+            seed = self.seed + rank if self.mixed_by_rank else self.seed
+            topology = rank, self.num_ranks, self.num_workers
+            self._runs[rank] = PackedRun(sets, self.weights, seed, *topology, self.micro_batch_size)
         return self._runs[rank]
 
-    @functools.cached_property
-    def _runs(self) -> dict[int, PackedRun]:
-        """Each remembers its generators, 81 of 300 bytes a worker for a whole run of the Gemstones."""
-        return {}
-
-    def _make_run(self, rank: int) -> PackedRun:
-        sets = [replace(each, seed=each.seed + rank) for each in self.sets]
-        seed = self.seed + rank if self.mixed_by_rank else self.seed
-        return PackedRun(sets, self.weights, seed, rank, self.num_ranks, self.num_workers, self.micro_batch_size)
-
     def num_steps(self) -> int | None:
-        """Whole steps until the first rank ends; None: none does."""
+        """Return the number of whole steps of the run.
+
+        Returns:
+            Steps until the first rank ends; None if none does.
+        """
         lengths = [self.run_of(rank).length for rank in range(self.num_ranks if self.mixed_by_rank else 1)]
-        return (
-            None if None in lengths else min(length for length in lengths if length is not None) // self.blocks_per_step
-        )
+        ends = [length for length in lengths if length is not None]
+        return min(ends) // self.blocks_per_step if ends else None
 
     def num_rows(self, steps: range) -> int:
-        """Blocks of these steps, over all ranks."""
+        """Return the number of blocks of some steps, over all ranks.
+
+        Args:
+            steps: steps, counted from 0.
+
+        Returns:
+            Number of blocks, which are the rows of `table`.
+        """
         return len(steps) * self.blocks_per_step * self.num_ranks
 
     def rows(self, steps: range, rank: int | None = None) -> tuple[SampleReads, Numbers]:
-        """Return the reads, and rows (set, file, block, pass) of shape (n, 4); by step, rank, slot.
+        """Return the position and the block of each row of some steps; by step, rank, slot.
+
+        Args:
+            steps: steps, counted from 0.
+            rank: this rank alone; None for all.
+
+        Returns:
+            Step, rank, slot, position and sample of each row; and (set, file, block, pass), shape (n, 4).
 
         Raises:
             IndexError: a step after the end.
@@ -152,7 +170,17 @@ class PackedRunOrder:
         return SampleReads(step, rank_of, slot, position, sample), blocks
 
     def table(self, steps: range, rank: int | None = None, *, docs: Any = True, tokens: bool = False) -> pa.Table:
-        """`rows` as an Arrow table, without file and block unless `docs`; with `tokens`, the tokens of each block."""
+        """Return the rows of some steps as an Arrow table; the columns are described at the top of this module.
+
+        Args:
+            steps: steps, counted from 0.
+            rank: this rank alone; None for all.
+            docs: with the columns file and block.
+            tokens: with `input_ids`, which are read from the files.
+
+        Returns:
+            One row a block, by step, rank, slot.
+        """
         from binidx.run.provenance.export import packed_table
 
         readings, blocks = self.rows(steps, rank)
@@ -160,22 +188,24 @@ class PackedRunOrder:
         return table if docs else table.drop(["file", "block"])
 
     def read(self, blocks: Numbers) -> NDArray[Any]:
-        """The tokens of rows (set, file, block, pass), shape (n, block_size).
+        """Return the tokens of some blocks.
+
+        Args:
+            blocks: (set, file, block, pass) of each, shape (n, 4), as `rows` returns them.
+
+        Returns:
+            Shape (n, block_size), dtype as stored.
 
         Raises:
             ConfigError: the run was described without its files.
         """
         if self.files is None:
-            raise ConfigError("packed run: tokens asked, but it was described without its files")
-        out = np.empty((len(blocks), self.files[0].block_size), self.files[0].header.dtype)
-        for number, files in enumerate(self.files):
-            here = blocks[:, 0] == number
-            out[here] = files.read(blocks[here, 1].tolist(), blocks[here, 2].tolist())
-        return out
+            raise ConfigError("packed run: has no files to read tokens from; give files")
+        return read_blocks(self.files, blocks)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of everything the order depends on."""
+        """Digest of everything the order depends on, 32 hex digits."""
         depends = {each: getattr(self, each) for each in ("names", "weights", "seed", "num_ranks", "num_workers")}
         depends |= {each: getattr(self, each) for each in ("micro_batch_size", "accumulation", "mixed_by_rank")}
         depends["sets"] = [{**asdict(each), "at_end": each.at_end.name} for each in self.sets]
@@ -242,6 +272,9 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
     Args:
         uri: path or URI of the description.
         storage_options: options of the stores of the description and of the packed files.
+
+    Returns:
+        The order over all ranks.
 
     Raises:
         ConfigError: no JSON object, unknown or missing fields, or invalid values.
@@ -321,18 +354,32 @@ class Nesting:
         return min(self.files_read(count) for count in self.shards) // self.sync_files
 
     def files_read(self, count: int) -> int:
-        """Return the number of files, from the first on, that a topology reads in one pass; it drops the others."""
+        """Return the number of files that a topology reads in one pass, from the first on; it drops the others.
+
+        Args:
+            count: its shards, ranks * workers.
+
+        Returns:
+            Number of files.
+        """
         return self.of.num_files // count // self.of.n_chunks * self.of.n_chunks * count
 
     def digests(self, count: int) -> NDArray[np.uint64]:
         """Return a digest of the set of blocks that a topology reads between each two sync points.
 
         Computed from the order itself, position by position. Equal sets have equal digests, others differ except with
-        probability 2^-64. Takes 30 ns a block and the memory of one stretch of one worker.
+        probability 2^-64. Takes 30 ns a block.
+
+        Args:
+            count: its shards, ranks * workers.
+
+        Returns:
+            uint64, shape (num_syncs,).
         """
         found = np.zeros(self.num_syncs, np.uint64)
         for shard in range(count):
-            order = self._order_of(shard, count)
+            # Which rank a shard belongs to depends on its workers; the seed moves blocks within a group only.
+            order = WorkerOrder(replace(self.of, seed=self.of.seed + shard, at_end=AtEnd.stop), shard, count)
             size = self.sync_files // count * self.of.num_blocks
             for number in range(self.num_syncs):
                 rows = order.blocks(number * size, (number + 1) * size)
@@ -340,16 +387,16 @@ class Nesting:
         return found
 
     def check(self) -> None:
-        """Raise AssertionError unless all topologies read the same set of blocks between any two sync points."""
+        """Check that all topologies read the same set of blocks between any two sync points.
+
+        Raises:
+            AssertionError: two differ.
+        """
         first, *others = (self.digests(count) for count in self.shards)
         for count, other in zip(self.shards[1:], others, strict=True):
             if (first != other).any():
                 number = int(np.flatnonzero(first != other)[0])
                 raise AssertionError(f"{self.shards[0]} and {count} shards differ before sync point {number + 1}")
-
-    def _order_of(self, shard: int, count: int) -> WorkerOrder:
-        # Which rank a shard belongs to depends on its workers; the seed moves blocks within a group only.
-        return replace(self.of, seed=self.of.seed + shard, at_end=AtEnd.stop).of_worker(shard, count)
 
 
 def _set_digest(numbers: NDArray[np.int64]) -> NDArray[np.uint64]:

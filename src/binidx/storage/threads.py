@@ -10,7 +10,7 @@ submits to its own pool gets a second one of the same kind ("binidx-read-2"), fo
 first task of a process, and again after a fork. `executor` gives threads of one kind to one caller.
 
 Besides there are three kinds of long-lived single threads: groups of batches that are read ahead
-(`loader.batch_groups`), the heartbeat of a lease (`index.cache.lease`) and the agreement of ranks
+(`loader.readahead`), the heartbeat of a lease (`index.cache.lease`) and the agreement of ranks
 (`dataset.rank_agreement`).
 """
 

@@ -71,7 +71,7 @@ def test_a_sample_is_cls_a_sep_b_sep_and_its_labels_undo_the_masks(prefix: str) 
         types = sample["types"]
         assert types[length:].tolist() == [PAD] * (64 - length)
         assert (np.diff(types[:length]) >= 0).all()
-        _, first, end = dataset.row(idx)
+        first, end = dataset.find_sequences(idx)
         stored = np.concatenate([dataset.dataset[i] for i in range(first, end)])
         if not sample["truncated"] and not sample["is_random"]:
             joint = int((types[:length] == 0).sum())

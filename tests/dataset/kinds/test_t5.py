@@ -58,7 +58,7 @@ def test_the_two_texts_make_the_one_that_is_stored(tmp_path: Path) -> None:
             spans.setdefault(token, []) if token in SENTINELS else spans[next(reversed(spans))].append(token)
         encoder = sample["text_enc"][: int(sample["enc_mask"].sum())].tolist()
         text = [token for each in encoder for token in (spans[each] if each in SENTINELS else [each])]
-        _, first, end = dataset.row(idx)
+        first, end = dataset.find_sequences(idx)
         stored = [token for i in range(first, end) for token in dataset.dataset[i].tolist()]
         assert text == stored[: len(text)]
         assert len(text) == len(stored) or sample["truncated"]

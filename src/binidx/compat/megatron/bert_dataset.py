@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from binidx.compat.megatron.indexed_dataset import IndexedDataset as IndexedDataset
 from binidx.compat.megatron.masked_dataset import MaskedWordPieceDataset, MaskedWordPieceDatasetConfig
-from binidx.compat.megatron.utils import Split as Split
 from binidx.dataset.kinds import bert
 
 

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from binidx.compat.megatron.blended_megatron_dataset_config import (
-    BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig,
-)
-from binidx.compat.megatron.megatron_dataset import MegatronDataset as MegatronDataset
-from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import blended
-
-logger = logging.getLogger(__name__)
-
-_VERBOSE = False
 
 
 class BlendedDataset(blended.BlendedDataset, Dataset[Any]):

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from binidx.compat.megatron.blended_dataset import BlendedDataset
-from binidx.compat.megatron.blended_megatron_dataset_config import (
-    BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig,
-)
-from binidx.compat.megatron.gpt_dataset import GPTDatasetConfig as GPTDatasetConfig
-from binidx.compat.megatron.megatron_dataset import LowLevelDataset, MegatronDataset
-from binidx.compat.megatron.utils import Split
-from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import builder
+from binidx.dataset.config import Split
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.index.cache.build_context import BuildContext
-
-logger = logging.getLogger(__name__)
-
-MidLevelDataset = MegatronDataset
-TopLevelDataset = BlendedDataset | MidLevelDataset
-DistributedDataset = TopLevelDataset | MidLevelDataset | LowLevelDataset | torch.utils.data.Dataset[Any]
 
 BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices")
 """Methods in which datasets build and cache their indices."""
@@ -83,10 +70,3 @@ def rank_0_first(build: Callable[[], Any]) -> Any:
         return build()
     finally:
         torch.distributed.barrier()
-
-
-def _get_size_per_split_per_dataset(
-    normalized_weights: Sequence[float], target_size_per_split: Sequence[int | None], surplus: float = 0.0
-) -> list[Any]:
-    """Adapt `sizes_of_shares`."""
-    return builder.sizes_of_shares(normalized_weights, target_size_per_split, surplus)

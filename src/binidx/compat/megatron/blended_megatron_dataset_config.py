@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from binidx.compat.megatron.serve import DEFAULTS
-from binidx.compat.megatron.utils import Split as Split
-from binidx.compat.megatron.utils import log_single_rank as log_single_rank
-from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import config
 from binidx.dataset.config import convert_split_vector_to_split_matrix as convert_split_vector_to_split_matrix
 from binidx.dataset.config import parse_and_normalize_split as parse_and_normalize_split
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass

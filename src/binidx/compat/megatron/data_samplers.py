@@ -22,9 +22,7 @@ logger = logging.getLogger(__name__)
 class MegatronPretrainingSampler(samplers.MegatronPretrainingSampler):
     """Our sampler with two names that subclasses use."""
 
-    @property
-    def micro_batch_times_data_parallel_size(self) -> int:
-        return self.micro_batch_size * self.data_parallel_size
+    micro_batch_times_data_parallel_size = samplers.PretrainingSampler.samples_per_step
 
     def get_start_end_idx(self) -> tuple[int, int]:
         """Return this rank's bounds in a block of all ranks' samples."""
@@ -35,13 +33,12 @@ class MegatronPretrainingSampler(samplers.MegatronPretrainingSampler):
 class MegatronPretrainingRandomSampler(samplers.MegatronPretrainingRandomSampler):
     """Our sampler with two names that subclasses use."""
 
-    @property
-    def micro_batch_times_data_parallel_size(self) -> int:
-        return self.micro_batch_size * self.data_parallel_size
+    micro_batch_times_data_parallel_size = samplers.PretrainingSampler.samples_per_step
 
     @property
     def last_batch_size(self) -> int:
-        return self.total_samples % self.micro_batch_times_data_parallel_size
+        """Samples of an epoch after its last whole step."""
+        return self.total_samples % self.samples_per_step
 
 
 class RandomSeedDataset(samplers.RandomSeedDataset, Dataset[Any]):

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from binidx.compat.megatron.blended_megatron_dataset_config import (
-    BlendedMegatronDatasetConfig as BlendedMegatronDatasetConfig,
-)
-from binidx.compat.megatron.indexed_dataset import IndexedDataset
-from binidx.compat.megatron.utils import Split as Split
 from binidx.dataset import megatron_dataset
-from binidx.dataset.megatron_dataset import NO_PAD
 from binidx.dataset.torch_bridge import Sample
 from binidx.format.indexed_dataset import Span
-
-LowLevelDataset = IndexedDataset | Iterable[Any]
-_PAD_TOKEN_ID = NO_PAD
 
 
 class MegatronDataset(megatron_dataset.MegatronDataset, Dataset[Any]):

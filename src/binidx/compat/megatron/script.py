@@ -26,10 +26,10 @@ def run(path: str) -> None:
     vars(module).update(__file__=path, __spec__=spec, __builtins__=__builtins__)
     sys.modules["__main__"] = module
     sys.path[0] = os.path.dirname(os.path.abspath(path))
-    exec(code_of(path), vars(module))
+    exec(compile_script(path), vars(module))
 
 
-def code_of(path: str) -> CodeType:
+def compile_script(path: str) -> CodeType:
     with open(path, "rb") as file:
         return compile(file.read(), path, "exec", dont_inherit=True)  # not our __future__
 
@@ -37,4 +37,4 @@ def code_of(path: str) -> CodeType:
 if __name__ == "__mp_main__":
     install()
     __file__ = sys.argv[0] = os.environ[SCRIPT]
-    exec(code_of(__file__), globals())
+    exec(compile_script(__file__), globals())

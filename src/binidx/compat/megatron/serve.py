@@ -4,18 +4,22 @@
     import megatron.core.datasets.data_schedule     ─►  Megatron's own module, over binidx's classes
     from megatron....sft_dataset import MockSFT     ─►  a name that binidx lacks: Megatron's own, over binidx's classes
 
-So a script that imports a name that binidx lacks keeps working, with a warning.
+So a stand-in has only what must differ from Megatron's: classes and functions that read data or build indices.
+Whatever else a script imports comes from Megatron's own file, with a warning.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, Literal
 
@@ -24,24 +28,10 @@ from binidx.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 HERE = "binidx.compat.megatron"
-CORE = (
-    "bert_dataset",
-    "blended_dataset",
-    "blended_megatron_dataset_builder",
-    "blended_megatron_dataset_config",
-    "gpt_dataset",
-    "helpers",
-    "helpers_cpp",
-    "indexed_dataset",
-    "masked_dataset",
-    "megatron_dataset",
-    "multimodal_dataset",
-    "object_storage_utils",
-    "t5_dataset",
-    "utils",
-    "utils_s3",
-)
+NO_STAND_INS = ("__main__", "low_level", "script", "serve")
 TRAINING = ("data_samplers", "fim_dataset", "sft_dataset")
+MODULES = [module.name for module in iter_modules([os.path.dirname(__file__)])]
+CORE = [name for name in MODULES if name not in (*NO_STAND_INS, *TRAINING)]
 
 SERVED = {
     **{f"megatron.core.datasets.{name}": f"{HERE}.{name}" for name in CORE},
@@ -111,37 +101,36 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         spec, module.__spec__ = module.__spec__, self.own  # the import system has set Megatron's name
         if spec is not None:
-            vars(module)["__getattr__"] = _Original(spec.name, self.path).attribute
+            vars(module)["__getattr__"] = find_in_megatron(spec.name, self.path)
 
 
-class _Original:
-    """Megatron's own module, loaded when a name is looked up that the stand-in lacks."""
+def find_in_megatron(module: str, path: Sequence[str] | None) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a stand-in: it looks names up in Megatron's own module, loaded at the first of them.
 
-    def __init__(self, name: str, path: Sequence[str] | None) -> None:
-        self.name, self.path = name, path
-        self.module: ModuleType | None = None
-        self._warned: set[str] = set()
+    Args:
+        module: Megatron's name of the module.
+        path: search path of its package.
+    """
 
-    def attribute(self, name: str) -> Any:
-        missing = AttributeError(f"module {self.name!r}, which is {SERVED[self.name]}, has no attribute {name!r}")
-        if name.startswith("__"):
-            raise missing
-        if self.module is None:
-            self.module = self._load()
-        if not hasattr(self.module, name):
-            raise missing
-        if name not in self._warned:
-            logger.warning("%s.%s: not in binidx; using Megatron's own", self.name, name)
-        self._warned.add(name)
-        return getattr(self.module, name)
-
-    def _load(self) -> ModuleType | None:
-        spec = PathFinder.find_spec(self.name, self.path)
+    @functools.cache
+    def load() -> ModuleType | None:
+        spec = PathFinder.find_spec(module, path)
         if spec is None or spec.loader is None:
             return None
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        own = module_from_spec(spec)
+        spec.loader.exec_module(own)
+        return own
+
+    @functools.cache
+    def find(name: str) -> Any:
+        if name.startswith("__") or not hasattr(load(), name):
+            raise AttributeError(f"module {module!r}, which is {SERVED[module]}, has no attribute {name!r}")
+        found = getattr(load(), name)
+        if getattr(found, "__module__", None) == module:
+            logger.warning("%s.%s: not in binidx; using Megatron's own", module, name)
+        return found
+
+    return find
 
 
 FINDER = _Finder()

@@ -102,15 +102,15 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
         Returns:
             The dict described at the class.
         """
-        with self.random_draws(idx) as (target, rng):
-            pivot, swapped = self._pivot(len(sequences), rng)
-            runs = [concatenate_tokens(sequences[:pivot]), concatenate_tokens(sequences[pivot:])]
-            if swapped:
-                runs.reverse()
-            bounds = trim(len(runs[0]), len(runs[1]), target, rng)
-            first, second = (run[start:stop] for run, (start, stop) in zip(runs, bounds, strict=True))
-            tokens = self._merge(first, second)
-            text, positions, labels, _, _ = self._create_masked_lm_predictions(tokens, target, rng)
+        target, rng = self._begin_sample(idx)
+        pivot, swapped = self._pivot(len(sequences), rng)
+        runs = [concatenate_tokens(sequences[:pivot]), concatenate_tokens(sequences[pivot:])]
+        if swapped:
+            runs.reverse()
+        bounds = trim(len(runs[0]), len(runs[1]), target, rng)
+        first, second = (run[start:stop] for run, (start, stop) in zip(runs, bounds, strict=True))
+        tokens = self._merge(first, second)
+        text, positions, labels, _, _ = self._create_masked_lm_predictions(tokens, target, rng)
         sample = self._pad(text, len(first) + 2, positions, labels)
         if idx is None:
             sample["loss_mask"][:] = 0

@@ -76,10 +76,19 @@ class BestFitGPTDataset(GPTDataset):
         return float(self.pieces[:, 2].sum(dtype=np.int64)) / max(1, (len(self.bounds) - 1) * capacity)
 
     def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the epoch in which each of some samples is served.
+
+        Args:
+            samples: positions in serving order, shape (n,).
+
+        Returns:
+            Epochs from 0, shape (n,).
+        """
         return samples // max(1, len(self.bounds) - 1)
 
     @property
     def order_identity(self) -> Any:
+        """Identity of the samples and their order, in JSON values."""
         return {**super()._fingerprint(), "data": self.dataset.identity}
 
     @cached_property

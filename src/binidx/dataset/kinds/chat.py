@@ -177,7 +177,14 @@ class ChatTokenizer:
         return OrderedDict([("class", name), ("tokenizer_path", [self.tokenizer.name_or_path])])
 
     def tokenize(self, text: str) -> NDArray[np.int64]:
-        """Return the tokens of a text, without special tokens, shape (n,)."""
+        """Return the tokens of a text, without special tokens.
+
+        Args:
+            text: any text.
+
+        Returns:
+            int64, shape (n,).
+        """
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int64)
 
     def tokenize_conversation(

@@ -132,7 +132,7 @@ class FIMTransform:
     Args:
         config: options of the cuts, and the tokenizer.
 
-    Of EODs that follow each other, or begin a sample, only the last of a segment is kept: Megatron-LM's rule.
+    Of EODs that follow each other, or begin a sample, only the last of a segment remains: Megatron-LM's rule.
 
     Raises:
         ConfigError: the tokenizer cannot decode, or lacks a token.

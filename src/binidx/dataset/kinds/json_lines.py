@@ -66,10 +66,13 @@ class JsonLines(IndexedDataset):
         mmap: bool = True,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
+        if uri.endswith(".gz"):
+            raise FormatError(f"{uri}: gzip has no random access; unpack it, or compress it as zstd frames (t2sz)")
+        codec = "zstd" if uri.endswith(".zst") else "raw"
         self.path_prefix, self.multimodal = str(uri), False
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
         self.identity_when_opened = object_identity(uri, storage_options)
-        self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=choose_codec(uri))
+        self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=codec)
         starts, lengths = self._load_lines(BuildContext(ResolvedPrefix.of(uri).checks))
         documents = np.arange(len(starts) + 1, dtype=np.int64)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
@@ -87,10 +90,10 @@ class JsonLines(IndexedDataset):
             )
 
     def __getitem__(self, idx: Any) -> Any:
-        """Return the object of a row."""
+        """Return the parsed row of a number."""
         return self.parse(int(idx), self.get(idx))
 
-    def parse(self, row: int, line: NDArray[np.uint8]) -> dict[str, Any]:
+    def parse(self, row: int, line: NDArray[np.uint8]) -> Any:
         """Return the object in the bytes of a row.
 
         Raises:
@@ -131,17 +134,6 @@ class JsonLines(IndexedDataset):
 
     def _find_lines(self) -> Lines:
         return find_lines(stream(self.bin_reader), self.path_prefix)
-
-
-def choose_codec(uri: str) -> str:
-    """Return the codec of a file of rows.
-
-    Raises:
-        FormatError: the file has no random access.
-    """
-    if uri.endswith(".gz"):
-        raise FormatError(f"{uri}: gzip has no random access; unpack it, or compress it as zstd frames (t2sz)")
-    return "zstd" if uri.endswith(".zst") else "raw"
 
 
 def find_lines(blocks: Iterable[memoryview], uri: str) -> Lines:

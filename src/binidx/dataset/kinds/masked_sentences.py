@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -155,12 +154,27 @@ class MaskedWordPieceDataset(MegatronDataset):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
-        """Return the number of documents, which splits divide."""
+        """Return the number of documents, which splits divide.
+
+        Args:
+            low_level_dataset: the `.bin`/`.idx` pair.
+
+        Returns:
+            Number of documents.
+        """
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: MaskedWordPieceDatasetConfig) -> IndexedDataset:
-        """Return the opened `.bin`/`.idx` pair of a prefix, at any URI."""
+        """Open the `.bin`/`.idx` pair of a prefix.
+
+        Args:
+            dataset_path: prefix, a path or any URI.
+            config: `mmap_bin_files` and `storage_options` are used.
+
+        Returns:
+            The opened pair.
+        """
         return IndexedDataset(
             required(dataset_path), mmap=config.mmap_bin_files, storage_options=config.storage_options
         )
@@ -251,31 +265,38 @@ class MaskedWordPieceDataset(MegatronDataset):
 
     # Samples
 
-    def row(self, idx: int | None) -> tuple[int, int, int]:
-        """Return (number of a sample, its first sentence, the end of its sentences).
+    def find_sequences(self, idx: int | None) -> tuple[int, int]:
+        """Return (start, stop) of the sentences of a sample.
 
         Args:
             idx: number of the sample; a negative one counts from the end, None is sample 0.
 
+        Returns:
+            Numbers of stored sequences.
+
         Raises:
             IndexError: there is no such sample.
         """
-        number = self._position(idx)
-        first, end, _ = self.sample_index[number].tolist()
-        return number, first, end
+        first, end, _ = self.sample_index[self._position(idx)].tolist()
+        return first, end
 
     def spans(self, idx: int | None) -> list[Span]:
-        """Return the spans of whole sentences of a sample; None is sample 0."""
-        _, first, end = self.row(idx)
+        """Return the spans of whole sentences of a sample.
+
+        Args:
+            idx: number of the sample; None is sample 0.
+
+        Returns:
+            (sequence, 0, its length in tokens) of each sentence.
+        """
+        first, end = self.find_sequences(idx)
         lengths = self.dataset.sequence_lengths[first:end].tolist()
         return [(sentence, 0, length) for sentence, length in zip(range(first, end), lengths, strict=True)]
 
-    @contextmanager
-    def random_draws(self, idx: int | None) -> Iterator[tuple[int, RandomState]]:
-        """Lend, for a block, the target length of a sample in tokens, and its random state of seed and number alone."""
-        number = self.row(idx)[0]
-        with random_state((self.config.random_seed + number) % 2**32) as rng:
-            yield int(self.sample_index[number, 2]), rng
+    def _begin_sample(self, idx: int | None) -> tuple[int, RandomState]:
+        """Return the target length of a sample in tokens, and its random state, a function of seed and number."""
+        number = self._position(idx)
+        return int(self.sample_index[number, 2]), random_state((self.config.random_seed + number) % 2**32)
 
     def _create_masked_lm_predictions(
         self, token_ids: Sequence[int] | NDArray[Any], target_sequence_length: int, numpy_random_state: RandomState

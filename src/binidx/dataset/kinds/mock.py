@@ -8,7 +8,9 @@ data fails.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -25,10 +27,57 @@ from binidx.index.cache.index_files import Arrays
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 
-TOKEN_BYTES = 4
+
+class ComputedDataset(IndexedDataset, ABC):
+    """Sequences whose tokens are computed when they are read; each is a document.
+
+    Args:
+        name: stands for the prefix.
+        dtype: dtype of a token.
+        lengths: tokens of each sequence, shape (num_sequences,) int32.
+
+    Attributes:
+        bounds: first token of each sequence, then the end, shape (num_sequences + 1,).
+    """
+
+    def __init__(self, name: str, dtype: type[np.signedinteger[Any]], lengths: NDArray[np.int32]) -> None:
+        self.path_prefix, self.multimodal, self.mmap, self.storage_options = name, False, False, None
+        self.bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self._stored = little_endian(dtype)
+        starts, documents = self._stored.itemsize * self.bounds[:-1], np.arange(len(self.bounds), dtype=np.int64)
+        self.index = SequenceIndex(dtype, lengths, starts, documents, None, int(self.bounds[-1]))
+        self.bin_reader = ComputedReader(f"{name}.bin", self.index.num_bytes, self._stored, self.compute)
+
+    @abstractmethod
+    def compute(self, start: int, stop: int) -> NDArray[np.signedinteger[Any]]:
+        """Return the tokens from `start` to before `stop`, counted over all sequences; shape (stop - start,)."""
 
 
-class MockGPTLowLevelDataset(IndexedDataset):
+@dataclass(eq=False)
+class ComputedReader:
+    """`RangeReader` of the bytes of computed tokens.
+
+    Args:
+        uri: name for errors.
+        size: bytes of all tokens.
+        dtype: dtype of a token in these bytes.
+        compute: `ComputedDataset.compute`.
+    """
+
+    uri: str
+    size: int
+    dtype: np.dtype[Any]
+    compute: Callable[[int, int], NDArray[Any]]
+    identity: ClassVar[Mapping[str, Any]] = {}
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """Return the bytes of these ranges, which begin and end between tokens."""
+        check_ranges(self.uri, self.size, ranges)
+        tokens = (self.compute(start // self.dtype.itemsize, stop // self.dtype.itemsize) for start, stop in ranges)
+        return [each.astype(self.dtype).view(np.uint8).data for each in tokens]
+
+
+class MockGPTLowLevelDataset(ComputedDataset):
     """100,000 sequences of 1 to 4,095 made-up tokens, read as those of a `.bin`.
 
     Args:
@@ -45,14 +94,9 @@ class MockGPTLowLevelDataset(IndexedDataset):
 
     def __init__(self, tokenizer: Any) -> None:
         self.vocab_size, self.eod_token = int(tokenizer.vocab_size), int(tokenizer.eod)
-        self.path_prefix, self.multimodal, self.mmap, self.storage_options = "mock", False, False, None
         rng = np.random.default_rng(self.seed)
         lengths = rng.integers(low=1, high=self.max_sequence_length, size=self.size, dtype=np.int32)
-        bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        documents = np.arange(self.size + 1, dtype=np.int64)
-        self.index = SequenceIndex(np.int32, lengths, TOKEN_BYTES * bounds[:-1], documents, None, int(bounds[-1]))
-        self.bin_reader = MockTokenReader(bounds, self.vocab_size, self.eod_token)
-        self._stored = little_endian(np.int32)
+        super().__init__("mock", np.int32, lengths)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (SimpleNamespace(vocab_size=self.vocab_size, eod=self.eod_token),)
@@ -61,33 +105,12 @@ class MockGPTLowLevelDataset(IndexedDataset):
         tokens: NDArray[np.int64] = super().get(idx, offset, length).astype(np.int64)
         return tokens
 
-
-class MockTokenReader:
-    """`RangeReader` of the bytes of made-up tokens, computed on each read.
-
-    Args:
-        bounds: first token of each sequence, then the end, shape (num_sequences + 1,).
-        vocab_size: number of ids.
-        eod: last token of each sequence.
-    """
-
-    uri = "mock.bin"
-    identity: ClassVar[Mapping[str, Any]] = {}
-
-    def __init__(self, bounds: NDArray[np.int64], vocab_size: int, eod: int) -> None:
-        self.bounds, self.vocab_size, self.eod = bounds, vocab_size, eod
-        self.size = TOKEN_BYTES * int(bounds[-1])
-
-    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        check_ranges(self.uri, self.size, ranges)
-        return [self._make_tokens(start // TOKEN_BYTES, stop // TOKEN_BYTES) for start, stop in ranges]
-
-    def _make_tokens(self, start: int, stop: int) -> memoryview:
+    def compute(self, start: int, stop: int) -> NDArray[np.int64]:
         positions = np.arange(start, stop)
         sequence = np.searchsorted(self.bounds, positions, side="right")
-        tokens = (positions - self.bounds[sequence - 1] + 1) % self.vocab_size
-        tokens[positions + 1 == self.bounds[sequence]] = self.eod
-        return tokens.astype(little_endian(np.int32)).view(np.uint8).data
+        tokens: NDArray[np.int64] = (positions - self.bounds[sequence - 1] + 1) % self.vocab_size
+        tokens[positions + 1 == self.bounds[sequence]] = self.eod_token
+        return tokens
 
 
 class MockGPTDataset(GPTDataset):
@@ -130,7 +153,15 @@ class MockGPTDataset(GPTDataset):
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> MockGPTLowLevelDataset:
-        """Return made-up sequences for the config's tokenizer."""
+        """Return made-up sequences for the config's tokenizer.
+
+        Args:
+            dataset_path: None.
+            config: its tokenizer has `vocab_size` and `eod`.
+
+        Returns:
+            100,000 sequences.
+        """
         return MockGPTLowLevelDataset(config.tokenizer)
 
     def _load_or_build(self) -> Arrays:

@@ -11,32 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import GPTDatasetConfig, Split
-from binidx.dataset.gpt import assemble_gpt_sample, build_attention_mask, gpt_recipe
+from binidx.dataset.config import GPTDatasetConfig
+from binidx.dataset.gpt import GPTDataset, assemble_gpt_sample
 from binidx.dataset.kinds.mock import MockGPTDataset
 from binidx.dataset.megatron_dataset import MegatronDataset, required
-from binidx.dataset.torch_bridge import Sample, Tensor, as_tensor
+from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import IndexedDataset, Span
-from binidx.native.gpt_samples import Recipe
 from binidx.native.permutations import RandomState
-
-if TYPE_CHECKING:
-    from binidx.dataset.gpt import GPTDataset
-
 
 TEXT = 0
 """Mode of text; all others are images, or whatever the user stores."""
 
 
 def unchanged(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return the sample itself."""
+    """Return a sample without a change.
+
+    Args:
+        sample: a sample.
+
+    Returns:
+        The same object.
+    """
     return sample
 
 
@@ -132,17 +133,7 @@ class MultimodalDataset(MegatronDataset):
     config: MultimodalDatasetConfig
     config_class = MultimodalDatasetConfig
     dataset: IndexedDataset
-
-    def __init__(
-        self,
-        indexed_dataset: IndexedDataset,
-        dataset_path: str | None,
-        indexed_indices: NDArray[np.int32],
-        num_samples: int | None,
-        index_split: Split,
-        config: MultimodalDatasetConfig,
-    ) -> None:
-        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
+    recipe, shared_attention_mask = GPTDataset.recipe, GPTDataset.shared_attention_mask  # of the text
 
     def _load_index(self) -> None:
         bounds = self.dataset.document_indices
@@ -158,12 +149,27 @@ class MultimodalDataset(MegatronDataset):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
-        """Return the number of documents, which splits divide."""
+        """Return the number of documents, which splits divide.
+
+        Args:
+            low_level_dataset: the `.bin`/`.idx` pair.
+
+        Returns:
+            Number of documents.
+        """
         return len(low_level_dataset.document_indices) - 1
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: MultimodalDatasetConfig) -> IndexedDataset:
-        """Return the opened `.bin`/`.idx` pair of a prefix, at any URI; it must have modes."""
+        """Open the `.bin`/`.idx` pair of a prefix; it must have modes.
+
+        Args:
+            dataset_path: prefix, a path or any URI.
+            config: `mmap_bin_files` and `storage_options` are used.
+
+        Returns:
+            The opened pair.
+        """
         prefix, options = required(dataset_path), config.storage_options
         return IndexedDataset(prefix, multimodal=True, mmap=config.mmap_bin_files, storage_options=options)
 
@@ -177,6 +183,9 @@ class MultimodalDataset(MegatronDataset):
         Args:
             idx: number of the sample; a negative one counts from the end, None is sample 0.
 
+        Returns:
+            Numbers of stored sequences.
+
         Raises:
             IndexError: there is no such sample.
         """
@@ -185,7 +194,14 @@ class MultimodalDataset(MegatronDataset):
         return first, end
 
     def spans(self, idx: int | None) -> list[Span]:
-        """Return the spans of whole images and of the text that fits; None is sample 0."""
+        """Return the spans of whole images and of the text that fits.
+
+        Args:
+            idx: number of the sample; None is sample 0.
+
+        Returns:
+            (sequence, 0, number of its tokens) of each sequence of the document.
+        """
         first, end = self.find_sequences(idx)
         lengths = self.dataset.sequence_lengths[first:end].astype(np.int64)
         is_text = self.dataset.sequence_modes[first:end] == TEXT
@@ -200,6 +216,9 @@ class MultimodalDataset(MegatronDataset):
         Args:
             idx: number of the sample; None is sample 0 without loss.
             sequences: the contents of its spans.
+
+        Returns:
+            The result of `preprocess_func` for the dict described at the class.
         """
         first, end = self.find_sequences(idx)
         modes = self.dataset.sequence_modes[first:end]
@@ -207,22 +226,12 @@ class MultimodalDataset(MegatronDataset):
         text = [sequence for sequence, mode in zip(sequences, modes, strict=True) if mode == TEXT]
         joined = np.concatenate([np.empty(0, self.dataset.index.dtype), *text])
         sample: dict[str, Any] = {
-            **assemble_gpt_sample(cast("GPTDataset", self), idx, [joined]),
+            **assemble_gpt_sample(cast(GPTDataset, self), idx, [joined]),
             "images": [sequence for sequence, mode in zip(sequences, modes, strict=True) if mode != TEXT],
             "image_modes": as_tensor(modes[modes != TEXT].astype(np.int64)),
             "image_positions": as_tensor(np.cumsum(lengths, dtype=np.int64)[modes != TEXT]),
         }
         return self.config.preprocess_func(sample)
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """Rules by which C makes rows of the text."""
-        return gpt_recipe(self.config, self._pad_token_id)
-
-    @cached_property
-    def shared_attention_mask(self) -> Tensor:
-        """Causal mask, shape (1, S, S), True where attention is forbidden."""
-        return as_tensor(build_attention_mask(np.arange(self.config.sequence_length)))
 
 
 def build_serving_order(documents: NDArray[np.int32], num_samples: int | None, seed: int) -> NDArray[np.int32]:

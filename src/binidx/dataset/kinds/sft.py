@@ -36,28 +36,9 @@ Tokenized = tuple[Ids, Ids]
 """Tokens, and their targets: the same, or IGNORE where a token is not trained on."""
 
 
-@dataclass(frozen=True)
-class PackedRow:
-    """Conversations packed into one row.
-
-    Attributes:
-        tokens: shape (S + 1,).
-        targets: shape (S + 1,).
-        positions: position of each token in its sequence, shape (S,).
-        is_real: False at added pads, shape (S + 1,).
-        cu_seqlens: start of each sequence, then S, shape (n + 1,) int32.
-    """
-
-    tokens: Ids
-    targets: Ids
-    positions: Ids
-    is_real: NDArray[np.bool_]
-    cu_seqlens: NDArray[np.int32]
-
-
 def pack_conversations(
     conversations: Iterable[Tokenized], sequence_length: int, *, eod: int, pad: int, multiple: int = 1
-) -> PackedRow:
+) -> tuple[Ids, Ids, NDArray[np.bool_], NDArray[np.int32]]:
     """Pack conversations into one row, up to the first that does not fit.
 
     Args:
@@ -66,6 +47,10 @@ def pack_conversations(
         eod: id that ends each conversation.
         pad: id of pads.
         multiple: the length of each sequence is a multiple of it, except for the last, which ends at S.
+
+    Returns:
+        Tokens and targets, shape (2, S + 1); the position of each token in its sequence, shape (S,); False at added
+        pads, shape (S + 1,); the start of each sequence, then S, shape (n + 1,).
     """
     lines = np.full((2, sequence_length + 1), pad, np.int64)
     is_real = np.zeros(sequence_length + 1, np.bool_)
@@ -80,7 +65,7 @@ def pack_conversations(
         if bounds[-1] > sequence_length:
             break
     bounds[-1] = sequence_length
-    return PackedRow(lines[0], lines[1], positions, is_real, np.array(bounds, np.int32))
+    return lines, positions, is_real, np.array(bounds, np.int32)
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -114,16 +99,13 @@ class SFTDatasetConfig(GPTDatasetConfig):
 class SFTLowLevelDataset(JsonLines):
     """Chat file: item i is the messages of row i, or the text of a row that has only text."""
 
-    def __getitem__(self, idx: Any) -> Conversation | str:
-        return self.parse_conversation(int(idx), self.get(idx))
-
-    def parse_conversation(self, row: int, line: NDArray[np.uint8]) -> Conversation | str:
+    def parse(self, row: int, line: NDArray[np.uint8]) -> Conversation | str:
         """Return the messages or the text in the bytes of a row.
 
         Raises:
             FormatError: not a JSON object, or one of no known schema.
         """
-        fields = self.parse(row, line)
+        fields = super().parse(row, line)
         try:
             return parse_row(fields)
         except FormatError as error:
@@ -180,12 +162,27 @@ class SFTDataset(MegatronDataset):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: SFTLowLevelDataset) -> int:
-        """Return the number of rows, which splits divide."""
+        """Return the number of rows, which splits divide.
+
+        Args:
+            low_level_dataset: the chat file.
+
+        Returns:
+            Number of rows.
+        """
         return len(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> SFTLowLevelDataset:
-        """Return the opened chat file of a URI."""
+        """Open the chat file of a URI.
+
+        Args:
+            dataset_path: path or URI of the file.
+            config: `path_to_cache`, `mmap_bin_files` and `storage_options` are used.
+
+        Returns:
+            The opened file.
+        """
         return SFTLowLevelDataset(
             required(dataset_path),
             path_to_cache=config.path_to_cache,
@@ -212,7 +209,13 @@ class SFTDataset(MegatronDataset):
         return isinstance(self.config, SFTDatasetConfig) and self.config.shuffle
 
     def find_row(self, idx: int | None) -> int:
-        """Return the row of the file of a sample; None is sample 0.
+        """Return the row of the file of a sample.
+
+        Args:
+            idx: number of the sample; None is sample 0.
+
+        Returns:
+            Number of the row, from 0.
 
         Raises:
             IndexError: there is no such sample.
@@ -223,7 +226,14 @@ class SFTDataset(MegatronDataset):
         return int(self.indices[position])
 
     def spans(self, idx: int | None) -> list[Span]:
-        """Return the span of the bytes of a sample's row."""
+        """Return the span of the bytes of a sample's row.
+
+        Args:
+            idx: number of the sample; None is sample 0.
+
+        Returns:
+            A list of (row, 0, number of bytes).
+        """
         row = self.find_row(idx)
         return [(row, 0, int(self.dataset.sequence_lengths[row]))]
 
@@ -240,22 +250,22 @@ class SFTDataset(MegatronDataset):
         Raises:
             FormatError: the row is not a JSON object of a known schema.
         """
-        conversation = self.dataset.parse_conversation(self.find_row(idx), sequences[0])
-        row = pack_conversations(
-            map(self.tokenize, split_conversations(conversation)),
+        conversation = self.dataset.parse(self.find_row(idx), sequences[0])
+        (tokens, targets), positions, is_real, bounds = pack_conversations(
+            map(self._tokenize, split_conversations(conversation)),
             self.config.sequence_length,
             eod=self.config.tokenizer.eod,
             pad=self.pad,
             multiple=self.config.padding_multiple,
         )
-        labels = row.targets[1:]
+        labels = targets[1:]
         return {
-            "tokens": as_tensor(row.tokens[:-1]),
+            "tokens": as_tensor(tokens[:-1]),
             "labels": as_tensor(labels),
-            "loss_mask": as_tensor(self.loss_mask(idx, labels, row.is_real[1:])),
-            "position_ids": as_tensor(row.positions),
-            "cu_seqlens": as_tensor(row.cu_seqlens),
-            "max_seqlen": as_tensor(np.array(np.diff(row.cu_seqlens).max())),
+            "loss_mask": as_tensor(self._loss_mask(idx, labels, is_real[1:])),
+            "position_ids": as_tensor(positions),
+            "cu_seqlens": as_tensor(bounds),
+            "max_seqlen": as_tensor(np.array(np.diff(bounds).max())),
         }
 
     @property
@@ -264,7 +274,7 @@ class SFTDataset(MegatronDataset):
         pad = token_of(self.config.tokenizer, "pad")
         return int(self.config.tokenizer.eod if pad is None or pad < 0 else pad)
 
-    def tokenize(self, conversation: Conversation | str) -> Tokenized:
+    def _tokenize(self, conversation: Conversation | str) -> Tokenized:
         """Return tokens and targets of one conversation, or of a text, which is trained on completely.
 
         Raises:
@@ -284,7 +294,7 @@ class SFTDataset(MegatronDataset):
             tokens, targets = tokenize(conversation, return_target=True, add_generation_prompt=False)
         return np.asarray(tokens, np.int64), np.asarray(targets, np.int64)
 
-    def loss_mask(self, idx: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def _loss_mask(self, idx: int | None, labels: Ids, is_real: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return 1 where a label is trained on, shape of the labels; all 0 for the padding sample."""
         is_trained: NDArray[np.bool_] = is_real & (labels != IGNORE) & (labels != self._pad_token_id)
         return (is_trained & (idx is not None)).astype(np.float32)

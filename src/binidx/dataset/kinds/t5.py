@@ -153,8 +153,8 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
             ConfigError: more n-grams than sentinels, or more tokens than the decoder has.
         """
         tokens = concatenate_tokens(sequences)
-        with self.random_draws(idx) as (target, rng):
-            text, _, _, _, spans = self._create_masked_lm_predictions(tokens[:target], target, rng)
+        target, rng = self._begin_sample(idx)
+        text, _, _, _, spans = self._create_masked_lm_predictions(tokens[:target], target, rng)
         encoder, decoder = self._divide(text, spans)
         sample = self._pad(encoder, decoder)
         if idx is None:

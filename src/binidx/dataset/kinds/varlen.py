@@ -68,9 +68,9 @@ class VarlenDataset(SFTDataset):
         Raises:
             FormatError: the row is not a JSON object of a known schema.
         """
-        conversation = self.dataset.parse_conversation(self.find_row(idx), sequences[0])
+        conversation = self.dataset.parse(self.find_row(idx), sequences[0])
         length, eod = self.config.sequence_length, self.config.tokenizer.eod
-        both = np.stack(append_eod(*self.tokenize(add_system_message(conversation)), eod))
+        both = np.stack(append_eod(*self._tokenize(add_system_message(conversation)), eod))
         if both.shape[1] == 1:
             both = np.full((2, 2), eod)  # an empty text becomes an EOD that predicts another
         elif both.shape[1] > length + 1:
@@ -83,7 +83,7 @@ class VarlenDataset(SFTDataset):
         sample: Sample = {
             "tokens": as_tensor(tokens[:-1]),
             "labels": as_tensor(targets[1:]),
-            "loss_mask": as_tensor(self.loss_mask(idx, targets[1:], np.arange(padded) < original)),
+            "loss_mask": as_tensor(self._loss_mask(idx, targets[1:], np.arange(padded) < original)),
             "position_ids": as_tensor(np.arange(padded)),
         }
         if has_lengths:
@@ -125,10 +125,27 @@ class VarlenGPTDataset(GPTDataset):
         return super()._load_or_build()
 
     def read_sample(self, idx: int | None) -> Sample:
+        """Return one sample.
+
+        Args:
+            idx: number of the sample; None is sample 0 without loss.
+
+        Returns:
+            The dict described at the class.
+        """
         return pad_documents(super().read_sample(idx), self.config.padding_multiple)
 
     @classmethod
     def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
+        """Return a batch of samples of several datasets of this class, whose tokens are read at once.
+
+        Args:
+            requests: the samples of each dataset and their rows.
+            num_rows: size of the batch; each row is in one request.
+
+        Returns:
+            The samples, row by row.
+        """
         multiples = [0] * num_rows
         for dataset, _, rows in requests:
             for row in rows:
