@@ -148,13 +148,15 @@ DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 """Help of an argument that names a dataset to read."""
 
 
+def strip_end(text: str) -> str | None:
+    """Return the prefix of the dataset that a file belongs to; None for other names."""
+    return next((text.removesuffix(f".{end}") for end in DATASET_ENDS if text.endswith(f".{end}")), None)
+
+
 def prefix(text: str) -> str:
     """Parse an argument that names a dataset, not one of its files."""
-    end = next((end for end in DATASET_ENDS if text.endswith(f".{end}")), None)
-    if end is not None:
-        raise argparse.ArgumentTypeError(
-            f"found {text}, needed the prefix of its files: {text.removesuffix(f'.{end}')}"
-        )
+    if (files := strip_end(text)) is not None:
+        raise argparse.ArgumentTypeError(f"found {text}, needed the prefix of its files: {files}")
     return text
 
 
@@ -164,3 +166,11 @@ def num_bytes(text: str) -> int:
         return parse_bytes(text)
     except (KeyError, ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB") from None
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Parse `I/N`, I from 0."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1")
+    return int(first), int(count)

@@ -26,8 +26,6 @@ from ._command import json_object
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed."""
 
-Decode = Callable[[list[int]], str]
-
 
 def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
     """Add the argument RUN and the options of its store."""
@@ -127,7 +125,7 @@ def step_at(order: RunOrder, consumed_samples: int) -> int:
     return step
 
 
-def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None:
+def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[list[int]], str] | None:
     """Return the decoder of any tokenizer that `preprocess` accepts."""
     if uri is None:
         return None
@@ -138,7 +136,7 @@ def build_rows(
     order: RunOrder,
     readings: SampleReads,
     contents: SampleContents,
-    decode: Decode | None = None,
+    decode: Callable[[list[int]], str] | None = None,
     *,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,6 @@ from ._command import command
 from ._display import table as columns
 from ._runs import add_run, open_run, step_at, stop_step
 
-UNITS = ((10**9, "billion "), (10**6, "million "), (10**3, "thousand "), (1, ""))
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
 
 
@@ -100,17 +99,17 @@ def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
     """Draw two bars per source: its tokens, and its epochs."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError as error:
         raise MissingDriverError(f"{path}: needs matplotlib; pip install matplotlib") from error
     names = short_names([each.source for each in accounts])
-    most = max(max(each.tokens, each.tokens_read) for each in accounts)
-    unit, word = next(each for each in UNITS if most >= each[0] or each[0] == 1)
     figure = Figure(figsize=(9, 1.9 + 0.34 * len(names)), layout="constrained")
     tokens, epochs = figure.subplots(1, 2, sharey=True)
     places = range(len(names))
-    tokens.barh(places, [each.tokens / unit for each in accounts], color="#c9d4e5", label="there are")
-    tokens.barh(places, [each.tokens_read / unit for each in accounts], height=0.4, color="#2b5c9e", label="read")
-    tokens.set(yticks=list(places), yticklabels=names, xlabel=f"{word}tokens")
+    tokens.barh(places, [each.tokens for each in accounts], color="#c9d4e5", label="there are")
+    tokens.barh(places, [each.tokens_read for each in accounts], height=0.4, color="#2b5c9e", label="read")
+    tokens.set(yticks=list(places), yticklabels=names, xlabel="tokens")
+    tokens.xaxis.set_major_formatter(EngFormatter())
     tokens.set_ylim(len(names) - 0.4, -0.6)  # the first one on top, and no more room the more there are
     epochs.barh(places, [each.epochs_read for each in accounts], height=0.4, color="#2b5c9e")
     epochs.axvline(1, color="#999999", linewidth=0.8)

@@ -22,7 +22,7 @@ __package__ = "binidx.tools"  # for `python tools/bake.py`
 from binidx.errors import ConfigError
 from binidx.run.provenance.baking import bake, plan_bake
 
-from ._command import RESUMES, command
+from ._command import RESUMES, command, shard
 from ._display import counts, human_bytes
 from ._runs import add_run, open_run, parse_steps
 
@@ -34,14 +34,6 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="parts written at the same time (2)")
     options.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="every N-th part, from the I-th")
-
-
-def shard(text: str) -> tuple[int, int]:
-    """Parse `i/n`, i from 0."""
-    first, _, count = text.partition("/")
-    if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
-        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1")
-    return int(first), int(count)
 
 
 def bake_run(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ from binidx.format.virtual_source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.layout import directory_of_index
-from binidx.storage.cache.maintenance import CachedObjectInfo, cached_contents, prune, verify
+from binidx.storage.cache.maintenance import cached_contents, prune, verify
 from binidx.storage.cache.warm import Job, Warmed, wanted_bytes, warm
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
@@ -215,29 +215,28 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the cached objects."""
     contents = cached_contents(cache_directory(arguments))
-    rows = [describe_object(kept) for kept in contents]
+    rows = [
+        {
+            "uri": kept.content.uri if kept.content else None,
+            "size": kept.content.size if kept.content else 0,
+            "identity": dict(kept.content.identity) if kept.content else {},
+            "cached_bytes": kept.num_bytes,
+            "disk_bytes": kept.disk_bytes,
+            "used_at": kept.used_at,
+        }
+        for kept in contents
+    ]
+    disk_bytes = sum(kept.disk_bytes for kept in contents)
     if arguments.json:
-        print(json.dumps({"objects": rows, "disk_bytes": sum(kept.disk_bytes for kept in contents)}))
+        print(json.dumps({"objects": rows, "disk_bytes": disk_bytes}))
         return 0
     now = time.time()
     for row in rows:
         used = f"{human_seconds(max(0.0, now - row['used_at']))} ago" if row["used_at"] else "never"
         share = f"{human_bytes(row['cached_bytes'])} of {human_bytes(row['size'])}"
         print(f"{row['uri'] or '(unknown object; prune removes it)'}\n  {share}, used {used}")
-    print(f"{len(rows)} objects, {human_bytes(sum(kept.disk_bytes for kept in contents))} on the disk")
+    print(f"{len(rows)} objects, {human_bytes(disk_bytes)} on the disk")
     return 0
-
-
-def describe_object(kept: CachedObjectInfo) -> dict[str, Any]:
-    """Return one object as JSON values."""
-    return {
-        "uri": kept.content.uri if kept.content else None,
-        "size": kept.content.size if kept.content else 0,
-        "identity": dict(kept.content.identity) if kept.content else {},
-        "cached_bytes": kept.num_bytes,
-        "disk_bytes": kept.disk_bytes,
-        "used_at": kept.used_at,
-    }
 
 
 # verify and prune

@@ -29,7 +29,7 @@ from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, est
 from binidx.prepare.preprocess.sampling import Estimate
 from binidx.prepare.text.read import FORMATS
 
-from ._command import DATASET_ENDS, command, json_object, num_bytes, show
+from ._command import command, json_object, num_bytes, show, strip_end
 from ._display import Bar, human_bytes, human_seconds
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
@@ -74,7 +74,7 @@ def estimate(arguments: argparse.Namespace) -> int:
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
     """Raise ConfigError for inputs that are datasets, which have tokens already."""
     for each in inputs:
-        of_file = next((each.removesuffix(f".{end}") for end in DATASET_ENDS if each.endswith(f".{end}")), None)
+        of_file = strip_end(each)
         bare = "." not in each.rpartition("/")[2] and not each.endswith("/") and not has_magic(each)
         if of_file or (bare and IndexedDataset.exists(each, storage_options=storage_options)):
             raise ConfigError(f"{each}: is a dataset, needed text; binidx inspect {of_file or each} says its tokens")

@@ -278,10 +278,8 @@ def draw(histogram: list[dict[str, int]], columns: int) -> list[str]:
     width = max(8, min(columns, 100) - left - right - 8)
     highest = max(each["sequences"] for each in histogram)
     bars = ["#" * -(-each["sequences"] * width // highest) for each in histogram]
-    return [
-        f"  {label:>{left}}  {bar:<{width}}  {count:>{right}}"
-        for label, bar, count in zip(labels, bars, counts, strict=True)
-    ]
+    parts = zip(labels, bars, counts, strict=True)
+    return [f"  {label:>{left}}  {bar:<{width}}  {count:>{right}}" for label, bar, count in parts]
 
 
 def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:

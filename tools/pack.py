@@ -38,13 +38,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
 
 
-def convert(arguments: argparse.Namespace) -> int:
-    """Write packed files, or with --back a dataset."""
-    (unpack if arguments.back else pack)(arguments)
-    return 0
-
-
-def pack(arguments: argparse.Namespace) -> None:
+def pack(arguments: argparse.Namespace) -> int:
     """Write packed files from a dataset."""
     if len(arguments.others) != 1:
         raise ConfigError(f"pack: found {len(arguments.others)} directories, needs one")
@@ -61,9 +55,10 @@ def pack(arguments: argparse.Namespace) -> None:
             watch=bar.update,
         )
     print(f"{names[0]}: first of {len(names):,} files, {dataset.index.num_tokens:,} tokens")
+    return 0
 
 
-def unpack(arguments: argparse.Namespace) -> None:
+def unpack(arguments: argparse.Namespace) -> int:
     """Write a dataset from packed files."""
     files = PackedFiles(arguments.others, 1, storage_options=arguments.storage_options)
     total = len(files.uris) * files.header.chunk_size
@@ -72,9 +67,10 @@ def unpack(arguments: argparse.Namespace) -> None:
             files, arguments.prefix, arguments.sep, storage_options=arguments.storage_options, watch=bar.update
         )
     print(f"{arguments.prefix}: {count:,} documents of {len(files.uris):,} files")
+    return 0
 
 
-main = command("pack", __doc__, add_options, convert)
+main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments))
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -39,10 +39,13 @@ from binidx.prepare.preprocess.preprocess import JobStatus, Report, Shard, job_s
 from binidx.prepare.preprocess.progress import Progress
 from binidx.prepare.text.read import FORMATS
 
-from ._command import RESUMES, command, json_object, num_bytes, show
+from ._command import RESUMES, command, json_object, num_bytes, shard, show
 from ._display import Bar, counts, human_seconds
 from ._display import table as columns
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
+
+FINISH = (None, 1)
+"""The shard without parts, which puts them together."""
 
 MOST_SOURCES = 20
 """Rows of sources in the summary."""
@@ -104,7 +107,7 @@ def _add_work(group: Any) -> None:
     share = group.add_mutually_exclusive_group()
     share.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
     share.add_argument(
-        "--finish", dest="shard", action="store_const", const=Shard(None, 1), help="make no part; put them together"
+        "--finish", dest="shard", action="store_const", const=FINISH, help="make no part; put them together"
     )
     group.add_argument(
         "--status", action="store_true", help="make nothing; print the progress of this job, here or elsewhere"
@@ -115,15 +118,6 @@ def _add_work(group: Any) -> None:
     group.add_argument("--keep-sequential-samples", action="store_true", help="Megatron's; always so")
     group.add_argument("--overwrite", action="store_true", help="replace datasets, and parts of another job")
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
-
-
-def shard(text: str) -> Shard:
-    """Parse `3/8` -> Shard(3, 8)."""
-    try:
-        index, count = map(int, text.split("/"))
-        return Shard(index, count)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1") from error
 
 
 class PreprocessBar(Bar):
@@ -165,12 +159,12 @@ def make(arguments: argparse.Namespace) -> int:
             job,
             engine=arguments.engine,
             workers=arguments.workers,
-            shard=arguments.shard,
+            shard=arguments.shard and Shard(*arguments.shard),
             overwrite=arguments.overwrite,
             watch=bar,
         )
     show(done, arguments, describe)
-    of_shard = arguments.shard is not None and arguments.shard.index is not None
+    of_shard = arguments.shard is not None and arguments.shard != FINISH
     return 0 if done.finished or of_shard else 1
 
 
@@ -268,16 +262,11 @@ def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> list[s
     """Return a line per machine, if there are at least `least`."""
     if len(machines) < least:
         return []
-    rows = [
-        (
-            name or "(unknown)",
-            f"{each.parts:,}",
-            f"{each.documents:,}",
-            f"{each.tokens:,}",
-            "" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e6:,.1f}",
-        )
-        for name, each in machines.items()
-    ]
+    rows = []
+    for name, each in machines.items():
+        numbers = [f"{count:,}" for count in (each.parts, each.documents, each.tokens)]
+        rate = "" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e6:,.1f}"
+        rows.append([name or "(unknown)", *numbers, rate])
     return columns(("machine", "parts", "documents", "tokens", "MB/s"), rows).splitlines()
 
 

@@ -107,10 +107,8 @@ def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[i
     found = {source: answer for source, answer in answers.items() if isinstance(answer, list) and answer}
     if not found:
         without = f", {len(missing)} have no lineage" if missing else ""
-        have = (
-            f"{order.prefixes[sources[0]]} has" if len(sources) == 1 else f"{len(sources)} sources{without}: they have"
-        )
-        raise ConfigError(f"--document: {have} no document {name}")
+        searched = order.prefixes[sources[0]] if len(sources) == 1 else f"{len(sources)} sources{without}"
+        raise ConfigError(f"--document: {name} not found in {searched}")
     return found
 
 
