@@ -215,7 +215,7 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the cached objects."""
     contents = cached_contents(cache_directory(arguments))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "uri": kept.content.uri if kept.content else None,
             "size": kept.content.size if kept.content else 0,

@@ -18,11 +18,10 @@ import torch
 from binidx.tools.demo import main
 from binidx.tools.demo.corpus import MIN_CORPUS_BYTES, build_corpus, count_bytes, docstrings, read_sources
 from binidx.tools.demo.model import GPT
-from binidx.tools.demo.report import BOLD, Screen, describe_steps, figures, show_figures, show_next
+from binidx.tools.demo.report import Screen, build_figures, describe_steps, show_figures, show_next
 from binidx.tools.demo.stages import check_step
 from binidx.tools.demo.tokenizer import EOD, train_bpe, write_dataset
-from binidx.tools.demo.train import Plan, Step, batch_hash, batches, build_datasets
-from binidx.tools.seaweed import S3Server
+from binidx.tools.demo.train import BATCH_SIZE, SEQUENCE_LENGTH, Step, batch_hash, batches, describe_run
 
 import binidx
 from binidx.errors import BinidxError, ConfigError
@@ -104,27 +103,18 @@ def test_a_dataset_holds_its_documents_and_an_eod_after_each(tokenizer, corpus, 
 def test_datasets_opened_again_find_their_indices_and_continue_their_order(tokenizer, tokenizer_path, corpus, tmp_path):
     write_dataset(str(tmp_path / "en"), corpus["en"][:100], tokenizer)
     write_dataset(str(tmp_path / "code"), corpus["code"][:60], tokenizer)
-    plan = Plan(
-        prefixes=[str(tmp_path / "en"), str(tmp_path / "code")],
-        weights=[0.7, 0.3],
-        cache=str(tmp_path / "cache"),
-        tokenizer=str(tokenizer_path),
-        checkpoint="",
-        num_steps=6,
-        checkpoint_step=3,
-        batch_size=4,
-        sequence_length=32,
-    )
-    order = [batch_hash(batch) for batch in islice(batches(build_datasets(plan)[0], plan), 6)]
+    blend = {str(tmp_path / "en"): 0.7, str(tmp_path / "code"): 0.3}
+    run = describe_run(blend, str(tmp_path / "cache"), tokenizer_path, 6)
+    run.save(str(tmp_path / "run.json"))
+    order = [batch_hash(batch) for batch in islice(batches(run.build()[0]), 6)]
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    train, valid = build_datasets(plan)
+    train, valid, _ = binidx.Run.load(str(tmp_path / "run.json")).build()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     assert len(set(order)) == 6
-    for consumed in range(6):
-        assert [batch_hash(batch) for batch in islice(batches(train, plan, 4 * consumed), 6 - consumed)] == order[
-            consumed:
-        ]
-    assert next(batches(valid, plan))["tokens"].shape == (4, 32)
+    for steps in range(6):
+        rest = islice(batches(train, BATCH_SIZE * steps), 6 - steps)
+        assert [batch_hash(batch) for batch in rest] == order[steps:]
+    assert next(batches(valid))["tokens"].shape == (BATCH_SIZE, SEQUENCE_LENGTH)
 
 
 # The model
@@ -165,7 +155,6 @@ def test_positions_see_no_later_token():
 
 # What a person sees
 
-PLAN = Plan(["s3://b/en"], [1.0], "s3://b/cache", "t.json", "c.pt", 200, 100, batch_size=16, sequence_length=128)
 STEP = Step(2, "bbb", 6.5, 0.0123, 0.2, 0.1, 50, 2_000_000, 3_000_000, valid_loss=6.6)
 
 
@@ -179,26 +168,27 @@ def test_a_step_or_a_batch_out_of_order_is_an_error():
 
 def test_a_line_has_the_means_of_its_steps():
     steps = [replace(STEP, number=number, loss=8.0 if number == 1 else 6.0) for number in (1, 2)]
-    assert describe_steps(steps, PLAN).split() == [
+    assert describe_steps(steps).split() == [
         "step", "2", "loss", "7.00", "10,240", "tokens/s", "wait", "12.3", "ms",
     ]  # fmt: skip
-    assert len(describe_steps(steps, PLAN)) <= 69
+    assert len(describe_steps(steps)) <= 69
 
 
 def test_the_end_fits_a_narrow_terminal_and_says_what_to_try(capsys):
     cost = {"seconds": 12.3, "requests": 140, "bytes_asked": 12_600_000, "bytes_moved": 13_600_000}
     costs = dict.fromkeys(("convert", "train", "resume"), cost)
-    server = S3Server("http://127.0.0.1:1", "key", "secret", 1)
     steps = [replace(STEP, number=number, batch="b") for number in (1, 2)]
     written = {"en": {"documents": 1, "text_bytes": 2, "tokens": 3}}
-    found = figures(PLAN, costs, written, ["b", "b"], steps[:1], steps[1:])
+    found = build_figures(costs, written, ["b", "b"], steps[:1], steps[1:])
     for keep, directory, expected in (
         (False, None, "binidx demo --keep"),
         (False, Path("there"), "binidx inspect there/en"),
         (True, None, "export AWS_ENDPOINT_URL=http://127.0.0.1:1"),
+        (True, None, "binidx inspect s3://binidx-demo/en"),
     ):
         show_figures(found, Screen())
-        show_next(PLAN.prefixes, server, Screen(), directory=directory, keep=keep)
+        environment = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+        show_next(found["corpus"], environment, Screen(), directory=directory, keep=keep)
         out = capsys.readouterr().out
         assert expected in out
         assert "2 of 2 batches are those of an unbroken run" in out
@@ -207,19 +197,17 @@ def test_the_end_fits_a_narrow_terminal_and_says_what_to_try(capsys):
         assert capsys.readouterr().out == ""
 
 
-def test_colours_are_for_terminals_that_have_them(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
+def test_bold_is_for_terminals_that_have_it(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert Screen().paint("x", BOLD) == "x"
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    assert Screen().paint("x", BOLD) == "\033[1mx\033[0m"
-    assert Screen(plain=True).paint("x", BOLD) == "x"
+    Screen().heading("x", "y")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    Screen().heading("x", "y")
+    Screen(plain=True).heading("x", "y")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert Screen().paint("x", BOLD) == "x"
+    Screen().heading("x", "y")
+    plain = "x          y\n"
+    assert capsys.readouterr().out == f"{plain}\033[1mx         \033[0m y\n{plain}{plain}"
 
 
 # The call

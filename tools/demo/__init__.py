@@ -50,7 +50,7 @@ def check(options: argparse.Namespace) -> None:
 def demonstrate(options: argparse.Namespace) -> int:
     """Run the demo and print its figures, as text or as one JSON object."""
     check(options)
-    from .report import Screen, environment, show_figures, show_next
+    from .report import ENVIRONMENT, Screen, show_figures, show_next
     from .stages import run_demo
 
     screen = Screen(quiet=options.json, plain=options.plain)
@@ -60,11 +60,12 @@ def demonstrate(options: argparse.Namespace) -> int:
             temporary = tempfile.TemporaryDirectory(prefix="binidx-demo-", ignore_cleanup_errors=True)
             directory = Path(stack.enter_context(temporary))
         directory.mkdir(parents=True, exist_ok=True)
-        server, prefixes, figures = stack.enter_context(run_demo(options.steps, directory, screen))
+        server, figures = stack.enter_context(run_demo(options.steps, directory, screen))
+        environment = {name: server.environment[name] for name in ENVIRONMENT}
         show_figures(figures, screen)
-        show_next(prefixes, server, screen, directory=options.directory, keep=options.keep)
+        show_next(figures["corpus"], environment, screen, directory=options.directory, keep=options.keep)
         if options.json:
-            more = {"environment": environment(server)} if options.keep else {}
+            more = {"environment": environment} if options.keep else {}
             print(json.dumps({**figures, **more}, indent=1), flush=True)
         if options.keep:
             with contextlib.suppress(KeyboardInterrupt):

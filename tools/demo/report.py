@@ -13,12 +13,9 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from .._display import human_bytes, table
-from ..seaweed import S3Server
-from .train import Plan, Step
+from .train import BATCH_SIZE, SEQUENCE_LENGTH, Step
 
 T = TypeVar("T")
-
-BOLD, DIM, GREEN = "1", "2", "32"
 
 # A vocabulary of 4,096 fits uint16.
 TOKEN_BYTES = 2
@@ -26,6 +23,7 @@ TOKEN_BYTES = 2
 # One batch's loss is off by a tenth or two; so many together by little.
 NUM_LAST = 10
 
+BUCKET = "binidx-demo"
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 
 Costs = dict[str, dict[str, float]]
@@ -44,7 +42,7 @@ class Screen:
         self._quiet = quiet
         self._bars = not plain and sys.stderr.isatty()
         no_colour = plain or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # https://no-color.org
-        self._colours = sys.stdout.isatty() and not no_colour
+        self._heading = "\033[1m{:<10}\033[0m {}" if sys.stdout.isatty() and not no_colour else "{:<10} {}"
 
     def line(self, text: str = "") -> None:
         """Print one line and flush."""
@@ -53,30 +51,26 @@ class Screen:
 
     def heading(self, name: str, text: str) -> None:
         """Print the name of the next stage."""
-        self.line(f"{self.paint(f'{name:<10}', BOLD)} {text}")
+        self.line(self._heading.format(name, text))
 
     def detail(self, text: str) -> None:
         """Print a line below a heading."""
         self.line(f"{'':<10} {text}")
-
-    def paint(self, text: str, code: str) -> str:
-        """Return the text in a colour, if stdout is a terminal with colours."""
-        return f"\033[{code}m{text}\033[0m" if self._colours else text
 
     def progress(self, items: Iterable[T], what: str, total: int) -> Iterable[T]:
         """Iterate over the items, with a bar on stderr if that is a terminal."""
         return tqdm(items, desc=f"{'':<10} {what}", total=total, disable=not self._bars, leave=False, ncols=80)
 
 
-def describe_steps(steps: list[Step], plan: Plan) -> str:
+def describe_steps(steps: list[Step]) -> str:
     """Return a line with the last of these steps and the means of all."""
     loss, wait = fmean(step.loss for step in steps), 1000 * fmean(step.wait_seconds for step in steps)
-    speed = plan.batch_size * plan.sequence_length / fmean(step.seconds for step in steps)
+    speed = BATCH_SIZE * SEQUENCE_LENGTH / fmean(step.seconds for step in steps)
     return f"step {steps[-1].number:>4}  loss {loss:.2f}  {speed:>6,.0f} tokens/s  wait {wait:4.1f} ms"
 
 
-def figures(
-    plan: Plan, costs: Costs, written: dict[str, Any], order: list[str], killed: list[Step], resumed: list[Step]
+def build_figures(
+    costs: Costs, written: dict[str, Any], order: list[str], killed: list[Step], resumed: list[Step]
 ) -> dict[str, Any]:
     """Return the results of a demo as JSON values: seconds, bytes, nats.
 
@@ -86,15 +80,15 @@ def figures(
         killed: steps of the process that was killed.
         resumed: steps of the process that resumed from its checkpoint.
     """
-    steps = [*killed, *resumed]
-    tokens = len(steps) * plan.batch_size * plan.sequence_length
+    steps, first = [*killed, *resumed], resumed[0]
+    tokens = len(steps) * BATCH_SIZE * SEQUENCE_LENGTH
     training = sum_costs([costs["train"], costs["resume"]])
     return {
         "corpus": written,
         "stages": costs,
         "total": sum_costs([*costs.values()]),
         "training": {
-            "num_steps": plan.num_steps,
+            "num_steps": len(order),
             "tokens": tokens,
             "first_loss": steps[0].loss,
             "last_loss": fmean(step.loss for step in resumed[-NUM_LAST:]),
@@ -107,10 +101,10 @@ def figures(
             "bytes_moved_per_token": training["bytes_moved"] / tokens,
         },
         "resume": {
-            "consumed_samples": plan.checkpoint_step * plan.batch_size,
-            "step": resumed[0].number,
-            "batch": resumed[0].batch,
-            "unbroken_batch": order[resumed[0].number - 1],
+            "consumed_samples": (first.number - 1) * BATCH_SIZE,
+            "step": first.number,
+            "batch": first.batch,
+            "unbroken_batch": order[first.number - 1],
             "equal_batches": sum(step.batch == order[step.number - 1] for step in steps),
             "batches": len(steps),
         },
@@ -141,24 +135,22 @@ def show_figures(found: dict[str, Any], screen: Screen) -> None:
     screen.heading("order", f"{resume['equal_batches']} of {resume['batches']} batches are those of an unbroken run")
 
 
-def show_next(prefixes: list[str], server: S3Server, screen: Screen, *, directory: Path | None, keep: bool) -> None:
+def show_next(
+    names: Iterable[str], environment: dict[str, str], screen: Screen, *, directory: Path | None, keep: bool
+) -> None:
     """Print commands to try next: on the bucket while it is up, on the kept directory, and on the user's data."""
-    names = {prefix: prefix.rpartition("/")[2] for prefix in prefixes}
-    commands = {f"binidx inspect {directory / name}": "" for name in names.values()} if directory else {}
+    bucket = f"s3://{BUCKET}" if keep else "s3://bucket"
+    commands: dict[str, str] = {}
     if keep:
         screen.line("\nThe bucket stays up until Ctrl-C. In another terminal:")
-        for name, value in environment(server).items():
+        for name, value in environment.items():
             screen.line(f"  export {name}={value}")
-        commands = {f"binidx inspect {prefix}": "" for prefix in prefixes} | commands
+        commands |= {f"binidx inspect {bucket}/{name}": "" for name in names}
     else:
         screen.line("\nNext:")
-        commands = {"binidx demo --keep": "the same; the bucket stays up"} | commands
-    bucket = prefixes[0].rpartition("/")[0] if keep else "s3://bucket"
+        commands["binidx demo --keep"] = "the same; the bucket stays up"
+    if directory:
+        commands |= {f"binidx inspect {directory / name}": "" for name in names}
     commands[f"binidx convert data/mine {bucket}/mine"] = "your own data"
     for command, purpose in commands.items():
-        screen.line(f"  {command:<42} {screen.paint(purpose, DIM)}".rstrip())
-
-
-def environment(server: S3Server) -> dict[str, str]:
-    """Return the variables by which another terminal finds the server."""
-    return {name: server.environment[name] for name in ENVIRONMENT}
+        screen.line(f"  {command:<42} {purpose}".rstrip())

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,16 @@ from binidx.storage.stats import total
 from .._display import human_bytes
 from ..seaweed import S3Server, s3_server
 from .corpus import build_corpus, count_bytes
-from .report import GREEN, Costs, Screen, describe_steps, figures
+from .report import BUCKET, Costs, Screen, build_figures, describe_steps
 from .tokenizer import train_bpe, write_dataset
-from .train import SPLIT, Plan, Step, batch_hash, batches, build_datasets
+from .train import BATCH_SIZE, SEQUENCE_LENGTH, SPLIT, Step, batch_hash, batches, describe_run
 
-BUCKET = "binidx-demo"
 WEIGHTS = {"en": 0.7, "code": 0.3}
 
 
 @contextmanager
-def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[tuple[S3Server, list[str], dict[str, Any]]]:
-    """Run all stages; yield the server, which runs within the `with` block, the URIs of the datasets, and the figures.
+def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[tuple[S3Server, dict[str, Any]]]:
+    """Run all stages; yield the server, which runs within the `with` block, and the figures.
 
     Args:
         num_steps: training steps of the whole run.
@@ -41,34 +39,23 @@ def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[tuple[
     Raises:
         BinidxError: a stage failed, or the order of the resumed run differs from that of an uninterrupted one.
     """
-    demo = Demo(num_steps, directory, screen)
+    demo = Demo(directory, screen)
     screen.line("From text to an exactly resumed training run, on this machine alone\n")
     with demo.start_server() as server:
         written = demo.write_corpus()
-        order = demo.read_order()
+        order = demo.read_order(num_steps)
         killed = demo.train(order, resume=False)
         resumed = demo.train(order, resume=True)
-        yield server, demo.plan.prefixes, figures(demo.plan, demo.costs, written, order, killed, resumed)
+        yield server, build_figures(demo.costs, written, order, killed, resumed)
 
 
 class Demo:
-    """One run of the demo: its training plan, its output, and the cost of each stage."""
+    """One run of the demo: its directory, its output, and the cost of each stage."""
 
-    def __init__(self, num_steps: int, directory: Path, screen: Screen) -> None:
+    def __init__(self, directory: Path, screen: Screen) -> None:
         self.directory = directory
         self.screen = screen
         self.costs: Costs = {}
-        self.plan = Plan(
-            prefixes=[f"s3://{BUCKET}/{name}" for name in WEIGHTS],
-            weights=[*WEIGHTS.values()],
-            cache=f"s3://{BUCKET}/cache",
-            tokenizer=str(directory / "tokenizer.json"),
-            checkpoint=str(directory / "checkpoint.pt"),
-            num_steps=num_steps,
-            checkpoint_step=num_steps // 2,
-            batch_size=16,
-            sequence_length=128,
-        )
 
     @contextmanager
     def stage(self, name: str, text: str) -> Iterator[None]:
@@ -110,21 +97,23 @@ class Demo:
                 tokens, text_bytes = written[name]["tokens"], written[name]["text_bytes"]
                 screen.detail(f"{name:<4} {tokens:>9,} tokens, {text_bytes / tokens:.1f} bytes of text each")
         with self.stage("convert", f"to s3://{BUCKET}, each read back and compared   (binidx convert)"):
-            for name, prefix in zip(corpus, self.plan.prefixes, strict=True):
-                done = convert_dataset(str(directory / name), prefix)
+            for name in corpus:
+                done = convert_dataset(str(directory / name), f"s3://{BUCKET}/{name}")
                 screen.detail(f"{name:<4} {human_bytes(done.bytes_sent):>9}   {done.target}.bin, .idx")
         return written
 
-    def read_order(self) -> list[str]:
+    def read_order(self, num_steps: int) -> list[str]:
         """Build the datasets and read the whole run once; return the hash of each of its batches, in order."""
-        plan, blend = self.plan, " + ".join(f"{weight} {name}" for name, weight in WEIGHTS.items())
-        with self.stage("dataset", f"{blend}, split {SPLIT}, straight from the URIs"):
-            train, _ = build_datasets(plan)
-            samples = f"{len(train):,} samples of {plan.sequence_length} tokens"
-            self.screen.detail(f"{samples}; indices cached in the bucket")
-            loader = self.screen.progress(islice(batches(train, plan), plan.num_steps), "reading", plan.num_steps)
+        blend = {f"s3://{BUCKET}/{name}": weight for name, weight in WEIGHTS.items()}
+        run = describe_run(blend, f"s3://{BUCKET}/cache", self.directory / "tokenizer.json", num_steps)
+        run.save(str(self.directory / "run.json"))
+        shares = " + ".join(f"{weight} {name}" for name, weight in WEIGHTS.items())
+        with self.stage("dataset", f"{shares}, split {SPLIT}, straight from the URIs"):
+            train: Any = run.build()[0]
+            self.screen.detail(f"{len(train):,} samples of {SEQUENCE_LENGTH} tokens; indices cached in the bucket")
+            loader = self.screen.progress(islice(batches(train), num_steps), "reading", num_steps)
             order = [batch_hash(batch) for batch in loader]
-        self.screen.detail(f"an unbroken loader reads all {len(order)} batches, we note their hashes")
+        self.screen.detail(f"an unbroken loader reads all {num_steps} batches, we note their hashes")
         return order
 
     def train(self, order: list[str], *, resume: bool) -> list[Step]:
@@ -133,24 +122,28 @@ class Demo:
         Raises:
             BinidxError: the process ended early, or with another batch than an uninterrupted run.
         """
-        plan, steps, shown = self.plan, list[Step](), 0
-        first, last = 1, plan.checkpoint_step + max(1, plan.num_steps // 30)
-        name, text = "train", f"a small GPT on the CPU, {plan.batch_size} x {plan.sequence_length} tokens a step"
+        num_steps, steps, shown = len(order), list[Step](), 0
         if resume:
-            first, last = plan.checkpoint_step + 1, plan.num_steps
-            consumed = plan.checkpoint_step * plan.batch_size
+            first, last = num_steps // 2 + 1, num_steps
+            consumed = num_steps // 2 * BATCH_SIZE
             name, text = "resume", f"a fresh process, from the checkpoint: consumed_samples {consumed:,}"
-        interval = -(-plan.num_steps // 10)
-        with self.stage(name, text), training_process(plan, self.directory / "plan.json", resume) as process:
+        else:
+            first, last = 1, num_steps // 2 + max(1, num_steps // 30)
+            name, text = "train", f"a small GPT on the CPU, {BATCH_SIZE} x {SEQUENCE_LENGTH} tokens a step"
+        with self.stage(name, text), training_process(self.directory / "run.json", resume) as process:
             assert process.stdout is not None
             for number, line in enumerate(islice(process.stdout, last + 1 - first), first):
                 step = Step(**json.loads(line))
                 check_step(step, number, order)
                 steps.append(step)
                 if number == first:
-                    self.show_first(step, process.pid, order if resume else None)
-                if number == 1 or number % interval == 0:
-                    self.screen.detail(describe_steps(steps[shown:], plan))
+                    opened = f"datasets opened in {step.open_seconds:.1f} s, their indices from the cache"
+                    self.screen.detail(f"process {process.pid}: {opened}")
+                if number == first and resume:
+                    self.screen.detail(f"step {number:>4}  batch {step.batch}  of the resumed run")
+                    self.screen.detail(f"{'':<9}  batch {order[number - 1]}  of an unbroken run: the same")
+                if number == 1 or number % -(-num_steps // 10) == 0:
+                    self.screen.detail(describe_steps(steps[shown:]))
                     shown = len(steps)
             if not steps or steps[-1].number < last:
                 status = process.wait()
@@ -160,15 +153,6 @@ class Demo:
         for counter in ("requests", "bytes_asked", "bytes_moved"):
             self.costs[name][counter] += getattr(steps[-1], counter)
         return steps
-
-    def show_first(self, step: Step, pid: int, order: list[str] | None) -> None:
-        """Print the opening of the datasets; for a resumed run also two hashes that must be equal."""
-        opened = f"datasets opened in {step.open_seconds:.1f} s, their indices from the cache"
-        self.screen.detail(f"process {pid}: {opened}")
-        if order is not None:
-            same = self.screen.paint("the same", GREEN)
-            self.screen.detail(f"step {step.number:>4}  batch {step.batch}  of the resumed run")
-            self.screen.detail(f"{'':<9}  batch {order[step.number - 1]}  of an unbroken run: {same}")
 
 
 def check_step(step: Step, number: int, order: list[str]) -> None:
@@ -181,10 +165,9 @@ def check_step(step: Step, number: int, order: list[str]) -> None:
 
 
 @contextmanager
-def training_process(plan: Plan, path: Path, resume: bool) -> Iterator[subprocess.Popen[str]]:
+def training_process(run: Path, resume: bool) -> Iterator[subprocess.Popen[str]]:
     """Start training in a new Python, whose stdout has a line for each step; kill it at the end of the `with` block."""
-    path.write_text(json.dumps(asdict(plan), indent=1))
-    command = [sys.executable, "-m", "binidx.tools.demo.train", str(path), *(["--resume"] if resume else [])]
+    command = [sys.executable, "-m", "binidx.tools.demo.train", str(run), *(["--resume"] if resume else [])]
     # OpenMP's threads spin while they wait for each other by default. On a free machine that gains nothing; where
     # others work too it cost two thirds of the speed.
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ}

@@ -43,14 +43,14 @@ def write_dataset(prefix: str, documents: Iterable[str], tokenizer: Any) -> dict
         prefix: path or any URI.
         tokenizer: what `train_bpe` returned.
     """
-    eod, written = tokenizer.token_to_id(EOD), {"documents": 0, "text_bytes": 0, "tokens": 0}
+    eod, counts = tokenizer.token_to_id(EOD), {"documents": 0, "text_bytes": 0, "tokens": 0}
     dtype = binidx.DType.optimal_dtype(tokenizer.get_vocab_size())
     with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype) as builder:
         for text in documents:
             tokens = [*tokenizer.encode(text).ids, eod]
             builder.add_document(tokens, [len(tokens)])
-            written["documents"] += 1
-            written["text_bytes"] += len(text.encode())
-            written["tokens"] += len(tokens)
+            counts["documents"] += 1
+            counts["text_bytes"] += len(text.encode())
+            counts["tokens"] += len(tokens)
         builder.finalize(f"{prefix}.idx")
-    return written
+    return counts
