@@ -25,6 +25,7 @@ example:
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 __package__ = "binidx.tools"  # for `python tools/merge.py`
 
@@ -48,18 +49,16 @@ def merge(arguments: argparse.Namespace) -> int:
     same = arguments.target_options in (None, arguments.source_options)
     if arguments.virtual and not same:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
+    done: Any
     with Bar("merge") as bar:
         if arguments.virtual:
             options, overwrite = arguments.source_options, arguments.overwrite
-            listed = merge_virtually(
+            done = merge_virtually(
                 arguments.sources, arguments.to, overwrite=overwrite, storage_options=options, watch=bar
             )
         else:
             done = merge_datasets(arguments.sources, arguments.to, **writing(arguments), watch=bar)
-    if arguments.virtual:
-        show(listed, arguments, describe_virtual)
-    else:
-        show(done, arguments, describe)
+    show(done, arguments, describe_virtual if arguments.virtual else describe)
     return 0
 
 

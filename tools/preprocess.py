@@ -164,8 +164,7 @@ def make(arguments: argparse.Namespace) -> int:
             watch=bar,
         )
     show(done, arguments, describe)
-    of_shard = arguments.shard is not None and arguments.shard != FINISH
-    return 0 if done.finished or of_shard else 1
+    return 0 if done.finished or arguments.shard not in (None, FINISH) else 1
 
 
 def parse_job(arguments: argparse.Namespace) -> Job:

@@ -21,8 +21,6 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(sequence_length, width)
-        for embedding in (self.tokens, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
                 width, num_heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -30,6 +28,9 @@ class GPT(nn.Module):
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:  # matrices, as in GPT-2
+                nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """Map tokens and positions, both (B, S) int64, to logits (B, S, vocab_size)."""
