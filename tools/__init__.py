@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"binidx {binidx.__version__}")
         return 0
     if name not in COMMANDS:
-        print(f"binidx: {name!r} is not a command{suggestion(name)}; binidx --help lists them", file=sys.stderr)
+        near = "".join(f", did you mean {each!r}?" for each in difflib.get_close_matches(name, COMMANDS, 1))
+        print(f"binidx: {name!r} is not a command{near}; binidx --help lists them", file=sys.stderr)
         return 2
     try:
         module = import_module(f"binidx.tools.{COMMANDS[name][0]}")
@@ -59,9 +60,3 @@ def usage() -> str:
     rows = [f"  {name:<13} {purpose}" for name, (_, purpose) in COMMANDS.items()]
     head = ["binidx: train from .bin/.idx token data in any store", "", "usage: binidx COMMAND ...", ""]
     return "\n".join([*head, *rows, "", "binidx COMMAND --help says more about one; binidx --version"])
-
-
-def suggestion(name: str) -> str:
-    """Return `, did you mean 'convert'?` if a command has a similar name."""
-    near = difflib.get_close_matches(name, COMMANDS, 1)
-    return f", did you mean {near[0]!r}?" if near else ""

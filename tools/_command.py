@@ -1,4 +1,4 @@
-"""Shared parts of the commands: exit status, one-line errors, argument types, formatting of numbers."""
+"""Shared parts of the commands: their `main`, exit status, one-line errors, common options and argument types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from binidx.corpus.convert_journal import OBJECT_SUFFIXES
@@ -28,6 +28,32 @@ from binidx.storage.settings import parse_bytes
 
 CALL_ERRORS = (ConfigError, MissingDriverError, ObjectExistsError, ObjectNotFoundError, AccessError, UnreachableError)
 """Errors of the call; all others are errors of the data."""
+
+RESUMES = "interrupted; the same command resumes"
+"""Message of commands that continue after Ctrl-C."""
+
+
+def command(
+    name: str,
+    doc: str | None,
+    add_options: Callable[[argparse.ArgumentParser], None],
+    body: Callable[[argparse.Namespace], int],
+    after_interrupt: str = "interrupted",
+) -> Callable[..., int]:
+    """Return the `main` of a command, which parses its arguments, runs `body` and returns the exit status.
+
+    Args:
+        doc: docstring of the command's module, which is its help.
+        after_interrupt: what Ctrl-C prints.
+    """
+
+    def main(argv: Sequence[str] | None = None) -> int:
+        options = parser(name, doc)
+        add_options(options)
+        arguments = options.parse_args(argv)
+        return run(name, lambda: body(arguments), after_interrupt=after_interrupt)
+
+    return main
 
 
 def run(name: str, body: Callable[[], int], *, after_interrupt: str = "interrupted") -> int:
@@ -91,6 +117,11 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def show(found: Any, arguments: argparse.Namespace, describe: Callable[[Any], str]) -> None:
+    """Print a result: as JSON with --json, else as text."""
+    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+
+
 def add_writing(options: argparse.ArgumentParser) -> None:
     """Add the options of a command that writes datasets made of others."""
     options.add_argument("--no-lineage", action="store_true", help="do not write lineage")
@@ -100,6 +131,16 @@ def add_writing(options: argparse.ArgumentParser) -> None:
     options.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
+def writing(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the library's arguments for the options of `add_writing`."""
+    return {
+        "lineage": not arguments.no_lineage,
+        "overwrite": arguments.overwrite,
+        "source_options": arguments.source_options,
+        "target_options": arguments.target_options,
+    }
+
+
 DATASET_ENDS = (*OBJECT_SUFFIXES, PARTS[1:])
 """Endings of the files of a dataset, after its prefix and a dot."""
 
@@ -107,13 +148,15 @@ DATASET = "path or URI without .bin and .idx, also of a virtual merge"
 """Help of an argument that names a dataset to read."""
 
 
+def strip_end(text: str) -> str | None:
+    """Return the prefix of the dataset that a file belongs to; None for other names."""
+    return next((text.removesuffix(f".{end}") for end in DATASET_ENDS if text.endswith(f".{end}")), None)
+
+
 def prefix(text: str) -> str:
     """Parse an argument that names a dataset, not one of its files."""
-    end = next((end for end in DATASET_ENDS if text.endswith(f".{end}")), None)
-    if end is not None:
-        raise argparse.ArgumentTypeError(
-            f"found {text}, needed the prefix of its files: {text.removesuffix(f'.{end}')}"
-        )
+    if (files := strip_end(text)) is not None:
+        raise argparse.ArgumentTypeError(f"found {text}, needed the prefix of its files: {files}")
     return text
 
 
@@ -125,24 +168,9 @@ def num_bytes(text: str) -> int:
         raise argparse.ArgumentTypeError(f"found {text}, needed a number of bytes such as 2GB") from None
 
 
-def human_bytes(count: float) -> str:
-    """Format bytes: 12_345_678 -> `11.8 MiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            break
-        count /= 1024
-    return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
-
-
-def counts(**numbers: int) -> str:
-    """Format counts: documents=1, tokens=2034 -> `1 document, 2,034 tokens`."""
-    return ", ".join(f"{count:,} {name[: -1 if count == 1 else None]}" for name, count in numbers.items())
-
-
-def human_seconds(seconds: float) -> str:
-    """Format seconds: 75.3 -> `1 min 15 s`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+def shard(text: str) -> tuple[int, int]:
+    """Parse `I/N`, I from 0."""
+    first, _, count = text.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and int(first) < int(count)):
+        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1")
+    return int(first), int(count)

@@ -14,29 +14,27 @@ example:
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-if __name__ == "__main__":  # python tools/account.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/account.py`
 
 from binidx.dataset.staged.staged_blend import StagedBlendedDataset
 from binidx.errors import MissingDriverError
 from binidx.run.provenance.accounts import SourceAccount, account
 from binidx.storage.writing.publish import create_object
 
-from ._command import parser, run
-from ._order_rows import add_run, open_run, step_at, stop_step
-from ._table import table as columns
+from ._command import command
+from ._display import table as columns
+from ._runs import add_run, open_run, step_at, stop_step
 
-UNITS = ((10**9, "billion "), (10**6, "million "), (10**3, "thousand "), (1, ""))
 COLUMNS = ("documents", "tokens", "samples in run", "samples read", "tokens read", "epochs")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("account", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_run(options)
     until = options.add_mutually_exclusive_group()
     until.add_argument("--before-step", type=int, metavar="N", help="count only steps before N (default: all)")
@@ -47,23 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--to", metavar="URI", help="write the rows as parquet")
     options.add_argument("--picture", metavar="PNG", help="draw the epochs and tokens of each source")
     options.add_argument("--json", action="store_true", help="print one JSON list")
-    arguments = options.parse_args(argv)
 
-    def body() -> int:
-        order = open_run(arguments, in_ranges=not arguments.repeats)
-        asked = arguments.consumed_samples
-        stop = stop_step(order, arguments.before_step if asked is None else step_at(order, asked))
-        accounts = account(order, stop, repeats=arguments.repeats)
-        if arguments.to:
-            write_parquet(accounts, arguments.to, arguments.storage_options)
-        if arguments.picture:
-            draw(accounts, arguments.picture, stop)
-        print(json.dumps([asdict(each) for each in accounts]) if arguments.json else table(accounts))
-        if isinstance(order.dataset, StagedBlendedDataset) and not arguments.json:
-            print(order.dataset.proof)
-        return 0
 
-    return run("account", body)
+def account_run(arguments: argparse.Namespace) -> int:
+    """Count, and print a row for each source."""
+    order = open_run(arguments, in_ranges=not arguments.repeats)
+    asked = arguments.consumed_samples
+    stop = stop_step(order, arguments.before_step if asked is None else step_at(order, asked))
+    accounts = account(order, stop, repeats=arguments.repeats)
+    if arguments.to:
+        write_parquet(accounts, arguments.to, arguments.storage_options)
+    if arguments.picture:
+        draw(accounts, arguments.picture, stop)
+    print(json.dumps([asdict(each) for each in accounts]) if arguments.json else table(accounts))
+    if isinstance(order.dataset, StagedBlendedDataset) and not arguments.json:
+        print(order.dataset.proof)
+    return 0
 
 
 def table(accounts: Sequence[SourceAccount]) -> str:
@@ -102,17 +99,17 @@ def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
     """Draw two bars per source: its tokens, and its epochs."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError as error:
         raise MissingDriverError(f"{path}: needs matplotlib; pip install matplotlib") from error
     names = short_names([each.source for each in accounts])
-    most = max(max(each.tokens, each.tokens_read) for each in accounts)
-    unit, word = next(each for each in UNITS if most >= each[0] or each[0] == 1)
     figure = Figure(figsize=(9, 1.9 + 0.34 * len(names)), layout="constrained")
     tokens, epochs = figure.subplots(1, 2, sharey=True)
     places = range(len(names))
-    tokens.barh(places, [each.tokens / unit for each in accounts], color="#c9d4e5", label="there are")
-    tokens.barh(places, [each.tokens_read / unit for each in accounts], height=0.4, color="#2b5c9e", label="read")
-    tokens.set(yticks=list(places), yticklabels=names, xlabel=f"{word}tokens")
+    tokens.barh(places, [each.tokens for each in accounts], color="#c9d4e5", label="there are")
+    tokens.barh(places, [each.tokens_read for each in accounts], height=0.4, color="#2b5c9e", label="read")
+    tokens.set(yticks=list(places), yticklabels=names, xlabel="tokens")
+    tokens.xaxis.set_major_formatter(EngFormatter())
     tokens.set_ylim(len(names) - 0.4, -0.6)  # the first one on top, and no more room the more there are
     epochs.barh(places, [each.epochs_read for each in accounts], height=0.4, color="#2b5c9e")
     epochs.axvline(1, color="#999999", linewidth=0.8)
@@ -123,6 +120,8 @@ def draw(accounts: Sequence[SourceAccount], path: str, stop_step: int) -> None:
     figure.legend(*tokens.get_legend_handles_labels(), loc="upper right", ncols=2, frameon=False)
     figure.savefig(path, dpi=150)
 
+
+main = command("account", __doc__, add_options, account_run)
 
 if __name__ == "__main__":
     raise SystemExit(main())

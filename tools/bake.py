@@ -14,46 +14,33 @@ example:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from tqdm import tqdm
 
-if __name__ == "__main__":  # python tools/bake.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/bake.py`
 
 from binidx.errors import ConfigError
 from binidx.run.provenance.baking import bake, plan_bake
 
-from ._command import counts, human_bytes, parser, run
-from ._order_rows import add_run, open_run, steps_of
+from ._command import RESUMES, command, shard
+from ._display import counts, human_bytes
+from ._runs import add_run, open_run, parse_steps
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("bake", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_run(options)
     options.add_argument("to", metavar="DIR", help="where to, path or URI")
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="parts written at the same time (2)")
     options.add_argument("--shard", type=shard, default=(0, 1), metavar="I/N", help="every N-th part, from the I-th")
-    arguments = options.parse_args(argv)
-    hint = "interrupted; the same command resumes"
-    return run("bake", lambda: body(arguments), after_interrupt=hint)
 
 
-def shard(text: str) -> tuple[int, int]:
-    """Parse `i/n`, i from 0."""
-    first, _, count = text.partition("/")
-    if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
-        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1")
-    return int(first), int(count)
-
-
-def body(arguments: argparse.Namespace) -> int:
+def bake_run(arguments: argparse.Namespace) -> int:
     """Bake, and print a summary."""
     order = open_run(arguments)
     try:
-        baked = plan_bake(order, steps_of(order, arguments.steps))
+        baked = plan_bake(order, parse_steps(order, arguments.steps))
     except IndexError as error:
         raise ConfigError(str(error)) from error
     number, count = arguments.shard
@@ -74,6 +61,8 @@ def body(arguments: argparse.Namespace) -> int:
     print(f"{arguments.to}: {total:,} samples in {counts(parts=len(mine))}, {written} written now, {human_bytes(size)}")
     return 0
 
+
+main = command("bake", __doc__, add_options, bake_run, RESUMES)
 
 if __name__ == "__main__":
     raise SystemExit(main())

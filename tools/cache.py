@@ -29,66 +29,59 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from tqdm import tqdm
 
-if __name__ == "__main__":  # python tools/cache.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/cache.py`
 
 from binidx.errors import ConfigError
+from binidx.format.bin_file import open_bin
+from binidx.format.idx import get_idx_path
+from binidx.format.virtual_source import open_source
+from binidx.storage.adapters import JoinedReader
+from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.layout import directory_of_index
-from binidx.storage.cache.maintenance import CachedObjectInfo, cached_contents, prune, verify
-from binidx.storage.cache.warm import Warmed, wanted_bytes, warm
-from binidx.storage.settings import OURS, ReadSettings, parse_bytes
+from binidx.storage.cache.maintenance import cached_contents, prune, verify
+from binidx.storage.cache.warm import Job, Warmed, wanted_bytes, warm
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import open_object
+from binidx.storage.settings import OURS, ReadSettings
+from binidx.storage.writing.publish import object_exists
 
-from ._command import human_bytes, human_seconds, json_object, parser, run
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    hint = "interrupted; the same command resumes"
-    return run("cache", lambda: int(arguments.body(arguments)), after_interrupt=hint)
+from ._command import RESUMES, command, json_object, num_bytes
+from ._display import counts, human_bytes, human_seconds
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("cache", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the four subcommands and their options."""
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, body: Callable[[argparse.Namespace], int], purpose: str) -> argparse.ArgumentParser:
+    def add(name: str, body: Callable[[argparse.Namespace], int], purpose: str) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
         found.add_argument("--dir", metavar="DIR", help="the cache directory (BINIDX_CACHE_DIR)")
         found.add_argument("--json", action="store_true", help="print one JSON object")
         found.set_defaults(body=body)
         return found
 
-    filled = command("warm", run_warm, "fetch objects, or the bytes that a run reads")
+    filled = add("warm", run_warm, "fetch objects, or the bytes that a run reads")
     filled.add_argument("uris", nargs="*", metavar="URI", help="of an object, or a dataset, also a virtual merge")
-    filled.add_argument("--bytes", metavar="N", type=size, help="bound of the cache, as 500GB (BINIDX_CACHE_BYTES)")
+    filled.add_argument(
+        "--bytes", metavar="N", type=num_bytes, help="bound of the cache, as 500GB (BINIDX_CACHE_BYTES)"
+    )
     filled.add_argument("--run", metavar="FILE", help="path or URI of a saved run")
     filled.add_argument("--steps", metavar="N", type=int, help="its next N steps")
     filled.add_argument("--consumed", metavar="C", type=int, help="samples served before (as the run says)")
     filled.add_argument("--rank", metavar="R", type=int, action="append", help="only for this rank, or these (all)")
     filled.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
-    command("list", run_list, "list the cached objects")
-    command("verify", run_verify, "compare everything with its checksums")
-    pruned = command("prune", run_prune, "remove blocks that are not in use")
-    pruned.add_argument("--bytes", metavar="N", type=size, help="the least recently used, down to N, as 500GB")
+    add("list", run_list, "list the cached objects")
+    add("verify", run_verify, "compare everything with its checksums")
+    pruned = add("prune", run_prune, "remove blocks that are not in use")
+    pruned.add_argument("--bytes", metavar="N", type=num_bytes, help="the least recently used, down to N, as 500GB")
     pruned.add_argument("--older-than", metavar="AGE", type=age, help="blocks unused for this time: 30m, 12h, 7d")
     pruned.add_argument("--uri", action="append", metavar="URI", help="only of this object, dataset prefix or folder")
-    return options
-
-
-def size(text: str) -> int:
-    """Parse a size in bytes."""
-    try:
-        return parse_bytes(text)
-    except (KeyError, ValueError):
-        raise argparse.ArgumentTypeError(f"found {text}, needed bytes: 500GB, 64MiB") from None
 
 
 def age(text: str) -> float:
@@ -100,7 +93,7 @@ def age(text: str) -> float:
         raise argparse.ArgumentTypeError(f"found {text}, needed a time: 90s, 30m, 12h, 7d") from None
 
 
-def directory_of(arguments: argparse.Namespace) -> str:
+def cache_directory(arguments: argparse.Namespace) -> str:
     """Return the cache directory; by default, except for `warm`, the directory of index files."""
     settings = ReadSettings.of(getattr(arguments, "storage_options", None))
     found = arguments.dir or settings.cache_dir
@@ -117,9 +110,7 @@ def directory_of(arguments: argparse.Namespace) -> str:
 
 def run_warm(arguments: argparse.Namespace) -> int:
     """Fetch, and print a summary."""
-    from ._warm_jobs import jobs_of_run, jobs_of_uris
-
-    directory = directory_of(arguments)
+    directory = cache_directory(arguments)
     given = dict(arguments.storage_options or {})
     ours = {**given.get(OURS, {}), "cache_dir": directory}
     if arguments.bytes is not None:
@@ -129,7 +120,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
         raise ConfigError("warm: needs URIs, or --run FILE; one of the two")
     if arguments.run and arguments.steps is None:
         raise ConfigError("warm --run: needs --steps N")
-    jobs = jobs_of_run(arguments, options) if arguments.run else jobs_of_uris(arguments.uris, options)
+    jobs = jobs_for_run(arguments, options) if arguments.run else jobs_for_uris(arguments.uris, options)
     total, limit = wanted_bytes(jobs), ReadSettings.of(options).cache_bytes
     if limit is not None and total > limit:
         raise ConfigError(f"{directory}: needs {human_bytes(total)}, its bound is {human_bytes(limit)}; raise --bytes")
@@ -150,7 +141,7 @@ def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float
     rate = human_bytes(done.fetched_bytes / max(seconds, 1e-9))
     rest = ", the rest was cached" if done.fetched_bytes + done.lacking_bytes < done.num_bytes else ""
     text = (
-        f"{directory}: {human_bytes(done.num_bytes)} of {num_objects} object{'s' * (num_objects != 1)}\n"
+        f"{directory}: {human_bytes(done.num_bytes)} of {counts(objects=num_objects)}\n"
         f"  {human_bytes(done.fetched_bytes)} fetched in {human_seconds(seconds)} ({rate}/s){rest}"
     )
     if done.lacking_bytes:
@@ -158,35 +149,94 @@ def describe_warm(done: Warmed, directory: str, num_objects: int, seconds: float
     return text
 
 
+def jobs_for_uris(uris: Sequence[str], options: Mapping[str, Any]) -> list[Job]:
+    """Return jobs for all bytes of objects, and of both files of datasets, virtual merges included.
+
+    Raises:
+        ObjectNotFoundError: a URI is neither an object nor a dataset.
+        ConfigError: an object is local, or cannot be cached.
+    """
+    readers = [reader for uri in uris for reader in open_readers(uri, options)]
+    return [(check_cached(reader), [(0, reader.size)]) for reader in readers]
+
+
+def open_readers(uri: str, options: Mapping[str, Any]) -> Iterator[RangeReader]:
+    """Yield readers of an object, or of the files of a dataset."""
+    if object_exists(uri, options):
+        yield open_object(uri, storage_options=options)
+        return
+    for pair in open_source(uri, options).pairs:
+        yield open_object(get_idx_path(pair.prefix), storage_options=options)
+        yield open_bin(pair.prefix, storage_options=options)
+
+
+def check_cached(reader: RangeReader) -> DiskCache:
+    """Return the reader, which must be one of a disk cache."""
+    if isinstance(reader, DiskCache):
+        return reader
+    if getattr(reader, "identity", None) is None or "://" not in reader.uri:
+        raise ConfigError(f"{reader.uri}: lies on this machine, needs no cache")
+    raise ConfigError(
+        f"{reader.uri}: cannot be cached, its store gives no mark of its content (ETag, generation, time)"
+    )
+
+
+def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
+    """Return jobs for the bytes of `.bin` files in the next steps of a run; missing indices are built."""
+    from binidx.dataset.read_plan import ranges_of_samples
+    from binidx.run.run_file import Run
+
+    run = Run.load(arguments.run, options)
+    if arguments.consumed is not None:
+        run = replace(run, consumed_samples=arguments.consumed)
+    for rank in arguments.rank or ():
+        if not 0 <= rank < run.data_parallel_size:
+            raise ConfigError(f"--rank {rank}: the run has ranks 0 to {run.data_parallel_size - 1}")
+    train = run.build()[0]
+    if train is None or isinstance(train, list):
+        raise ConfigError(f"{arguments.run}: has no train split to take samples from")
+    steps = range(arguments.steps)
+    idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
+    jobs: list[Job] = []
+    for stored, array in ranges_of_samples(train, idxs):
+        reader, ranges = stored.bin_reader, [(start, stop) for start, stop in array.tolist()]
+        parts = reader.split(ranges)[1] if isinstance(reader, JoinedReader) else [(reader, ranges)]
+        for part, wanted in parts:
+            if isinstance(part, DiskCache):
+                jobs.append((part, wanted))
+            else:
+                print(f"binidx cache: {part.uri}: local, or without an ETag; left out", file=sys.stderr)
+    return jobs
+
+
 # list
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     """Print the cached objects."""
-    contents = cached_contents(directory_of(arguments))
-    rows = [row_of(kept) for kept in contents]
+    contents = cached_contents(cache_directory(arguments))
+    rows: list[dict[str, Any]] = [
+        {
+            "uri": kept.content.uri if kept.content else None,
+            "size": kept.content.size if kept.content else 0,
+            "identity": dict(kept.content.identity) if kept.content else {},
+            "cached_bytes": kept.num_bytes,
+            "disk_bytes": kept.disk_bytes,
+            "used_at": kept.used_at,
+        }
+        for kept in contents
+    ]
+    disk_bytes = sum(kept.disk_bytes for kept in contents)
     if arguments.json:
-        print(json.dumps({"objects": rows, "disk_bytes": sum(kept.disk_bytes for kept in contents)}))
+        print(json.dumps({"objects": rows, "disk_bytes": disk_bytes}))
         return 0
     now = time.time()
     for row in rows:
         used = f"{human_seconds(max(0.0, now - row['used_at']))} ago" if row["used_at"] else "never"
         share = f"{human_bytes(row['cached_bytes'])} of {human_bytes(row['size'])}"
         print(f"{row['uri'] or '(unknown object; prune removes it)'}\n  {share}, used {used}")
-    print(f"{len(rows)} objects, {human_bytes(sum(kept.disk_bytes for kept in contents))} on the disk")
+    print(f"{len(rows)} objects, {human_bytes(disk_bytes)} on the disk")
     return 0
-
-
-def row_of(kept: CachedObjectInfo) -> dict[str, Any]:
-    """Return one object as JSON values."""
-    return {
-        "uri": kept.content.uri if kept.content else None,
-        "size": kept.content.size if kept.content else 0,
-        "identity": dict(kept.content.identity) if kept.content else {},
-        "cached_bytes": kept.num_bytes,
-        "disk_bytes": kept.disk_bytes,
-        "used_at": kept.used_at,
-    }
 
 
 # verify and prune
@@ -194,7 +244,7 @@ def row_of(kept: CachedObjectInfo) -> dict[str, Any]:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Compare everything with its checksums, and print the damaged objects."""
-    contents = cached_contents(directory_of(arguments))
+    contents = cached_contents(cache_directory(arguments))
     total, num_chunks = sum(kept.disk_bytes for kept in contents), 0
     damaged: dict[str, int] = {}
     with tqdm(desc="verify", total=total, unit="B", unit_scale=True, unit_divisor=1024, disable=None) as bar:
@@ -216,7 +266,7 @@ def run_prune(arguments: argparse.Namespace) -> int:
     """Remove cached data, and print the amount."""
     uris = arguments.uri
     done = prune(
-        directory_of(arguments),
+        cache_directory(arguments),
         limit=arguments.bytes,
         older_than=arguments.older_than,
         chosen=(lambda uri: any(belongs(uri, each) for each in uris)) if uris else None,
@@ -235,5 +285,7 @@ def belongs(uri: str, chosen: str) -> bool:
     return uri == chosen or uri.startswith((f"{chosen}.", f"{chosen.rstrip('/')}/"))
 
 
+main = command("cache", __doc__, add_options, lambda arguments: int(arguments.body(arguments)), RESUMES)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

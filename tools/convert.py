@@ -30,34 +30,18 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import sys
-from collections.abc import Sequence
-from typing import Any
 
-if __name__ == "__main__":  # python tools/convert.py: a script says itself which package it belongs to (PEP 366)
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/convert.py`: a script names its own package (PEP 366)
 
 from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
-from binidx.errors import ConfigError
 from binidx.storage.codecs.segments import check_level
-from binidx.storage.writing.copy import PART_BYTES, SAVE_SECONDS
 
-from ._command import DATASET, human_bytes, human_seconds, json_object, parser, prefix, run
-from ._progress import Bar
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    hint = "interrupted; the same command resumes"
-    return run("convert", lambda: convert(arguments), after_interrupt=hint)
+from ._command import DATASET, RESUMES, command, json_object, prefix, show
+from ._display import Bar, counts, human_bytes, human_seconds
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("convert", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("source", type=prefix, help=DATASET)
     options.add_argument("target", type=prefix, help="prefix to copy it to")
     stored = options.add_mutually_exclusive_group()
@@ -81,30 +65,25 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the source")
     options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
-    return options
 
 
 def convert(arguments: argparse.Namespace) -> int:
     """Copy, and print a summary."""
+    codec = "zstd" if arguments.compress is not None else "raw" if arguments.plain else None
     with Bar("convert") as bar:
         done = convert_dataset(
             arguments.source,
             arguments.target,
-            way=way_of(arguments),
+            way=StorageFormat(codec, arguments.compress or None, arguments.checksums),
             overwrite=arguments.overwrite,
             verify=arguments.verify,
             source_options=arguments.source_options,
             target_options=arguments.target_options,
             watch=bar,
-            part_bytes=from_environment("BINIDX_CONVERT_PART_BYTES", PART_BYTES),
-            save_seconds=from_environment("BINIDX_CONVERT_SAVE_SECONDS", SAVE_SECONDS),
         )
-    if arguments.json:
-        print(json.dumps(done.to_json()))
-    else:
-        print(describe(done))
-        if arguments.checksums:
-            print(f"  its checksums are in {done.target}.bin.xxh3")
+    show(done, arguments, describe)
+    if arguments.checksums and not arguments.json:
+        print(f"  its checksums are in {done.target}.bin.xxh3")
     return 0
 
 
@@ -116,46 +95,30 @@ def level(text: str) -> int:
         raise argparse.ArgumentTypeError(f"found {text}, needed a level from 1 to 22; or say --compress last") from None
 
 
-def way_of(arguments: argparse.Namespace) -> StorageFormat:
-    """Return the storage format of the target."""
-    compress = arguments.compress is not None
-    codec = "zstd" if compress else "raw" if arguments.plain else None
-    return StorageFormat(codec, arguments.compress or None, arguments.checksums)
-
-
-def from_environment(name: str, default: Any) -> Any:
-    """Return the part size of the environment, for tests and for stores that need other parts."""
-    text = os.environ.get(name)
-    try:
-        return type(default)(text) if text else default
-    except ValueError:
-        raise ConfigError(f"{name}: {text!r}, needed a number") from None
-
-
 def describe(done: ConvertResult) -> str:
     """Return the summary."""
-    counts = (
-        f"{done.num_documents:,} documents, {done.num_sequences:,} sequences, {done.num_tokens:,} tokens, "
-        f"{human_bytes(done.source_bytes)}"
-    )
+    counted = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    held = f"  {counted}, {human_bytes(done.source_bytes)}"
     if done.target_bytes != done.source_bytes:
-        counts += f", at the target {human_bytes(done.target_bytes)}"
+        held += f", at the target {human_bytes(done.target_bytes)}"
     if not done.copied:
         if done.verified == "checksum":
-            return f"{done.target}: holds this dataset already, compared byte for byte\n  {counts}"
+            return f"{done.target}: holds this dataset already, compared byte for byte\n{held}"
         return (
             f"{done.target}: index and size are this dataset's, and so are all samples of its tokens; left alone\n"
-            f"  {counts}\n  the rest was not compared; --verify checksum does"
+            f"{held}\n  the rest was not compared; --verify checksum does"
         )
     rate = human_bytes(done.bytes_sent / max(done.seconds, 1e-9))
     kept = f"; {done.parts_kept} of {done.parts_sent + done.parts_kept} parts were there from before"
     how = "read back and equal" if done.verified == "checksum" else "sizes equal, content not read back"
     return (
-        f"{done.source} -> {done.target}\n  {counts}\n"
+        f"{done.source} -> {done.target}\n{held}\n"
         f"  {human_bytes(done.bytes_sent)} sent in {human_seconds(done.seconds)} ({rate}/s)"
         f"{kept if done.parts_kept else ''}; {how}"
     )
 
 
+main = command("convert", __doc__, add_options, convert, RESUMES)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -23,32 +23,22 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-if __name__ == "__main__":  # python tools/cut.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/cut.py`
 
 from binidx.corpus.cut import CutResult, head_dataset, split_dataset
 from binidx.storage.writing.copy import ProgressWatcher
 
-from ._command import DATASET, add_writing, counts, human_seconds, parser, prefix, run
-from ._progress import Bar
+from ._command import DATASET, add_writing, command, prefix, show, writing
+from ._display import Bar, counts, human_seconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run("cut", lambda: cut(arguments), after_interrupt="interrupted; what is not whole was not written")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("cut", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the three subcommands and their options."""
     commands = options.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(
+    def add(
         name: str, body: Callable[[argparse.Namespace, ProgressWatcher], CutResult], purpose: str
     ) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
@@ -59,55 +49,35 @@ def build_parser() -> argparse.ArgumentParser:
         found.set_defaults(body=body)
         return found
 
-    first = command("head", run_head, "the first documents")
+    first = add("head", cut_head, "the first documents")
     first.add_argument(
         "-n", dest="count", type=int, required=True, metavar="N", help="how many; all if there are fewer"
     )
-    for name, body, purpose in (
-        ("sample", run_split, "a part of the documents"),
-        ("split", run_split, "each document into one of several datasets"),
-    ):
-        found = command(name, body, purpose)
-        option, many = ("--fractions", "+") if name == "split" else ("--fraction", 1)
-        found.add_argument(option, dest="fractions", nargs=many, type=float, required=True, metavar="F", help="0 to 1")
-        found.add_argument("--seed", type=int, required=True, help="of the hash")
-    return options
+    sample = add("sample", cut_split, "a part of the documents")
+    sample.add_argument("--fraction", dest="fractions", nargs=1, type=float, required=True, metavar="F", help="0 to 1")
+    split = add("split", cut_split, "each document into one of several datasets")
+    split.add_argument("--fractions", nargs="+", type=float, required=True, metavar="F", help="0 to 1")
+    for each in (sample, split):
+        each.add_argument("--seed", type=int, required=True, help="of the hash")
 
 
 def cut(arguments: argparse.Namespace) -> int:
     """Cut, and print a summary."""
     with Bar("cut") as bar:
-        done: CutResult = arguments.body(arguments, bar)
-    print(json.dumps(done.to_json()) if arguments.json else describe(done))
+        done = arguments.body(arguments, bar)
+    show(done, arguments, describe)
     return 0
 
 
-def run_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
+def cut_head(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
     """Write the first documents."""
-    return head_dataset(
-        arguments.source,
-        arguments.to[0],
-        arguments.count,
-        lineage=not arguments.no_lineage,
-        overwrite=arguments.overwrite,
-        source_options=arguments.source_options,
-        target_options=arguments.target_options,
-        watch=watch,
-    )
+    return head_dataset(arguments.source, arguments.to[0], arguments.count, **writing(arguments), watch=watch)
 
 
-def run_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
+def cut_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResult:
     """Write a sample, or a split."""
     return split_dataset(
-        arguments.source,
-        arguments.to,
-        arguments.fractions,
-        seed=arguments.seed,
-        lineage=not arguments.no_lineage,
-        overwrite=arguments.overwrite,
-        source_options=arguments.source_options,
-        target_options=arguments.target_options,
-        watch=watch,
+        arguments.source, arguments.to, arguments.fractions, seed=arguments.seed, **writing(arguments), watch=watch
     )
 
 
@@ -122,5 +92,7 @@ def describe(done: CutResult) -> str:
     return "\n".join(lines)
 
 
+main = command("cut", __doc__, add_options, cut, "interrupted; what is not whole was not written")
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

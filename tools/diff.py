@@ -17,35 +17,24 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
 
-if __name__ == "__main__":  # python tools/diff.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/diff.py`
 
 from binidx.corpus.diff import Difference, diff_datasets
 
-from ._command import DATASET, human_seconds, json_object, parser, prefix, run
-from ._progress import Bar
+from ._command import DATASET, command, json_object, prefix, show
+from ._display import Bar, human_seconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run("diff", lambda: diff(arguments))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("diff", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("left", type=prefix, metavar="A", help=DATASET)
     options.add_argument("right", type=prefix, metavar="B", help="prefix to compare it with")
     options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
     options.add_argument("--left-options", metavar="JSON", type=json_object, help="fsspec's options for A")
     options.add_argument("--right-options", metavar="JSON", type=json_object, help="the same for B")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
-    return options
 
 
 def diff(arguments: argparse.Namespace) -> int:
@@ -59,7 +48,7 @@ def diff(arguments: argparse.Namespace) -> int:
             right_options=arguments.right_options,
             watch=bar,
         )
-    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+    show(found, arguments, describe)
     return 0 if found.same else 1
 
 
@@ -88,5 +77,7 @@ def counted(count: int, first: Sequence[int], where: str) -> str:
     return f"{count:,}: documents {', '.join(map(str, first))}{' ...' if count > len(first) else ''} of {where}"
 
 
+main = command("diff", __doc__, add_options, diff)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -18,62 +18,49 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from glob import has_magic
 from typing import Any
 
-if __name__ == "__main__":  # python tools/estimate.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/estimate.py`
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
-from binidx.prepare.text.batch import Filters, parse_keep
 from binidx.prepare.text.read import FORMATS
 
-from ._command import DATASET_ENDS, human_bytes, human_seconds, json_object, num_bytes, parser, run
-from ._progress import Bar
-from ._tokenizer_options import add_tokenizer, tokenizer_of
+from ._command import command, json_object, num_bytes, strip_end
+from ._display import Bar, human_bytes, human_seconds
+from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run("estimate", lambda: estimate(arguments))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("estimate", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("inputs", nargs="+", metavar="INPUT", help="path, URI, glob or folder")
     options.add_argument("--format", choices=FORMATS, help="of all of them (as their names tell)")
     add_tokenizer(options)
     options.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="all counted together (text)")
     options.add_argument("--append-eod", action="store_true", help="count an EOD for each document")
-    options.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
-    options.add_argument("--min-characters", type=int, default=0, metavar="N", help="leave shorter documents out")
-    options.add_argument("--max-characters", type=int, metavar="N", help="leave longer ones out")
+    add_filters(options, "leave {} out")
     options.add_argument("--sample", type=num_bytes, default=SAMPLE_BYTES, metavar="SIZE", help="64MiB by default")
     options.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the text")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
-    return options
 
 
 def estimate(arguments: argparse.Namespace) -> int:
     """Estimate, and say what was found; 1 where no row of the sample is a document."""
     if arguments.format is None:
         check_text(arguments.inputs, arguments.source_options)
-    tokenizer = tokenizer_of(arguments)
+    tokenizer = parse_tokenizer(arguments)
     with Bar("estimate") as bar:
         found = estimate_tokens(
             arguments.inputs,
             tokenizer,
             keys=arguments.json_keys,
             append_eod=arguments.append_eod,
-            filters=Filters(arguments.min_characters, arguments.max_characters, parse_keep(arguments.keep)),
+            filters=parse_filters(arguments),
             format=arguments.format,
             engine=arguments.tokenizer_engine,
             sample_bytes=arguments.sample,
@@ -88,7 +75,7 @@ def estimate(arguments: argparse.Namespace) -> int:
 def check_text(inputs: Sequence[str], storage_options: dict[str, Any] | None) -> None:
     """Raise ConfigError for inputs that are datasets, which have tokens already."""
     for each in inputs:
-        of_file = next((each.removesuffix(f".{end}") for end in DATASET_ENDS if each.endswith(f".{end}")), None)
+        of_file = strip_end(each)
         bare = "." not in each.rpartition("/")[2] and not each.endswith("/") and not has_magic(each)
         if of_file or (bare and IndexedDataset.exists(each, storage_options=storage_options)):
             raise ConfigError(f"{each}: is a dataset, needed text; binidx inspect {of_file or each} says its tokens")
@@ -120,5 +107,7 @@ def interval(found: Estimate) -> str:
     return f"{found.total:,.0f}; 95 %: {found.low:,.0f} to {found.high:,.0f} (± {found.error:.2%})"
 
 
+main = command("estimate", __doc__, add_options, estimate)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -17,16 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-if __name__ == "__main__":  # python tools/inspect_dataset.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/inspect_dataset.py`
 
+from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.format.idx import VERSION, DType
 from binidx.format.index_stream import IndexStream
@@ -35,26 +35,21 @@ from binidx.format.source import PairSource
 from binidx.format.virtual_source import VirtualSource, open_source
 from binidx.storage.codecs.segments import SegmentedObject
 
-from ._command import DATASET, human_bytes, json_object, parser, prefix, run
-from ._document_texts import describe_texts, first_texts
-from ._histogram import bins, draw, percentiles
-from ._order_rows import decoder
+from ._command import DATASET, command, json_object, prefix
+from ._display import human_bytes, table
+from ._runs import decoder, known_origins
 
 BLOCK = 1 << 20
 """Values looked at together, so that no pass makes a second index in memory."""
 
-KINDS = ("documents", "sequences")
+MOST_TOKENS = 512
+"""Tokens of a document that are decoded."""
+
+PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run("inspect", lambda: inspect(arguments))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("inspect", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("prefix", type=prefix, help=DATASET)
     options.add_argument("--documents", type=int, default=3, metavar="N", help="show the start of N documents (3)")
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
@@ -62,7 +57,6 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print one JSON object")
-    return options
 
 
 def inspect(arguments: argparse.Namespace) -> int:
@@ -119,29 +113,59 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
     if isinstance(source, VirtualSource):
         parts = [{"prefix": each.prefix, "codec": each.codec, "checksums": each.has_sums} for each in source.parts]
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
-    segmented = next((each for each in layers(dataset.bin_reader) if isinstance(each, SegmentedObject)), None)
-    if segmented is not None:
-        sizes = {"segments": len(segmented.table), "segment_bytes": segmented.block_bytes}
-        return {"codec": source.codec, "bytes": segmented.stored_bytes, **sizes}
-    return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": source.has_sums}
+    reader: Any = dataset.bin_reader
+    while reader is not None and not isinstance(reader, SegmentedObject):
+        reader = getattr(reader, "reader", None)  # of a cache, the reader below it
+    if reader is None:
+        return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": source.has_sums}
+    sizes = {"segments": len(reader.table), "segment_bytes": reader.block_bytes}
+    return {"codec": source.codec, "bytes": reader.stored_bytes, **sizes}
 
 
-def layers(reader: Any) -> Iterator[Any]:
-    """Yield a reader and the readers below it."""
-    while reader is not None:
-        yield reader
-        reader = getattr(reader, "reader", None)
+def first_documents(dataset: IndexedDataset, count: int) -> list[int]:
+    """Return the numbers of the first documents that have sequences, of the first BLOCK documents."""
+    found: list[int] = np.diff(dataset.document_indices[: BLOCK + 1]).nonzero()[0][: max(count, 0)].tolist()
+    return found
 
 
 def first_tokens(dataset: IndexedDataset, num_documents: int, num_tokens: int) -> list[dict[str, Any]]:
     """The start of the first documents that have sequences, each with its number. One vectored read."""
-    bounds, lengths = dataset.document_indices[: BLOCK + 1], dataset.sequence_lengths
-    documents = np.diff(bounds).nonzero()[0][: max(num_documents, 0)].tolist()
-    spans = [(int(bounds[d]), 0, min(int(lengths[bounds[d]]), max(num_tokens, 0))) for d in documents]
+    documents, lengths = first_documents(dataset, num_documents), dataset.sequence_lengths
+    first = dataset.document_indices[documents].tolist()
+    spans = [(sequence, 0, min(int(lengths[sequence]), max(num_tokens, 0))) for sequence in first]
     return [
-        {"document": document, "sequence": span[0], "tokens": tokens.tolist()}
-        for document, span, tokens in zip(documents, spans, dataset.read(spans), strict=True)
+        {"document": document, "sequence": sequence, "tokens": tokens.tolist()}
+        for document, sequence, tokens in zip(documents, first, dataset.read(spans), strict=True)
     ]
+
+
+def first_texts(dataset: IndexedDataset, count: int, decode: Callable[[list[int]], str]) -> list[dict[str, Any]]:
+    """Return the first documents with sequences: number, start of the text, whether it is complete, and origin.
+
+    One vectored read of tokens.
+    """
+    documents = first_documents(dataset, count)
+    spans = [starting_spans(dataset, document) for document in documents]
+    tokens = iter(dataset.read([span for each in spans for span in each]))
+    origins = known_origins(dataset.path_prefix, documents, dataset.storage_options)
+    found = []
+    for document, each in zip(documents, spans, strict=True):
+        ids = np.concatenate([next(tokens) for _ in each]).tolist()
+        first, stop = dataset.document_indices[document : document + 2].tolist()
+        whole = len(ids) == int(dataset.sequence_lengths[first:stop].sum())
+        found.append({"document": document, "text": decode(ids), "whole": whole, "origin": origins.get(document)})
+    return found
+
+
+def starting_spans(dataset: IndexedDataset, document: int) -> list[tuple[int, int, int]]:
+    """Return the spans of the first `MOST_TOKENS` tokens of a document."""
+    spans, left = [], MOST_TOKENS
+    for sequence in range(*dataset.document_indices[document : document + 2].tolist()):
+        spans.append((sequence, 0, min(int(dataset.sequence_lengths[sequence]), left)))
+        left -= spans[-1][2]
+        if not left:
+            break
+    return spans
 
 
 def count_empty_documents(bounds: NDArray[np.int64]) -> int:
@@ -158,26 +182,60 @@ def count_modes(stream: IndexStream) -> dict[str, int]:
     return {str(np.uint8(byte).view(np.int8)): int(counts[byte]) for byte in counts.nonzero()[0]}
 
 
+def percentiles(lengths: NDArray[np.int32]) -> dict[str, int]:
+    """Return the percentiles of the lengths (nearest rank) and their maximum; {} if there are none.
+
+    Cost: one copy of the lengths, 4 bytes each, and a partition of it.
+    """
+    if not len(lengths):
+        return {}
+    ranks = [max(0, -(-percent * len(lengths) // 100) - 1) for percent in PERCENTILES]
+    ordered = np.partition(lengths, ranks)
+    found = {str(percent): int(ordered[rank]) for percent, rank in zip(PERCENTILES, ranks, strict=True)}
+    return {**found, "max": int(lengths.max())}
+
+
+def bins(lengths: NDArray[np.int32]) -> list[dict[str, int]]:
+    """Count the sequences of 0 tokens, 1, 2-3, 4-7, 8-15, ...: from the shortest to the longest that occur."""
+    counts = np.zeros(33, np.int64)
+    for start in range(0, len(lengths), BLOCK):
+        # frexp gives the number of binary digits: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3; exact in float64.
+        digits = np.frexp(lengths[start : start + BLOCK].astype(np.float64))[1]
+        counts += np.bincount(digits, minlength=33)
+    used = counts.nonzero()[0]
+    return [
+        {"from": (1 << d) >> 1, "to": (1 << d) - 1, "sequences": int(counts[d])}
+        for d in (range(used[0], used[-1] + 1) if len(used) else ())
+    ]
+
+
 def describe(report: dict[str, Any]) -> str:
     """Return the report as text."""
-    lengths = report["sequence_lengths"]
+    lengths, columns = report["sequence_lengths"], shutil.get_terminal_size().columns
     lines = [report["prefix"], *rows(report), ""]
     if lengths["percentiles"]:
-        lines += ["tokens in a sequence", *table(lengths["percentiles"], lengths["mean"]), ""]
-        lines += [*draw(lengths["histogram"], shutil.get_terminal_size().columns, smooth=can_print("▏█")), ""]
+        names = [name if name == "max" else f"{name} %" for name in lengths["percentiles"]]
+        values = [f"{value:,}" for value in lengths["percentiles"].values()]
+        mean = f"{lengths['mean']:,.1f}"
+        lines += ["tokens in a sequence", table(["", *names, "mean"], [["", *values, mean]]), ""]
+        lines += [*draw(lengths["histogram"], columns), ""]
     if report["first_tokens"]:
-        lines += ["first tokens", *map(start_of, report["first_tokens"]), ""]
-    lines += describe_texts(report.get("texts", []), shutil.get_terminal_size().columns)
+        lines.append("first tokens")
+        for each in report["first_tokens"]:
+            shown = " ".join(map(str, each["tokens"])) or "(an empty sequence)"
+            lines.append(f"  document {each['document']:,}: {shown}")
+        lines.append("")
+    lines += describe_texts(report.get("texts", []), columns)
     return "\n".join(lines).rstrip()
 
 
 def rows(report: dict[str, Any]) -> list[str]:
     """Return name and value, one per line."""
-    empty = {name: f", {report[f'empty_{name}']:,} empty" if report[f"empty_{name}"] else "" for name in KINDS}
-    values = {
-        "format": f"MMIDIDX version {report['version']}, {report['dtype']} (code {report['dtype_code']})",
-        "documents": f"{report['num_documents']:,}{empty['documents']}",
-        "sequences": f"{report['num_sequences']:,}{empty['sequences']}",
+    values = {"format": f"MMIDIDX version {report['version']}, {report['dtype']} (code {report['dtype_code']})"}
+    for name in ("documents", "sequences"):
+        empty = f", {report[f'empty_{name}']:,} empty" if report[f"empty_{name}"] else ""
+        values[name] = f"{report[f'num_{name}']:,}{empty}"
+    values |= {
         "tokens": f"{report['num_tokens']:,}",
         ".bin": exact_bytes(report["bin_bytes"]),
         **stored_rows(report["stored"], report["bin_bytes"]),
@@ -207,36 +265,35 @@ def stored_rows(stored: dict[str, Any], bin_bytes: int) -> dict[str, str]:
     return {".bin.zst": f"{exact_bytes(stored['bytes'])}, {ratio}, {segments}"}
 
 
-def can_print(text: str) -> bool:
-    """Return whether the encoding of stdout has these characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def exact_bytes(count: int) -> str:
     """`1,234,567 bytes (1.2 MiB)`."""
     return f"{count:,} bytes ({human_bytes(count)})" if count >= 1024 else f"{count:,} bytes"
 
 
-def table(found: dict[str, int], mean: float) -> list[str]:
-    """Percentiles in two lines."""
-    cells = {name if name == "max" else f"{name} %": f"{value:,}" for name, value in found.items()}
-    cells["mean"] = f"{mean:,.1f}"
-    widths = [max(len(name), len(value)) + 2 for name, value in cells.items()]
-    return [
-        "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
-        for texts in (cells.keys(), cells.values())
-    ]
+def draw(histogram: list[dict[str, int]], columns: int) -> list[str]:
+    """Return the bins as bars, for a terminal of so many columns; the bar of a bin that is not empty is never empty."""
+    labels = [f"{each['from']:,}" + (f"-{each['to']:,}" if each["to"] > each["from"] else "") for each in histogram]
+    counts = [f"{each['sequences']:,}" for each in histogram]
+    left, right = max(map(len, labels)), max(map(len, counts))
+    width = max(8, min(columns, 100) - left - right - 8)
+    highest = max(each["sequences"] for each in histogram)
+    bars = ["#" * -(-each["sequences"] * width // highest) for each in histogram]
+    parts = zip(labels, bars, counts, strict=True)
+    return [f"  {label:>{left}}  {bar:<{width}}  {count:>{right}}" for label, bar, count in parts]
 
 
-def start_of(first: dict[str, Any]) -> str:
-    """Return the start of one document."""
-    shown = " ".join(map(str, first["tokens"])) or "(an empty sequence)"
-    return f"  document {first['document']:,}: {shown}"
+def describe_texts(texts: Sequence[dict[str, Any]], columns: int) -> list[str]:
+    """Return the texts as lines for the terminal."""
+    lines = ["text"] if texts else []
+    for each in texts:
+        origin = f", from {origin_text(each['origin'])}" if each["origin"] else ""
+        lines.append(f"  document {each['document']:,}{origin}")
+        text = " ".join(each["text"].split()) + ("" if each["whole"] else " …")
+        lines += textwrap.wrap(text, min(columns, 120), initial_indent="    ", subsequent_indent="    ")
+    return lines
 
+
+main = command("inspect", __doc__, add_options, inspect)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

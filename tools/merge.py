@@ -25,70 +25,47 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Sequence
+from typing import Any
 
-if __name__ == "__main__":  # python tools/merge.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/merge.py`
 
-from binidx.corpus.merge import MergeResult, merge_datasets, merge_virtually
+from binidx.corpus.merge import MergeResult, VirtualMergeResult, merge_datasets, merge_virtually
 from binidx.errors import ConfigError
 
-from ._command import DATASET, add_writing, counts, human_bytes, human_seconds, parser, prefix, run
-from ._progress import Bar
+from ._command import DATASET, add_writing, command, prefix, show, writing
+from ._display import Bar, counts, human_bytes, human_seconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run("merge", lambda: merge(arguments), after_interrupt="interrupted; nothing was written")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("merge", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("sources", nargs="+", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--to", required=True, type=prefix, metavar="PREFIX", help="of the merged dataset")
     options.add_argument("--virtual", action="store_true", help="only list the datasets; nothing is copied")
     add_writing(options)
-    return options
 
 
 def merge(arguments: argparse.Namespace) -> int:
     """Merge, and print a summary."""
-    if arguments.virtual:
-        return list_parts(arguments)
-    with Bar("merge") as bar:
-        done = merge_datasets(
-            arguments.sources,
-            arguments.to,
-            lineage=not arguments.no_lineage,
-            overwrite=arguments.overwrite,
-            source_options=arguments.source_options,
-            target_options=arguments.target_options,
-            watch=bar,
-        )
-    print(json.dumps(done.to_json()) if arguments.json else describe(done))
-    return 0
-
-
-def list_parts(arguments: argparse.Namespace) -> int:
-    """Write the list of a virtual merge, and print the counts of the dataset."""
-    if arguments.target_options is not None and arguments.target_options != arguments.source_options:
+    same = arguments.target_options in (None, arguments.source_options)
+    if arguments.virtual and not same:
         raise ConfigError("--target-options: a virtual merge is read with one set of options, needed --source-options")
+    done: Any
     with Bar("merge") as bar:
-        done = merge_virtually(
-            arguments.sources,
-            arguments.to,
-            overwrite=arguments.overwrite,
-            storage_options=arguments.source_options,
-            watch=bar,
-        )
-    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
-    said = f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}"
-    print(json.dumps(done.to_json()) if arguments.json else said)
+        if arguments.virtual:
+            options, overwrite = arguments.source_options, arguments.overwrite
+            done = merge_virtually(
+                arguments.sources, arguments.to, overwrite=overwrite, storage_options=options, watch=bar
+            )
+        else:
+            done = merge_datasets(arguments.sources, arguments.to, **writing(arguments), watch=bar)
+    show(done, arguments, describe_virtual if arguments.virtual else describe)
     return 0
+
+
+def describe_virtual(done: VirtualMergeResult) -> str:
+    """Return the counts of a virtual merge."""
+    held = counts(documents=done.num_documents, sequences=done.num_sequences, tokens=done.num_tokens)
+    return f"{done.target}: a list of {counts(datasets=done.num_sources)}\n  {held}"
 
 
 HOW = {
@@ -114,5 +91,7 @@ def describe(done: MergeResult) -> str:
     return "\n".join(lines)
 
 
+main = command("merge", __doc__, add_options, merge, "interrupted; nothing was written")
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -19,26 +19,23 @@ example:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
 
-if __name__ == "__main__":  # python tools/order.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/order.py`
 
 from binidx.errors import ConfigError
 from binidx.packed.packed_run import Nesting, PackedRunOrder, load_packed_run
 from binidx.run.run_file import RUN_FILE, is_packed_run
 from binidx.storage.open import read_document
 
-from ._command import parser, run
-from ._order_rows import add_run, open_run, steps_of
+from ._command import RESUMES, command
+from ._runs import add_run, open_run, parse_steps
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("order", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_run(options)
     options.add_argument("--to", metavar="URI", help="directory of the files")
     options.add_argument("--steps", metavar="A:B", help="steps from A to before B (all)")
@@ -48,12 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--tokens", action="store_true", help="with the tokens of each sequence, input_ids")
     options.add_argument("--threads", type=int, default=2, metavar="N", help="files written at the same time (2)")
     options.add_argument("--check-nesting", metavar="N,M,...", help="numbers of ranks to compare, for packed files")
-    arguments = options.parse_args(argv)
-    hint = "interrupted; the same command resumes"
-    return run("order", lambda: body(arguments), after_interrupt=hint)
 
 
-def body(arguments: argparse.Namespace) -> int:
+def export_order(arguments: argparse.Namespace) -> int:
     """Export, or compare topologies."""
     order: Any = open_order(arguments)
     if arguments.check_nesting:
@@ -62,7 +56,7 @@ def body(arguments: argparse.Namespace) -> int:
         raise ConfigError("order: needs --to URI, or --check-nesting")
     from binidx.run.provenance.export import export, plan_by_rank, plan_by_steps
 
-    steps = steps_of(order, arguments.steps)
+    steps = parse_steps(order, arguments.steps)
     count = order.num_steps()
     if steps.start < 0 or steps.stop < steps.start or (count is not None and steps.stop > count):
         raise ConfigError(f"steps {steps.start} to {steps.stop}: the run has {count}, counted from 0")
@@ -115,6 +109,8 @@ def check_nesting(order: Any, text: str) -> int:
             print(f"  {count} ranks: {behind:,} files after it are not in step, {dropped:,} are never read")
     return 0
 
+
+main = command("order", __doc__, add_options, export_order, RESUMES)
 
 if __name__ == "__main__":
     raise SystemExit(main())

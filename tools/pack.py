@@ -13,24 +13,21 @@ example:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from tqdm import tqdm
 
-if __name__ == "__main__":  # python tools/pack.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/pack.py`
 
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, json_object, parser, prefix, run
+from ._command import DATASET, command, json_object, prefix
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("pack", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("prefix", type=prefix, help=DATASET)
     options.add_argument("others", nargs="+", metavar="OUTDIR | FILE", help="where to, or with --back where from")
     options.add_argument("--back", action="store_true", help="write the dataset, from packed files in this order")
@@ -39,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--name", default="train", help="first part of the file names (train)")
     options.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
-    arguments = options.parse_args(argv)
-    return run("pack", lambda: unpack(arguments) if arguments.back else pack(arguments))
 
 
 def pack(arguments: argparse.Namespace) -> int:
@@ -74,6 +69,8 @@ def unpack(arguments: argparse.Namespace) -> int:
     print(f"{arguments.prefix}: {count:,} documents of {len(files.uris):,} files")
     return 0
 
+
+main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments))
 
 if __name__ == "__main__":
     raise SystemExit(main())

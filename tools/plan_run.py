@@ -16,45 +16,37 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import textwrap
 from collections.abc import Sequence
 
-if __name__ == "__main__":  # python tools/plan_run.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/plan_run.py`
 
 from binidx.run.plan.inventory import SMALL_ONE
 from binidx.run.plan.run_plan import RunPlan, plan_run
-from binidx.run.run_file import Run
 from binidx.storage.stats import counted
 
-from ._command import human_bytes, human_seconds, json_object, parser, run
-from ._run_size import add_sizes, sized
-from ._table import MOST_ROWS, table
+from ._command import command, show
+from ._display import MOST_ROWS, human_bytes, human_seconds, table
+from ._runs import add_run, add_sizes, load_sized
 
 RANKS_OF_A_NODE = 8
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("plan", __doc__)
-    options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_run(options, "RUN and data")
     add_sizes(options)
     options.add_argument("--nodes", type=int, metavar="N", help="that share the ranks (8 ranks each)")
     options.add_argument("--tokens-per-second", type=float, metavar="T", help="what all ranks together train on")
-    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for RUN and data")
     options.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = options.parse_args(argv)
-    return run("plan", lambda: plan(arguments))
 
 
 def plan(arguments: argparse.Namespace) -> int:
     """Compute the plan, and print it."""
-    given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
-    nodes = arguments.nodes or -(-given.data_parallel_size // RANKS_OF_A_NODE)
-    found = plan_run(given, nodes=nodes, tokens_per_second=arguments.tokens_per_second)
-    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+    run = load_sized(arguments)
+    nodes = arguments.nodes or -(-run.data_parallel_size // RANKS_OF_A_NODE)
+    show(plan_run(run, nodes=nodes, tokens_per_second=arguments.tokens_per_second), arguments, describe)
     return 0
 
 
@@ -69,17 +61,13 @@ def describe(found: RunPlan) -> str:
         *([_pairs(_start(found), width)] if found.waits else []),
     ]
     if found.cautions:
-        lines = [
-            textwrap.fill(each, width, initial_indent="! ", subsequent_indent="  ", break_on_hyphens=False)
-            for each in found.cautions
-        ]
-        parts.append("\n".join(lines))
+        parts.append(_pairs([("!", each) for each in found.cautions], width, gap=1))
     return "\n\n".join(parts)
 
 
-def _pairs(rows: Sequence[tuple[str, str]], width: int) -> str:
+def _pairs(rows: Sequence[tuple[str, str]], width: int, gap: int = 2) -> str:
     """Return aligned lines of a name and its value."""
-    left = max(len(name) for name, _ in rows) + 2
+    left = max(len(name) for name, _ in rows) + gap
     return "\n".join(
         textwrap.fill(
             text, max(width, 40), initial_indent=f"{name:<{left}}", subsequent_indent=" " * left, break_on_hyphens=False
@@ -98,14 +86,9 @@ def _head(found: RunPlan) -> list[tuple[str, str]]:
         ("train", f"{found.num_samples:,} samples of {given.config.sequence_length:,} tokens, {tokens} in all"),
         ("steps", f"{steps} of {sizes}; {found.nodes:,} node{'s' * (found.nodes > 1)}"),
     ]
-    most = found.same_order_up_to
-    if most is not None:
-        grows = (
-            f"to {most:,} samples of train; more of them come"
-            if most > (given.sizes[0] or 0)
-            else "no: more samples come"
-        )
-        rows.append(("may grow", f"{grows} in another order from the first one on"))
+    if (most := found.same_order_up_to) is not None:
+        room = f"to {most:,} samples of train; more of them" if most > (given.sizes[0] or 0) else "no: more samples"
+        rows.append(("may grow", f"{room} come in another order from the first one on"))
     return rows
 
 
@@ -113,16 +96,13 @@ def _sources(found: RunPlan) -> list[list[str]]:
     rows = []
     for each in found.costs:
         source, headline = each.source, each.source.headline
-        kinds = [
-            *(["zstd"] if headline.compressed else []),
-            *(["checked"] if headline.checked else []),
-            *([f"{headline.num_parts:,} parts"] if headline.num_parts else []),
-        ]
-        stored = " ".join([human_bytes(headline.stored_bytes), *kinds])
-        share = source.samples / max(found.num_samples, 1)
-        repeats = found.repeated_documents(each)
-        counts = [f"{source.documents:,}", f"{source.tokens:,}", f"{source.epochs:.2f}", f"{repeats:,}"]
-        rows.append([headline.prefix, f"{share:.1%}", *counts, stored])
+        parts = f"{headline.num_parts:,} parts" if headline.num_parts else ""
+        kinds = ["zstd" if headline.compressed else "", "checked" if headline.checked else "", parts]
+        stored = " ".join(filter(None, [human_bytes(headline.stored_bytes), *kinds]))
+        share = f"{source.samples / max(found.num_samples, 1):.1%}"
+        repeats = f"{found.repeated_documents(each):,}"
+        counts = [f"{source.documents:,}", f"{source.tokens:,}", f"{source.epochs:.2f}", repeats]
+        rows.append([headline.prefix, share, *counts, stored])
     return rows
 
 
@@ -132,9 +112,8 @@ def _indices(found: RunPlan) -> list[list[str]]:
     for row in every if len(every) <= MOST_ROWS else [row for row in every if row["cache"] != SMALL_ONE]:
         memory = human_bytes(row["memory_bytes"]) if row["memory_bytes"] else ""
         epochs = "" if row["epochs"] is None else f"{row['epochs']:,}"
-        name = f"{row['split']:<5}  {row['source']}"
-        size, build = human_bytes(row["num_bytes"]), _seconds(row["build_seconds"])
-        rows.append([name, f"{row['samples']:,}", epochs, size, memory, build, row["cache"]])
+        numbers = [f"{row['samples']:,}", epochs, human_bytes(row["num_bytes"]), memory, _seconds(row["build_seconds"])]
+        rows.append([f"{row['split']:<5}  {row['source']}", *numbers, row["cache"]])
     return rows
 
 
@@ -169,23 +148,21 @@ def _costs(found: RunPlan) -> list[tuple[str, str]]:
 
 
 def _start(found: RunPlan) -> list[tuple[str, str]]:
-    link = found.link
-    if link is not None:
+    rows = []
+    if link := found.link:
         speed = f"{human_bytes(link.bytes_per_second)}/s"
         way = f"{link.latency_seconds * 1000:.1f} ms to the first byte, {speed}, {link.requests_in_flight} in flight"
-        rows = [("the way", f"{way} (measured)")]
-    else:
-        rows = []
+        rows.append(("the way", f"{way} (measured)"))
     for each in found.waits:
-        parts = [
-            *([counted(each.round_trips, "round trip", "round trips")] if each.round_trips else []),
-            *([human_bytes(each.num_bytes)] if each.num_bytes else []),
-            *([_seconds(each.seconds)] if each.seconds else []),
-        ]
+        trips = counted(each.round_trips, "round trip", "round trips") if each.round_trips else ""
+        size = human_bytes(each.num_bytes) if each.num_bytes else ""
+        parts = filter(None, [trips, size, _seconds(each.seconds) if each.seconds else ""])
         rows.append(("", f"{each.what}: {', '.join(parts) or 'mapped'}"))
     seconds = f"about {found.start_seconds:.2f} s after the imports, and what Python takes"
     return [("first batch", seconds), *rows]
 
+
+main = command("plan", __doc__, add_options, plan)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -22,14 +22,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
 
-if __name__ == "__main__":  # python tools/prepare_cache.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/prepare_cache.py`
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.megatron_dataset import recorded_name
@@ -40,67 +40,40 @@ from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.run.run_file import Run
 from binidx.storage.writing.publish import object_exists
 
-from ._command import human_bytes, human_seconds, json_object, parser, run
-from ._run_size import add_sizes, sized
-from ._table import MOST_ROWS, shortened, table
+from ._command import command
+from ._display import MOST_ROWS, human_bytes, human_seconds, shortened, table
+from ._runs import add_run, add_sizes, load_sized
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index", "dataset_index", "dataset_sample_index")
 UNWRITTEN = "not written"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One index of a run.
-
-    Attributes:
-        source: its prefix, or "blend" with the number of its datasets.
-        documents, epochs: None for a blend.
-        num_bytes: bytes of its files, cached or not.
-        how: as `Outcome.how`, or UNWRITTEN.
-    """
-
-    split: str
-    source: str
-    directory: str
-    files: Sequence[str]
-    documents: int | None
-    samples: int
-    epochs: int | None
-    num_bytes: int
-    seconds: float
-    how: str
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("prepare-cache", __doc__)
-    options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add_run(options, "RUN and data")
     add_sizes(options)
     options.add_argument("--for-megatron", action="store_true", help="keep small indices, too, for Megatron Core")
     options.add_argument("--threads", type=int, metavar="N", help="cores to build with (all)")
-    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for RUN and data")
     options.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = options.parse_args(argv)
-    return run("prepare-cache", lambda: prepare(arguments), after_interrupt="interrupted; what is built stays")
 
 
 def prepare(arguments: argparse.Namespace) -> int:
     """Build, and print the indices."""
-    given = sized(Run.load(arguments.run, arguments.storage_options), arguments)
-    if arguments.for_megatron and given.config.path_to_cache is None and "://" in prefixes_of(given)[0]:
+    given = load_sized(arguments)
+    if arguments.for_megatron and given.config.path_to_cache is None and "://" in all_prefixes(given)[0]:
         raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
     threads = arguments.threads or len(os.sched_getaffinity(0))
     small = given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
     rows = [*build(replace(given, config=config))]
     if arguments.json:
-        print(json.dumps({"run": arguments.run, "sizes": [*given.sizes], "indices": [asdict(row) for row in rows]}))
+        print(json.dumps({"run": arguments.run, "sizes": [*given.sizes], "indices": rows}))
     else:
         print(describe(rows))
-    return 1 if any(row.how == UNWRITTEN for row in rows) else 0
+    return 1 if any(row["how"] == UNWRITTEN for row in rows) else 0
 
 
-def build(wanted: Run) -> Iterator[Row]:
+def build(wanted: Run) -> Iterator[dict[str, Any]]:
     """Return a row for every index of a run, once all exist."""
     outcomes: dict[str, Outcome] = {}
     # disable=None: no bar unless it is a terminal.
@@ -110,11 +83,11 @@ def build(wanted: Run) -> Iterator[Row]:
             outcomes[outcome.files.name] = outcome if is_there(outcome) else replace(outcome, how=UNWRITTEN)
             bar.update()
 
-        datasets = [*datasets_of(wanted.build(on_outcome=hear))]
+        datasets = [*indexed_datasets(wanted.build(on_outcome=hear))]
     for dataset in datasets:
         split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
         outcome = outcomes.get(f"{dataset.unique_description_hash}-{recorded_name(type(dataset))}-{split.name}")
-        yield row_of(dataset, split.name, outcome)
+        yield describe_index(dataset, split.name, outcome)
 
 
 def is_there(outcome: Outcome) -> bool:
@@ -125,7 +98,7 @@ def is_there(outcome: Outcome) -> bool:
         return False
 
 
-def datasets_of(built: Any) -> Iterator[Any]:
+def indexed_datasets(built: Any) -> Iterator[Any]:
     """Return the datasets with an index, split by split; the blend of a split comes first."""
     for found in built:
         for each in found if isinstance(found, list) else [found]:
@@ -142,63 +115,62 @@ def num_indices(wanted: Run) -> int | None:
     return len(found.indices) + (len(found.blends) if wanted.config.path_to_cache else 0)
 
 
-def prefixes_of(wanted: Run) -> list[str]:
+def all_prefixes(wanted: Run) -> list[str]:
     """Return all prefixes that the run reads."""
     config = wanted.config
     blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in wanted.stages or ())]
     return [prefix for blend in blends if blend is not None for prefix in blend[0]]
 
 
-def row_of(dataset: Any, split: str, outcome: Outcome | None) -> Row:
-    """Return the row of one index."""
+def describe_index(dataset: Any, split: str, outcome: Outcome | None) -> dict[str, Any]:
+    """Return the JSON values of one index; documents and epochs of a blend are None."""
     arrays = {name: array for name in ARRAYS if (array := getattr(dataset, name, None)) is not None}
     how = outcome.how if outcome else NOT_KEPT
     is_blend = isinstance(dataset, BlendedDataset)
-    kept = outcome is not None and how not in (NOT_KEPT, UNWRITTEN)
-    return Row(
-        split,
-        f"blend of {len(dataset.datasets):,}" if is_blend else dataset.dataset_path,
-        outcome.files.directory if outcome and kept else "",
-        [f"{outcome.files.name}-{name}.npy" for name in arrays] if outcome and kept else [],
-        None if is_blend else len(dataset.document_index) // max(dataset.num_epochs, 1),
-        len(dataset),
-        None if is_blend else dataset.num_epochs,
-        sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
-        outcome.seconds if outcome else 0.0,
-        how,
-    )
+    files = outcome.files if outcome and how not in (NOT_KEPT, UNWRITTEN) else None
+    return {
+        "split": split,
+        "source": f"blend of {len(dataset.datasets):,}" if is_blend else dataset.dataset_path,
+        "directory": files.directory if files else "",
+        "files": [f"{files.name}-{name}.npy" for name in arrays] if files else [],
+        "documents": None if is_blend else len(dataset.document_index) // max(dataset.num_epochs, 1),
+        "samples": len(dataset),
+        "epochs": None if is_blend else dataset.num_epochs,
+        "num_bytes": sum(NpyLayout(array.shape, array.dtype).size for array in arrays.values()),
+        "seconds": outcome.seconds if outcome else 0.0,
+        "how": how,
+    }
 
 
-def describe(rows: Sequence[Row]) -> str:
+def describe(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as text: counts, then the locations of the files, then sums."""
     head = ["index", "documents", "samples", "epochs", "size", "time", ""]
-    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row.how != NOT_KEPT]
+    shown = rows if len(rows) <= MOST_ROWS else [row for row in rows if row["how"] != NOT_KEPT]
     lines = [table(head, [_cells(row) for row in shown])]
-    for directory in dict.fromkeys(row.directory for row in shown[:MOST_ROWS] if row.directory):
+    for directory in dict.fromkeys(row["directory"] for row in shown[:MOST_ROWS] if row["directory"]):
         lines.append(f"\n{directory}")
         for row in shown[:MOST_ROWS]:
-            if row.directory == directory:
-                stem = row.files[0].partition("-")[0]
-                lines.append(f"  {stem}-*  {row.split} {shortened(row.source, 60)}")
+            if row["directory"] == directory:
+                stem = row["files"][0].partition("-")[0]
+                lines.append(f"  {stem}-*  {row['split']} {shortened(row['source'], 60)}")
     return "\n".join([*lines, "", _sum(rows)])
 
 
-def _cells(row: Row) -> list[str]:
-    def count(number: int | None) -> str:
-        return "" if number is None else f"{number:,}"
-
-    seconds = human_seconds(row.seconds) if row.seconds else ""
-    numbers = [count(row.documents), count(row.samples), count(row.epochs)]
-    return [f"{row.split:<5}  {row.source}", *numbers, human_bytes(row.num_bytes), seconds, row.how]
+def _cells(row: dict[str, Any]) -> list[str]:
+    numbers = ["" if row[name] is None else f"{row[name]:,}" for name in ("documents", "samples", "epochs")]
+    seconds = human_seconds(row["seconds"]) if row["seconds"] else ""
+    return [f"{row['split']:<5}  {row['source']}", *numbers, human_bytes(row["num_bytes"]), seconds, row["how"]]
 
 
-def _sum(rows: Sequence[Row]) -> str:
-    counts = {how: sum(row.how == how for row in rows) for how in dict.fromkeys(row.how for row in rows)}
-    kept = sum(row.num_bytes for row in rows if row.directory)
+def _sum(rows: Sequence[dict[str, Any]]) -> str:
+    counts = Counter(row["how"] for row in rows)
+    kept = sum(row["num_bytes"] for row in rows if row["directory"])
     text = ", ".join(f"{count} {how}" for how, count in counts.items())
-    small = "; what is not kept is built at each start, sooner than fetched" if counts.get(NOT_KEPT) else ""
+    small = "; what is not kept is built at each start, sooner than fetched" if counts[NOT_KEPT] else ""
     return f"{len(rows)} indices: {text}; {human_bytes(kept)} kept{small}"
 
+
+main = command("prepare-cache", __doc__, add_options, prepare, "interrupted; what is built stays")
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -26,40 +26,39 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-if __name__ == "__main__":  # python tools/preprocess.py: see convert.py
-    __package__ = "binidx.tools"
+from tqdm import tqdm
+
+__package__ = "binidx.tools"  # for `python tools/preprocess.py`
 
 from binidx.format.sidecars.dataset_manifest import Machine
 from binidx.prepare.preprocess.job import EMPTY, ON_ERROR, Job
 from binidx.prepare.preprocess.preprocess import JobStatus, Report, Shard, job_status, preprocess
-from binidx.prepare.text.batch import Filters, parse_keep
+from binidx.prepare.preprocess.record import Progress
 from binidx.prepare.text.read import FORMATS
 
-from ._command import human_seconds, json_object, num_bytes, parser, run
-from ._progress import PreprocessBar
-from ._table import table as columns
-from ._tokenizer_options import add_tokenizer, tokenizer_of
+from ._command import RESUMES, command, json_object, num_bytes, shard, show
+from ._display import Bar, counts, human_seconds
+from ._display import table as columns
+from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
+
+FINISH = (None, 1)
+"""The shard without parts, which puts them together."""
+
+MOST_SOURCES = 20
+"""Rows of sources in the summary."""
+
+FORMAT = "{percentage:3.0f}%|{bar:10}| {desc}"
+"""tqdm's own rate is of the last part, with the start of a worker; this one is of all parts of this run."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    hint = "interrupted; the same command resumes"
-    return run("preprocess", lambda: (look if arguments.status else make)(arguments), after_interrupt=hint)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("preprocess", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command, in three groups."""
     _add_text(options.add_argument_group("text"))
     _add_tokens(options.add_argument_group("tokens"))
     _add_work(options.add_argument_group("work"))
-    return options
 
 
 def _add_text(group: Any) -> None:
@@ -70,9 +69,7 @@ def _add_text(group: Any) -> None:
     group.add_argument("--split-sentences", action="store_true", help="each sentence is a sequence; needs nltk")
     group.add_argument("--lang", default="english", help="of the sentences (english)")
     group.add_argument("--keep-newlines", action="store_true", help="sentences keep the newlines after them")
-    group.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
-    group.add_argument("--min-characters", type=int, default=0, metavar="N", help="drop shorter documents")
-    group.add_argument("--max-characters", type=int, metavar="N", help="drop longer ones")
+    add_filters(group, "drop {}")
     group.add_argument("--min-tokens", type=int, metavar="N", help="drop shorter documents")
     group.add_argument("--max-tokens", type=int, metavar="N", help="drop longer ones")
     group.add_argument("--on-error", choices=ON_ERROR, default="raise", help="for a row that is no document (raise)")
@@ -110,7 +107,7 @@ def _add_work(group: Any) -> None:
     share = group.add_mutually_exclusive_group()
     share.add_argument("--shard", metavar="I/N", type=shard, help="make only each N-th part, from the I-th, from 0")
     share.add_argument(
-        "--finish", dest="shard", action="store_const", const=Shard(None, 1), help="make no part; put them together"
+        "--finish", dest="shard", action="store_const", const=FINISH, help="make no part; put them together"
     )
     group.add_argument(
         "--status", action="store_true", help="make nothing; print the progress of this job, here or elsewhere"
@@ -123,51 +120,66 @@ def _add_work(group: Any) -> None:
     group.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 
-def shard(text: str) -> Shard:
-    """Parse `3/8` -> Shard(3, 8)."""
-    try:
-        index, count = map(int, text.split("/"))
-        return Shard(index, count)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"found {text}, needed I/N with I from 0 to N - 1") from error
+class PreprocessBar(Bar):
+    """A watcher of preprocess: one bar for all parts, and one for the step after them."""
+
+    def show(self, progress: Progress) -> None:
+        """Update the bar; it counts finished parts, so it moves by parts."""
+        text, done = ", ".join(_fields(progress)), progress.done_bytes
+        if self._bar is None:
+            total = progress.total_bytes
+            self._bar = tqdm(desc=text, total=total, initial=done, bar_format=FORMAT, dynamic_ncols=True, disable=None)
+        self._bar.set_description_str(text, refresh=False)
+        self._bar.update(done - self._bar.n)
+        self._bar.refresh()
+
+
+def _fields(progress: Progress) -> Iterator[str]:
+    """Yield the fields of the description, the most important first: the terminal may cut off the end."""
+    yield f"part {progress.parts_done:,} of {progress.parts:,}"
+    if progress.parts < progress.all_parts:
+        yield f"{progress.all_parts_done:,} of {progress.all_parts:,} of all shards"
+    if progress.seconds_left is not None:
+        yield f"{progress.bytes_per_second / 1e6:,.1f} MB/s"
+        yield f"{human_seconds(progress.seconds_left)} left"
+    yield f"{progress.num_tokens / 1e6:,.1f} M tokens"
+    yield f"{progress.num_documents:,} documents"
+    if progress.machines > 1:
+        yield f"{progress.machines:,} machines"
 
 
 def make(arguments: argparse.Namespace) -> int:
-    """Tokenise, and print a summary."""
-    with PreprocessBar() as bar:
+    """Tokenise, or print the progress of a job that runs elsewhere or has stopped."""
+    job = parse_job(arguments)
+    if arguments.status:
+        show(job_status(job), arguments, describe_status)
+        return 0
+    with PreprocessBar("preprocess") as bar:
         done = preprocess(
-            job_of(arguments),
+            job,
             engine=arguments.engine,
             workers=arguments.workers,
-            shard=arguments.shard,
+            shard=arguments.shard and Shard(*arguments.shard),
             overwrite=arguments.overwrite,
             watch=bar,
         )
-    print(json.dumps(done.to_json()) if arguments.json else describe(done))
-    of_shard = arguments.shard is not None and arguments.shard.index is not None
-    return 0 if done.finished or of_shard else 1
+    show(done, arguments, describe)
+    return 0 if done.finished or arguments.shard not in (None, FINISH) else 1
 
 
-def look(arguments: argparse.Namespace) -> int:
-    """Print the progress of a job that runs elsewhere, or has stopped."""
-    found = job_status(job_of(arguments))
-    print(json.dumps(found.to_json()) if arguments.json else describe_status(found))
-    return 0
-
-
-def job_of(arguments: argparse.Namespace) -> Job:
+def parse_job(arguments: argparse.Namespace) -> Job:
     """Return the job that the options describe."""
     return Job(
         inputs=tuple(arguments.inputs + arguments.input),
         output=arguments.to,
-        tokenizer=tokenizer_of(arguments),
+        tokenizer=parse_tokenizer(arguments),
         keys=tuple(arguments.json_keys),
         append_eod=arguments.append_eod,
         empty=arguments.empty,
         split_sentences=arguments.split_sentences,
         language=arguments.lang,
         keep_newlines=arguments.keep_newlines,
-        filters=Filters(arguments.min_characters, arguments.max_characters, parse_keep(arguments.keep)),
+        filters=parse_filters(arguments),
         min_tokens=arguments.min_tokens,
         max_tokens=arguments.max_tokens,
         on_error=arguments.on_error,
@@ -194,36 +206,30 @@ def describe(done: Report) -> str:
         return "\n".join([missing, *describe_machines(done.machines)])
     lines = []
     for key, prefix in done.job.datasets.items():
-        told = done.manifests[key]["dataset"]
-        lines.append(
-            f"{prefix}: {told['documents']:,} documents, {told['sequences']:,} sequences, {told['tokens']:,} tokens of "
-            f"{told['dtype']}"
-        )
+        made = done.manifests[key]["dataset"]
+        held = counts(documents=made["documents"], sequences=made["sequences"], tokens=made["tokens"])
+        lines.append(f"{prefix}: {held} of {made['dtype']}")
     manifest = next(iter(done.manifests.values()))
-    lines += table(manifest)
-    engines = (
+    lines += describe_sources(manifest)
+    engines = [
         f"{name} {each['parts']:,} parts"
         + (f" ({each['compared']:,} texts compared, all equal)" if each["compared"] else "")
         for name, each in manifest["engines"].items()
-    )
+    ]
     kept = f", {done.parts - done.parts_made} of them before" if done.parts_made < done.parts else ""
     lines.append(f"  {done.parts} parts{kept}; {', '.join(engines)}; {human_seconds(done.seconds)}")
     return "\n".join([*lines, *describe_machines(done.machines)])
 
 
-def table(manifest: dict[str, Any]) -> list[str]:
+def describe_sources(manifest: dict[str, Any]) -> list[str]:
     """Return rows in and out, by source and by reason."""
-    sources = [(each["uri"], each["counts"]) for each in manifest["sources"]]
+    sources = [f"  {each['uri']}: {describe_counts(each['counts'])}" for each in manifest["sources"]]
+    if len(sources) == 1:
+        return sources
     if len(sources) > MOST_SOURCES:
-        sources = [
-            *sources[: MOST_SOURCES - 1],
-            (f"... {len(sources) - MOST_SOURCES + 1:,} more in the manifest", None),
-        ]
-    rows = [*sources, ("all", manifest["counts"])] if len(sources) != 1 else sources
-    return [f"  {uri}: {describe_counts(counts)}" if counts else f"  {uri}" for uri, counts in rows]
-
-
-MOST_SOURCES = 20
+        more = f"  ... {len(sources) - MOST_SOURCES + 1:,} more in the manifest"
+        sources = [*sources[: MOST_SOURCES - 1], more]
+    return [*sources, f"  all: {describe_counts(manifest['counts'])}"]
 
 
 def describe_counts(counts: dict[str, Any]) -> str:
@@ -255,18 +261,15 @@ def describe_machines(machines: Mapping[str, Machine], least: int = 2) -> list[s
     """Return a line per machine, if there are at least `least`."""
     if len(machines) < least:
         return []
-    rows = [
-        (
-            name or "(unknown)",
-            f"{each.parts:,}",
-            f"{each.documents:,}",
-            f"{each.tokens:,}",
-            "" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e6:,.1f}",
-        )
-        for name, each in machines.items()
-    ]
+    rows = []
+    for name, each in machines.items():
+        numbers = [f"{count:,}" for count in (each.parts, each.documents, each.tokens)]
+        rate = "" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e6:,.1f}"
+        rows.append([name or "(unknown)", *numbers, rate])
     return columns(("machine", "parts", "documents", "tokens", "MB/s"), rows).splitlines()
 
 
+main = command("preprocess", __doc__, add_options, make, RESUMES)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

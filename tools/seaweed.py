@@ -12,7 +12,6 @@ and every other port is ours, free when asked for, on 127.0.0.1. Start it from t
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -34,9 +33,10 @@ from binidx.errors import MissingDriverError, StorageError
 REGION = "us-east-1"
 SERVICES = ("master", "volume", "filer", "s3")
 SECONDS_TO_START = 60.0
+LOG = "weed.log"
 
 # Runs before weed in the same process: asks Linux to kill it when its parent dies (PR_SET_PDEATHSIG is 1, SIGKILL 9;
-# both outlive exec), and leaves at once if the parent has died already. Elsewhere only atexit guards.
+# both outlive exec), and leaves at once if the parent has died already.
 LAUNCH = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -96,11 +96,8 @@ class S3Server:
 
     def make_bucket(self, name: str) -> str:
         """Create a bucket and return its URI."""
-        client = s3_client(self.endpoint, self.key, self.secret)
-        try:
+        with contextlib.closing(s3_client(self.endpoint, self.key, self.secret)) as client:
             client.create_bucket(Bucket=name)
-        finally:
-            client.close()
         return f"s3://{name}"
 
 
@@ -115,12 +112,18 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
     program = find_weed()
     directory = Path(directory).resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    process, ports, server = start(program, directory)
-    atexit.register(process.kill)
+    for attempts_left in (2, 1, 0):  # another process may take one of its free ports before it does
+        process, ports, server = start(program, directory)
+        try:
+            wait_until_ready(process, server, ports, directory / LOG)
+            break
+        except BaseException as error:
+            stop(process, ports)
+            if not (attempts_left and isinstance(error, StorageError)):
+                raise
     try:
         yield server
     finally:
-        atexit.unregister(process.kill)
         stop(process, ports)
 
 
@@ -132,26 +135,17 @@ def find_weed() -> str:
     return found
 
 
-def start(program: str, directory: Path, attempts: int = 3) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
-    """Start the server and wait until it responds. Another process may take one of its free ports first: try again."""
-    for attempt in range(attempts):
-        try:
-            return start_once(program, directory)
-        except StorageError:
-            if attempt == attempts - 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def start_once(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
+def start(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], list[int], S3Server]:
+    """Start the server on free ports, with a new key."""
     ports = free_ports(2 * len(SERVICES))
     key, secret = secrets.token_hex(8), secrets.token_hex(16)
-    identities = directory / "s3.json"
-    identities.write_text(json.dumps(identity(key, secret)))
-    log = directory / "weed.log"
-    with log.open("wb") as output:
+    credentials = [{"accessKey": key, "secretKey": secret}]
+    identities = {"identities": [{"name": "binidx", "credentials": credentials, "actions": ["Admin"]}]}
+    (directory / "s3.json").write_text(json.dumps(identities))
+    line = arguments(directory, directory / "s3.json", ports)
+    with (directory / LOG).open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, str(os.getpid()), program, *arguments(directory, identities, ports)],
+            [sys.executable, "-c", LAUNCH, str(os.getpid()), program, *line],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -160,13 +154,7 @@ def start_once(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], 
             env={**os.environ, "HOME": str(directory)},
             start_new_session=True,
         )
-    server = S3Server(f"http://127.0.0.1:{ports[SERVICES.index('s3')]}", key, secret, process.pid)
-    try:
-        wait_until_ready(process, server, ports, log)
-    except BaseException:
-        stop(process, ports)
-        raise
-    return process, ports, server
+    return process, ports, S3Server(f"http://127.0.0.1:{ports[SERVICES.index('s3')]}", key, secret, process.pid)
 
 
 def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
@@ -196,11 +184,6 @@ def arguments(directory: Path, identities: Path, ports: list[int]) -> list[str]:
     ]
 
 
-def identity(key: str, secret: str) -> dict[str, Any]:
-    credentials = [{"accessKey": key, "secretKey": secret}]
-    return {"identities": [{"name": "binidx", "credentials": credentials, "actions": ["Admin"]}]}
-
-
 def free_ports(count: int) -> list[int]:
     """Return distinct free ports of this machine; all are held open until the last is found."""
     with contextlib.ExitStack() as stack:
@@ -213,14 +196,11 @@ def free_ports(count: int) -> list[int]:
 def wait_until_ready(process: subprocess.Popen[bytes], server: S3Server, ports: list[int], log: Path) -> None:
     """Return when a signed request is answered and a write would find room: the port opens before either."""
     deadline = time.monotonic() + SECONDS_TO_START
-    client = s3_client(server.endpoint, server.key, server.secret)
-    try:
+    with contextlib.closing(s3_client(server.endpoint, server.key, server.secret)) as client:
         while process.poll() is None and time.monotonic() < deadline:
             if answers(client) and has_room(ports[SERVICES.index("master")]):
                 return
             time.sleep(0.1)
-    finally:
-        client.close()
     found = "it is not answering" if process.poll() is None else f"it ended with {process.returncode}"
     tail = log.read_text(errors="replace")[-2000:]
     raise StorageError(f"S3 server: {found} after start, needed answers at {server.endpoint}; {log} ends in\n{tail}")

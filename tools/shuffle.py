@@ -23,30 +23,20 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Sequence
+from typing import Any
 
-if __name__ == "__main__":  # python tools/shuffle.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/shuffle.py`
 
 from binidx.corpus.shuffle import MEMORY_BYTES, ShuffleResult, shuffle_datasets
 from binidx.errors import ConfigError
 from binidx.prepare.text.line_shuffle import ShuffledLines, shuffle_lines
 
-from ._command import DATASET, add_writing, counts, human_bytes, human_seconds, num_bytes, parser, prefix, run
-from ._progress import Bar
+from ._command import DATASET, add_writing, command, num_bytes, prefix, show, writing
+from ._display import Bar, counts, human_bytes, human_seconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run("shuffle", lambda: shuffle(arguments), after_interrupt="interrupted; nothing was written")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("shuffle", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("sources", nargs="+", metavar="SOURCE", help=f"{DATASET}; with --lines, text")
     options.add_argument("--to", required=True, metavar="TARGET", help="prefix to write; with --lines, the object")
     options.add_argument("--seed", type=int, required=True, help="any number; another one gives another order")
@@ -54,28 +44,25 @@ def build_parser() -> argparse.ArgumentParser:
     options.add_argument("--scratch", metavar="FOLDER", help="for what lies between the passes; by default $TMPDIR")
     options.add_argument("--lines", action="store_true", help="shuffle lines of text")
     add_writing(options)
-    return options
 
 
 def shuffle(arguments: argparse.Namespace) -> int:
     """Shuffle, and print a summary."""
     common = {
+        **writing(arguments),
         "seed": arguments.seed,
         "memory_bytes": arguments.memory,
         "scratch": arguments.scratch,
-        "overwrite": arguments.overwrite,
-        "source_options": arguments.source_options,
-        "target_options": arguments.target_options,
     }
+    done: Any
     with Bar("shuffle") as bar:
         if arguments.lines:
-            lines = shuffle_lines(arguments.sources, arguments.to, **common, watch=bar)
-            said = json.dumps(lines.to_json()) if arguments.json else describe_lines(lines)
+            del common["lineage"]
+            done = shuffle_lines(arguments.sources, arguments.to, **common, watch=bar)
         else:
             sources, target = [dataset(each) for each in arguments.sources], dataset(arguments.to)
-            done = shuffle_datasets(sources, target, **common, lineage=not arguments.no_lineage, watch=bar)
-            said = json.dumps(done.to_json()) if arguments.json else describe(done)
-    print(said)
+            done = shuffle_datasets(sources, target, **common, watch=bar)
+    show(done, arguments, describe_lines if arguments.lines else describe)
     return 0
 
 
@@ -105,5 +92,7 @@ def describe_lines(done: ShuffledLines) -> str:
     return f"{done.target}: {text}; {counts(buckets=done.num_buckets)}; {human_seconds(done.seconds)}"
 
 
+main = command("shuffle", __doc__, add_options, shuffle, "interrupted; nothing was written")
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -13,42 +13,41 @@ example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 
-if __name__ == "__main__":  # python tools/trace_step.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/trace_step.py`
 
 from binidx.errors import ConfigError
 
-from ._command import parser, run
-from ._order_rows import add_run, decoder, open_run, print_rows, rows_of
+from ._command import command
+from ._runs import add_run, build_rows, decoder, open_run, print_rows
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("trace", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_run(options)
     options.add_argument("--step", type=int, required=True, metavar="N", help="counted from 0")
     options.add_argument("--rank", type=int, metavar="R", help="of data parallel ranks; by default all")
     options.add_argument("--tokenizer", metavar="URI", help="to show the text; any that preprocess takes")
     options.add_argument("--no-lineage", action="store_true", help="do not look where the documents came from")
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
-    arguments = options.parse_args(argv)
 
-    def body() -> int:
-        order = open_run(arguments, in_ranges=True)
-        if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
-            raise ConfigError(f"rank {arguments.rank}: the run has {order.num_ranks}, counted from 0")
-        try:
-            readings, contents = order.trace(range(arguments.step, arguments.step + 1), arguments.rank)
-        except IndexError as error:
-            raise ConfigError(str(error)) from error
-        decode = decoder(arguments.tokenizer, arguments.storage_options)
-        print_rows(rows_of(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
-        return 0
 
-    return run("trace", body)
+def trace(arguments: argparse.Namespace) -> int:
+    """Print the samples of the step."""
+    order = open_run(arguments, in_ranges=True)
+    if arguments.rank is not None and not 0 <= arguments.rank < order.num_ranks:
+        raise ConfigError(f"rank {arguments.rank}: the run has {order.num_ranks}, counted from 0")
+    try:
+        readings, contents = order.trace(range(arguments.step, arguments.step + 1), arguments.rank)
+    except IndexError as error:
+        raise ConfigError(str(error)) from error
+    decode = decoder(arguments.tokenizer, arguments.storage_options)
+    print_rows(build_rows(order, readings, contents, decode, lineage=not arguments.no_lineage), arguments.json)
+    return 0
 
+
+main = command("trace", __doc__, add_options, trace)
 
 if __name__ == "__main__":
     raise SystemExit(main())

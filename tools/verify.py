@@ -16,35 +16,23 @@ example:
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Sequence
 
-if __name__ == "__main__":  # python tools/verify.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/verify.py`
 
 from binidx.corpus.verify import Verification, verify_dataset
 
-from ._command import DATASET, counts, human_bytes, human_seconds, json_object, parser, prefix, run
-from ._progress import Bar
+from ._command import DATASET, command, json_object, prefix, show
+from ._display import Bar, counts, human_bytes, human_seconds
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    arguments = build_parser().parse_args(argv)
-    return run("verify", lambda: verify(arguments))
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The options."""
-    options = parser("verify", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     options.add_argument("prefix", type=prefix, metavar="PREFIX", help=DATASET)
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
-    return options
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -58,7 +46,7 @@ def verify(arguments: argparse.Namespace) -> int:
             storage_options=arguments.storage_options,
             watch=bar,
         )
-    print(json.dumps(found.to_json()) if arguments.json else describe(found))
+    show(found, arguments, describe)
     return 0
 
 
@@ -92,5 +80,7 @@ def tokens_read(found: Verification) -> str:
     return f"tokens from {found.token_range[0]:,} to {found.token_range[1]:,}{below}; {read}"
 
 
+main = command("verify", __doc__, add_options, verify)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

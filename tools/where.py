@@ -14,27 +14,26 @@ example:
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-if __name__ == "__main__":  # python tools/where.py: see convert.py
-    __package__ = "binidx.tools"
+__package__ = "binidx.tools"  # for `python tools/where.py`
 
 from binidx.corpus.origins import documents_at, documents_with_id
 from binidx.errors import ConfigError, ObjectNotFoundError
 from binidx.run.provenance.run_order import RunOrder
 
-from ._command import parser, run
-from ._order_rows import add_run, open_run, print_rows, rows_of, stop_step
+from ._command import command
+from ._runs import add_run, build_rows, open_run, print_rows, stop_step
 
 SEARCHES = 8
 """Lineages read at the same time: a row group of each, 6 MB."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    options = parser("where", __doc__)
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_run(options)
     options.add_argument(
         "--document", action="append", required=True, metavar="N", help="a number, FILE:ROW or id=ID; may be repeated"
@@ -44,28 +43,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N; by default all of the run")
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
-    arguments = options.parse_args(argv)
-
-    def body() -> int:
-        order = open_run(arguments, in_ranges=True)
-        stop = stop_step(order, arguments.before_step)
-        asked = sources_of(order, arguments.source)
-        documents = documents_of(order, asked, arguments.document)
-        rows, steps = 0, set[int]()
-        for source in sorted(documents):
-            try:
-                readings, contents = order.where(source, documents[source], stop)
-            except IndexError as error:
-                raise ConfigError(str(error)) from error
-            rows += print_rows(rows_of(order, readings, contents), arguments.json)
-            steps |= set(readings.step.tolist())
-        print(f"{rows:,} samples in {len(steps):,} of {stop:,} steps", file=sys.stderr)
-        return 0
-
-    return run("where", body)
 
 
-def documents_of(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:
+def find(arguments: argparse.Namespace) -> int:
+    """Print the samples with parts of the documents, and their number."""
+    order = open_run(arguments, in_ranges=True)
+    stop = stop_step(order, arguments.before_step)
+    documents = find_documents(order, select_sources(order, arguments.source), arguments.document)
+    rows, steps = 0, set[int]()
+    for source in sorted(documents):
+        try:
+            readings, contents = order.where(source, documents[source], stop)
+        except IndexError as error:
+            raise ConfigError(str(error)) from error
+        rows += print_rows(build_rows(order, readings, contents), arguments.json)
+        steps |= set(readings.step.tolist())
+    print(f"{rows:,} samples in {len(steps):,} of {stop:,} steps", file=sys.stderr)
+    return 0
+
+
+def find_documents(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:
     """Return source -> numbers of the named documents."""
     found: dict[int, list[int]] = {}
     for name in names:
@@ -74,7 +71,7 @@ def documents_of(order: RunOrder, sources: Sequence[int], names: Sequence[str]) 
                 raise ConfigError(f"--source: not given, document {name} needs one of {', '.join(order.prefixes)}")
             found.setdefault(sources[0], []).append(int(name))
             continue
-        for source, numbers in looked_up(order, sources, name).items():
+        for source, numbers in search_lineage(order, sources, name).items():
             if len(sources) > 1:
                 told = ", ".join(f"{number:,}" for number in numbers)
                 print(f"binidx: {name}: document {told} of {order.prefixes[source]}", file=sys.stderr)
@@ -82,7 +79,7 @@ def documents_of(order: RunOrder, sources: Sequence[int], names: Sequence[str]) 
     return found
 
 
-def looked_up(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
+def search_lineage(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, list[int]]:
     """Return source -> documents of that row of a file, or with that id; sources without lineage are skipped.
 
     Raises:
@@ -110,14 +107,12 @@ def looked_up(order: RunOrder, sources: Sequence[int], name: str) -> dict[int, l
     found = {source: answer for source, answer in answers.items() if isinstance(answer, list) and answer}
     if not found:
         without = f", {len(missing)} have no lineage" if missing else ""
-        have = (
-            f"{order.prefixes[sources[0]]} has" if len(sources) == 1 else f"{len(sources)} sources{without}: they have"
-        )
-        raise ConfigError(f"--document: {have} no document {name}")
+        searched = order.prefixes[sources[0]] if len(sources) == 1 else f"{len(sources)} sources{without}"
+        raise ConfigError(f"--document: {name} not found in {searched}")
     return found
 
 
-def sources_of(order: RunOrder, prefix: str | None) -> list[int]:
+def select_sources(order: RunOrder, prefix: str | None) -> list[int]:
     """Return the numbers of the sources: the one with a prefix, or all."""
     names = order.prefixes
     if prefix is None:
@@ -126,6 +121,8 @@ def sources_of(order: RunOrder, prefix: str | None) -> list[int]:
         raise ConfigError(f"--source: found {prefix}, needs one of {', '.join(names)}")
     return [names.index(prefix)]
 
+
+main = command("where", __doc__, add_options, find)
 
 if __name__ == "__main__":
     raise SystemExit(main())

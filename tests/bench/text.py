@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from binidx.tools.demo.corpus import build_corpus
-from binidx.tools.demo.tokenizer import train_bpe
+from binidx.tools.demo.tokenizer import EOD, train_bpe
 from numpy.typing import NDArray
 
 import binidx
@@ -39,7 +39,8 @@ def tokenise(directory: Path) -> tuple[str, list[NDArray[Any]]]:
     name, texts = documents()
     texts = list(joined(texts))
     tokenizer = train_bpe(texts, directory / "tokenizer.json", vocab_size=VOCAB_SIZE)
-    encoded = [np.array([*tokenizer.encode(text), tokenizer.eod], np.uint16) for text in texts]
+    eod = tokenizer.token_to_id(EOD)
+    encoded = [np.array([*tokenizer.encode(text).ids, eod], np.uint16) for text in texts]
     count, size = sum(map(len, encoded)), sum(len(text.encode()) for text in texts)
     return f"{name}, {size / 1e6:.1f} MB, {size / count:.1f} bytes a token", encoded
 

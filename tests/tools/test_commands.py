@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from binidx.tools import COMMANDS, main
-from binidx.tools._command import human_bytes, human_seconds, parser, run
+from binidx.tools._command import parser, run
+from binidx.tools._display import human_bytes, human_seconds
 from conftest import Bucket
 
 import binidx

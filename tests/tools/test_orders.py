@@ -262,14 +262,14 @@ def test_trace_and_where_say_which_file_a_document_came_from(
             assert main(["where", str(run_file), "--document", name, "--source", str(prefix)]) == 0
             assert capsys.readouterr().out == said
         assert main(["where", str(run_file), "--document", "id=other", "--source", str(prefix)]) == 2
-        assert f"{prefix} has no document id=other" in capsys.readouterr().err
+        assert f"id=other not found in {prefix}\n" in capsys.readouterr().err
         for name in ("id=id-7", "en.jsonl:1007"):
             assert main(["where", str(run_file), "--document", name]) == 0
             out, err = capsys.readouterr()
             assert out == said
             assert f"{name}: document 7 of {prefix}" in err
         assert main(["where", str(run_file), "--document", "id=other"]) == 2
-        assert "2 sources, 1 have no lineage: they have no document id=other" in capsys.readouterr().err
+        assert "id=other not found in 2 sources, 1 have no lineage" in capsys.readouterr().err
         assert main(["trace", str(run_file), "--step", "3", "--no-lineage"]) == 0
         assert "from " not in capsys.readouterr().out
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from binidx.tools import main
-from binidx.tools._progress import PreprocessBar
+from binidx.tools.preprocess import PreprocessBar
 from helpers.preprocess_jobs import EOD, corpus, files_of, texts, theirs, tokenizer_path, write_lines
 from tokenizers import Tokenizer
 
@@ -157,7 +157,7 @@ def test_on_a_terminal_the_bar_says_parts_documents_tokens_and_time(monkeypatch:
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     with os.fdopen(theirs_, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        with PreprocessBar() as bar:
+        with PreprocessBar("preprocess") as bar:
             bar.show(Progress(parts=4, total_bytes=4_000_000))
             bar.show(Progress(4, 2, 0, 4_000_000, 2_000_000, 0, 1234, 5_600_000, 1.0))
             fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from binidx.tools._table import MOST_ROWS, shortened, table
+from binidx.tools._display import MOST_ROWS, shortened, table
 
 HEAD = ["source", "documents", "tokens"]
 ROWS = [["s3://corpus/en", "1,200", "9,000,000"], ["s3://corpus/a-longer-name", "3", "1"]]

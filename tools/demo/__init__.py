@@ -15,81 +15,62 @@ import argparse
 import contextlib
 import importlib.util
 import json
-import sys
+import signal
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from binidx.errors import MissingDriverError
+from binidx.errors import ConfigError, MissingDriverError
 
-from .._command import parser, run
+from .._command import command
 
 MIN_STEPS = 4
 NEEDED = ("s3fs", "tokenizers")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; return 1 if the resumed order differs from the uninterrupted one."""
-    options = parse(argv)
-    return run("demo", lambda: demonstrate(options))
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    options.add_argument("--steps", type=int, default=200, metavar="N", help="training steps of the whole run (200)")
+    options.add_argument("--directory", type=Path, help="work in this new or empty directory, and leave it there")
+    options.add_argument("--keep", action="store_true", help="leave the bucket up at the end, until Ctrl-C")
+    options.add_argument("--json", action="store_true", help="print all figures as one object, and nothing else")
+    options.add_argument("--plain", action="store_true", help="no colours and no progress bars")
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options."""
-    options_of = parser("demo", __doc__)
-    options_of.add_argument("--steps", type=int, default=200, metavar="N", help="training steps of the whole run (200)")
-    options_of.add_argument("--directory", type=Path, help="work in this new or empty directory, and leave it there")
-    options_of.add_argument("--keep", action="store_true", help="leave the bucket up at the end, until Ctrl-C")
-    options_of.add_argument("--json", action="store_true", help="print all figures as one object, and nothing else")
-    options_of.add_argument("--plain", action="store_true", help="no colours and no progress bars")
-    options = options_of.parse_args(argv)
-    if options.steps < MIN_STEPS:
-        options_of.error(f"--steps: found {options.steps}, needs at least {MIN_STEPS}")
-    if options.directory and options.directory.exists() and any(options.directory.iterdir()):
-        options_of.error(f"--directory: {options.directory} is not empty; name a new one")
-    return options
-
-
-def check_installed() -> None:
-    """Raise MissingDriverError before the start if a package is missing."""
+def check(options: argparse.Namespace) -> None:
+    """Raise an error before the start if a package is missing or an option is wrong."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDriverError(f"needs {', '.join(missing)}; pip install 'binidx[demo]'")
+    if options.steps < MIN_STEPS:
+        raise ConfigError(f"--steps: found {options.steps}, needs at least {MIN_STEPS}")
+    if options.directory and options.directory.exists() and any(options.directory.iterdir()):
+        raise ConfigError(f"--directory: {options.directory} is not empty; name a new one")
 
 
 def demonstrate(options: argparse.Namespace) -> int:
     """Run the demo and print its figures, as text or as one JSON object."""
-    check_installed()
-    from .report import environment, show_next, show_outcome
-    from .screen import Screen
+    check(options)
+    from .report import ENVIRONMENT, Screen, show_figures, show_next
     from .stages import run_demo
 
-    screen = Screen(None if options.json else sys.stdout, plain=options.plain)
-    with workplace(options.directory) as directory, run_demo(options.steps, directory, screen) as outcome:
-        show_outcome(outcome, screen)
-        show_next(outcome, screen, directory=options.directory, keep=options.keep)
+    screen = Screen(quiet=options.json, plain=options.plain)
+    with contextlib.ExitStack() as stack:
+        directory = options.directory
+        if directory is None:
+            temporary = tempfile.TemporaryDirectory(prefix="binidx-demo-", ignore_cleanup_errors=True)
+            directory = Path(stack.enter_context(temporary))
+        directory.mkdir(parents=True, exist_ok=True)
+        server, figures = stack.enter_context(run_demo(options.steps, directory, screen))
+        environment = {name: server.environment[name] for name in ENVIRONMENT}
+        show_figures(figures, screen)
+        show_next(figures["corpus"], environment, screen, directory=options.directory, keep=options.keep)
         if options.json:
-            more = {"environment": environment(outcome)} if options.keep else {}
-            print(json.dumps({**outcome.figures(), **more}, indent=1), flush=True)
+            more = {"environment": environment} if options.keep else {}
+            print(json.dumps({**figures, **more}, indent=1), flush=True)
         if options.keep:
-            wait_for_ctrl_c()
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
     return 0
 
 
-@contextlib.contextmanager
-def workplace(directory: Path | None) -> Iterator[Path]:
-    """Return the directory that the user named, which is kept, or a temporary one."""
-    if directory:
-        directory.mkdir(parents=True, exist_ok=True)
-        yield directory
-    else:
-        with tempfile.TemporaryDirectory(prefix="binidx-demo-", ignore_cleanup_errors=True) as temporary:
-            yield Path(temporary)
-
-
-def wait_for_ctrl_c() -> None:
-    """Wait for Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            time.sleep(3600)
+main = command("demo", __doc__, add_options, demonstrate)

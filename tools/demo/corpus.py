@@ -13,6 +13,7 @@ error.
 from __future__ import annotations
 
 import ast
+import contextlib
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -48,28 +49,23 @@ def build_corpus(library: Path | None = None) -> dict[str, list[str]]:
     sources = read_sources(library or Path(sysconfig.get_path("stdlib")))
     corpus = {"en": [*manual_topics(), *docstrings(sources)], "code": list(sources.values())[::MODULE_STRIDE]}
     for name, documents in corpus.items():
-        check_enough(name, count_bytes(documents))
+        if (num_bytes := count_bytes(documents)) < MIN_CORPUS_BYTES:
+            raise ConfigError(
+                f"demo corpus {name!r}: {num_bytes:,} bytes of text in this Python's standard library, "
+                f"needs {MIN_CORPUS_BYTES:,}; run the demo with a Python whose library lies in files"
+            )
     return corpus
 
 
 def read_sources(library: Path) -> dict[str, str]:
-    """Return the text of every UTF-8 module below `library`, sorted by its path."""
+    """Return the text of every module in UTF-8 below `library`, sorted by its path."""
     sources = {}
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library)
         if SKIPPED_FOLDERS.isdisjoint(name.parts) and not name.name.startswith(SKIPPED_PREFIXES):
-            text = read_text(path)
-            if text:
-                sources[name.as_posix()] = text
-    return sources
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file; empty if its first line declares another encoding."""
-    try:
-        return path.read_text("utf-8")
-    except (UnicodeDecodeError, OSError):
-        return ""
+            with contextlib.suppress(UnicodeDecodeError, OSError):  # another encoding, a broken link
+                sources[name.as_posix()] = path.read_text("utf-8")
+    return {name: text for name, text in sources.items() if text}
 
 
 def manual_topics() -> Iterator[str]:
@@ -112,12 +108,3 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[str]:
 def count_bytes(documents: list[str]) -> int:
     """Return the UTF-8 bytes of all documents."""
     return sum(len(document.encode()) for document in documents)
-
-
-def check_enough(name: str, num_bytes: int) -> None:
-    """Raise ConfigError if there is too little text."""
-    if num_bytes < MIN_CORPUS_BYTES:
-        raise ConfigError(
-            f"demo corpus {name!r}: {num_bytes:,} bytes of text in this Python's standard library, "
-            f"needs {MIN_CORPUS_BYTES:,}; run the demo with a Python whose library lies in files"
-        )

@@ -1,37 +1,35 @@
-"""The stages of the demo, one method each, in the order in which they run."""
+"""The stages of the demo, in the order in which they run."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from binidx.corpus.convert import convert_dataset
+from binidx.errors import BinidxError
+from binidx.storage.stats import total
 
-from .._command import human_bytes
+from .._display import human_bytes
 from ..seaweed import S3Server, s3_server
 from .corpus import build_corpus, count_bytes
-from .data import SPLIT, batch_hash, batches, build_datasets
-from .ledger import Cost, Ledger
-from .plan import Plan
-from .prepare import Written, write_dataset
-from .process import TrainingProcess, training_process
-from .report import Outcome
-from .screen import Screen
-from .step import Step
-from .tokenizer import DemoTokenizer, train_bpe
-from .watch import StepLines, check_step
+from .report import BUCKET, Costs, Screen, build_figures, describe_steps
+from .tokenizer import train_bpe, write_dataset
+from .train import BATCH_SIZE, SEQUENCE_LENGTH, SPLIT, Step, batch_hash, batches, describe_run
 
-BUCKET = "binidx-demo"
 WEIGHTS = {"en": 0.7, "code": 0.3}
-SEQUENCE_LENGTH = 128
-BATCH_SIZE = 16
 
 
 @contextmanager
-def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[Outcome]:
-    """Run all stages; the bucket stays up within the `with` block.
+def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[tuple[S3Server, dict[str, Any]]]:
+    """Run all stages; yield the server, which runs within the `with` block, and the figures.
 
     Args:
         num_steps: training steps of the whole run.
@@ -42,153 +40,142 @@ def run_demo(num_steps: int, directory: Path, screen: Screen) -> Iterator[Outcom
         BinidxError: a stage failed, or the order of the resumed run differs from that of an uninterrupted one.
     """
     demo = Demo(directory, screen)
-    screen.line("From text to an exactly resumed training run, on this machine alone")
-    screen.line()
-    with ExitStack() as stack:
-        server = demo.start_server(stack)
-        corpus = demo.collect()
-        tokenizer = demo.train_tokenizer(corpus)
-        written = demo.write(corpus, tokenizer)
-        demo.convert()
-        plan = demo.plan(num_steps)
-        order = demo.build(plan)
-        killed = demo.train_and_kill(plan, order)
-        resumed = demo.resume(plan, order)
-        yield Outcome(plan, server, demo.ledger, written, order, killed, resumed)
+    screen.line("From text to an exactly resumed training run, on this machine alone\n")
+    with demo.start_server() as server:
+        written = demo.write_corpus()
+        order = demo.read_order(num_steps)
+        killed = demo.train(order, resume=False)
+        resumed = demo.train(order, resume=True)
+        yield server, build_figures(demo.costs, written, order, killed, resumed)
 
 
 class Demo:
-    """One run of the demo: its directory, its output, its costs."""
+    """One run of the demo: its directory, its output, and the cost of each stage."""
 
     def __init__(self, directory: Path, screen: Screen) -> None:
         self.directory = directory
         self.screen = screen
-        self.ledger = Ledger()
+        self.costs: Costs = {}
 
-    def start_server(self, stack: ExitStack) -> S3Server:
-        self.screen.heading("server", "SeaweedFS, a real S3 server, on loopback")
-        with self.ledger.stage("server"):
-            server = stack.enter_context(s3_server(self.directory / "s3"))
-            stack.enter_context(server.in_environment())
-            server.make_bucket(BUCKET)
-        self.screen.detail(f"{server.endpoint}   bucket s3://{BUCKET}")
-        return server
+    @contextmanager
+    def stage(self, name: str, text: str) -> Iterator[None]:
+        """Print the name of a stage, and store the seconds and reads of the block, in this process."""
+        self.screen.heading(name, text)
+        start, before = time.perf_counter(), total()
+        yield
+        seconds, read = time.perf_counter() - start, total() - before
+        counters = {"requests": read.requests, "bytes_asked": read.bytes_asked, "bytes_moved": read.bytes_moved}
+        self.costs[name] = {"seconds": seconds, **counters}
 
-    def collect(self) -> dict[str, list[str]]:
-        self.screen.heading("corpus", "the text that lies beside this Python: manual, docstrings, modules")
-        with self.ledger.stage("corpus"):
+    @contextmanager
+    def start_server(self) -> Iterator[S3Server]:
+        """Start an S3 server with a bucket; this process and its children find it within the `with` block."""
+        with ExitStack() as stack:
+            with self.stage("server", "SeaweedFS, a real S3 server, on loopback"):
+                server = stack.enter_context(s3_server(self.directory / "s3"))
+                stack.enter_context(server.in_environment())
+                server.make_bucket(BUCKET)
+            self.screen.detail(f"{server.endpoint}   bucket s3://{BUCKET}")
+            yield server
+
+    def write_corpus(self) -> dict[str, dict[str, int]]:
+        """Write both datasets into the bucket, from text to tokens; return the counts of each."""
+        screen, directory = self.screen, self.directory
+        with self.stage("corpus", "the text that lies beside this Python: manual, docstrings, modules"):
             corpus = build_corpus()
         for name, documents in corpus.items():
-            self.screen.detail(f"{name:<4} {human_bytes(count_bytes(documents)):>9}   {len(documents):>9,} documents")
-        return corpus
-
-    def train_tokenizer(self, corpus: dict[str, list[str]]) -> DemoTokenizer:
-        self.screen.heading("tokenizer", "byte-level BPE, trained on both")
-        documents = [document for each in corpus.values() for document in each]
-        with self.ledger.stage("tokenizer"):
-            watched = self.screen.progress(documents, "learning", len(documents))
-            tokenizer = train_bpe(watched, self.directory / "tokenizer.json")
-        self.screen.detail(f"{tokenizer.vocab_size:,} entries")
-        return tokenizer
-
-    def write(self, corpus: dict[str, list[str]], tokenizer: DemoTokenizer) -> dict[str, Written]:
-        self.screen.heading("write", ".bin/.idx on this disk")
+            screen.detail(f"{name:<4} {human_bytes(count_bytes(documents)):>9}   {len(documents):>9,} documents")
+        every = [document for documents in corpus.values() for document in documents]
+        with self.stage("tokenizer", "byte-level BPE, trained on both"):
+            tokenizer = train_bpe(screen.progress(every, "learning", len(every)), directory / "tokenizer.json")
+        screen.detail(f"{tokenizer.get_vocab_size():,} entries")
         written = {}
-        with self.ledger.stage("write"):
+        with self.stage("write", ".bin/.idx on this disk"):
             for name, documents in corpus.items():
-                watched = self.screen.progress(documents, name, len(documents))
-                written[name] = write_dataset(str(self.directory / name), watched, tokenizer)
-                tokens, text_bytes = written[name].tokens, written[name].text_bytes
-                self.screen.detail(f"{name:<4} {tokens:>9,} tokens, {text_bytes / tokens:.1f} bytes of text each")
+                watched = screen.progress(documents, name, len(documents))
+                written[name] = write_dataset(str(directory / name), watched, tokenizer)
+                tokens, text_bytes = written[name]["tokens"], written[name]["text_bytes"]
+                screen.detail(f"{name:<4} {tokens:>9,} tokens, {text_bytes / tokens:.1f} bytes of text each")
+        with self.stage("convert", f"to s3://{BUCKET}, each read back and compared   (binidx convert)"):
+            for name in corpus:
+                done = convert_dataset(str(directory / name), f"s3://{BUCKET}/{name}")
+                screen.detail(f"{name:<4} {human_bytes(done.bytes_sent):>9}   {done.target}.bin, .idx")
         return written
 
-    def convert(self) -> None:
-        """Move both datasets into the bucket, as `binidx convert` does."""
-        self.screen.heading("convert", f"to s3://{BUCKET}, each read back and compared   (binidx convert)")
-        with self.ledger.stage("convert"):
-            for name in WEIGHTS:
-                done = convert_dataset(str(self.directory / name), f"s3://{BUCKET}/{name}")
-                self.screen.detail(f"{name:<4} {human_bytes(done.bytes_sent):>9}   {done.target}.bin, .idx")
-
-    def plan(self, num_steps: int) -> Plan:
-        """Write the plan of the training run for the processes that execute it."""
-        plan = Plan(
-            prefixes=[f"s3://{BUCKET}/{name}" for name in WEIGHTS],
-            weights=list(WEIGHTS.values()),
-            cache=f"s3://{BUCKET}/cache",
-            tokenizer=str(self.directory / "tokenizer.json"),
-            checkpoint=str(self.directory / "checkpoint.pt"),
-            num_steps=num_steps,
-            checkpoint_step=num_steps // 2,
-            batch_size=BATCH_SIZE,
-            sequence_length=SEQUENCE_LENGTH,
-        )
-        plan.save(self.plan_path)
-        return plan
-
-    @property
-    def plan_path(self) -> Path:
-        return self.directory / "plan.json"
-
-    def build(self, plan: Plan) -> list[str]:
+    def read_order(self, num_steps: int) -> list[str]:
         """Build the datasets and read the whole run once; return the hash of each of its batches, in order."""
-        blend = " + ".join(f"{weight} {name}" for name, weight in WEIGHTS.items())
-        self.screen.heading("dataset", f"{blend}, split {SPLIT}, straight from the URIs")
-        with self.ledger.stage("dataset"):
-            train, _ = build_datasets(plan)
-            self.screen.detail(f"{len(train):,} samples of {plan.sequence_length} tokens; indices cached in the bucket")
-            loader = self.screen.progress(islice(batches(train, plan), plan.num_steps), "reading", plan.num_steps)
+        blend = {f"s3://{BUCKET}/{name}": weight for name, weight in WEIGHTS.items()}
+        run = describe_run(blend, f"s3://{BUCKET}/cache", self.directory / "tokenizer.json", num_steps)
+        run.save(str(self.directory / "run.json"))
+        shares = " + ".join(f"{weight} {name}" for name, weight in WEIGHTS.items())
+        with self.stage("dataset", f"{shares}, split {SPLIT}, straight from the URIs"):
+            train: Any = run.build()[0]
+            self.screen.detail(f"{len(train):,} samples of {SEQUENCE_LENGTH} tokens; indices cached in the bucket")
+            loader = self.screen.progress(islice(batches(train), num_steps), "reading", num_steps)
             order = [batch_hash(batch) for batch in loader]
-        self.screen.detail(f"an unbroken loader reads all {len(order)} batches, we note their hashes")
+        self.screen.detail(f"an unbroken loader reads all {num_steps} batches, we note their hashes")
         return order
 
-    def train_and_kill(self, plan: Plan, order: list[str]) -> list[Step]:
-        """Train past the checkpoint, then kill the process; return its steps."""
-        kill_step = plan.checkpoint_step + max(1, plan.num_steps // 30)
-        tokens = f"{plan.batch_size} x {plan.sequence_length} tokens a step"
-        self.screen.heading("train", f"a small GPT on the CPU, {tokens}, from the bucket")
-        lines, steps = StepLines(plan, self.screen), list[Step]()
-        with self.ledger.stage("train"), training_process(self.plan_path, resume=False) as process:
-            for number, step in enumerate(process.steps(), 1):
+    def train(self, order: list[str], *, resume: bool) -> list[Step]:
+        """Train in a new process: from the start past the checkpoint, where it is killed, or from there to the end.
+
+        Raises:
+            BinidxError: the process ended early, or with another batch than an uninterrupted run.
+        """
+        num_steps, steps, shown = len(order), list[Step](), 0
+        if resume:
+            first, last = num_steps // 2 + 1, num_steps
+            consumed = num_steps // 2 * BATCH_SIZE
+            name, text = "resume", f"a fresh process, from the checkpoint: consumed_samples {consumed:,}"
+        else:
+            first, last = 1, num_steps // 2 + max(1, num_steps // 30)
+            name, text = "train", f"a small GPT on the CPU, {BATCH_SIZE} x {SEQUENCE_LENGTH} tokens a step"
+        with self.stage(name, text), training_process(self.directory / "run.json", resume) as process:
+            assert process.stdout is not None
+            for number, line in enumerate(islice(process.stdout, last + 1 - first), first):
+                step = Step(**json.loads(line))
                 check_step(step, number, order)
-                if not steps:
-                    self.show_opened(process, step)
                 steps.append(step)
-                lines.add(step)
-                if step.number == kill_step:
-                    process.kill()
-                    break
-        self.book_reads("train", steps)
-        self.screen.detail(f"kill -9 {process.pid}, in step {kill_step + 1}")
+                if number == first:
+                    opened = f"datasets opened in {step.open_seconds:.1f} s, their indices from the cache"
+                    self.screen.detail(f"process {process.pid}: {opened}")
+                if number == first and resume:
+                    self.screen.detail(f"step {number:>4}  batch {step.batch}  of the resumed run")
+                    self.screen.detail(f"{'':<9}  batch {order[number - 1]}  of an unbroken run: the same")
+                if number == 1 or number % -(-num_steps // 10) == 0:
+                    self.screen.detail(describe_steps(steps[shown:]))
+                    shown = len(steps)
+            if not steps or steps[-1].number < last:
+                status = process.wait()
+                raise BinidxError(f"training process {process.pid}: exit status {status}, needed 0; see stderr above")
+        if not resume:
+            self.screen.detail(f"kill -9 {process.pid}, in step {last + 1}")
+        for counter in ("requests", "bytes_asked", "bytes_moved"):
+            self.costs[name][counter] += getattr(steps[-1], counter)
         return steps
 
-    def resume(self, plan: Plan, order: list[str]) -> list[Step]:
-        """Resume in a new process from the checkpoint to the end of the run."""
-        self.screen.heading(
-            "resume", f"a fresh process, from the checkpoint: consumed_samples {plan.checkpoint_samples:,}"
-        )
-        lines, steps = StepLines(plan, self.screen), list[Step]()
-        with self.ledger.stage("resume"), training_process(self.plan_path, resume=True) as process:
-            for number, step in enumerate(process.steps(), plan.checkpoint_step + 1):
-                check_step(step, number, order)
-                if not steps:
-                    self.show_opened(process, step)
-                    self.show_continuity(step, order)
-                steps.append(step)
-                lines.add(step)
-        self.book_reads("resume", steps)
-        return steps
 
-    def show_opened(self, process: TrainingProcess, first: Step) -> None:
-        opened = f"datasets opened in {first.open_seconds:.1f} s, their indices from the cache"
-        self.screen.detail(f"process {process.pid}: {opened}")
+def check_step(step: Step, number: int, order: list[str]) -> None:
+    """Raise BinidxError unless this is step `number`, with the batch of an uninterrupted run."""
+    if step.number != number:
+        raise BinidxError(f"training: found step {step.number}, needed {number}")
+    unbroken = order[number - 1]
+    if step.batch != unbroken:
+        raise BinidxError(f"step {number}: found batch {step.batch}, an unbroken run has {unbroken} there")
 
-    def show_continuity(self, first: Step, order: list[str]) -> None:
-        """Print the two hashes that must be equal, one below the other."""
-        same = self.screen.green("the same")
-        self.screen.detail(f"step {first.number:>4}  batch {first.batch}  of the resumed run")
-        self.screen.detail(f"{'':<9}  batch {order[first.number - 1]}  of an unbroken run: {same}")
 
-    def book_reads(self, stage: str, steps: list[Step]) -> None:
-        last = steps[-1]
-        self.ledger.book(stage, Cost(0.0, last.requests, last.bytes_asked, last.bytes_moved))
+@contextmanager
+def training_process(run: Path, resume: bool) -> Iterator[subprocess.Popen[str]]:
+    """Start training in a new Python, whose stdout has a line for each step; kill it at the end of the `with` block."""
+    command = [sys.executable, "-m", "binidx.tools.demo.train", str(run), *(["--resume"] if resume else [])]
+    # OpenMP's threads spin while they wait for each other by default. On a free machine that gains nothing; where
+    # others work too it cost two thirds of the speed.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+    # Its own session: Ctrl-C reaches us alone, and we end it.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

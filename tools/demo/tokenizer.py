@@ -1,20 +1,19 @@
-"""A byte-level BPE tokenizer, trained by the demo, with the attributes that a GPT dataset needs."""
+"""A byte-level BPE tokenizer, trained by the demo, and datasets written with it."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from hashlib import md5
 from pathlib import Path
 from typing import Any
 
+import binidx
+
 VOCAB_SIZE = 4096
 EOD = "<eod>"
-PAD = "<pad>"
 
 
-def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_SIZE) -> DemoTokenizer:
-    """Learn merges from the documents and write a tokenizer.json to `path`.
+def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_SIZE) -> Any:
+    """Learn merges from the documents, write a tokenizer.json to `path`, and return the `tokenizers.Tokenizer`.
 
     Bytes are the alphabet, so every text can be encoded and there is no unknown token.
 
@@ -27,49 +26,31 @@ def train_bpe(documents: Iterable[str], path: Path, *, vocab_size: int = VOCAB_S
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[EOD, PAD],
+        special_tokens=[EOD, "<pad>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     bpe.train_from_iterator(documents, trainer)
     bpe.save(str(path))
-    return DemoTokenizer(path)
+    bpe.encode_special_tokens = True  # a text that contains <eod> has five characters there
+    return bpe
 
 
-class DemoTokenizer:
-    """A tokenizer.json with Megatron Core's interface, for GPTDatasetConfig(tokenizer=...), and encode/decode.
+def write_dataset(prefix: str, documents: Iterable[str], tokenizer: Any) -> dict[str, int]:
+    """Tokenize documents into `prefix.bin` and `prefix.idx`, an EOD after each, and return the counts.
 
-    Source: ours; the attribute names are those megatron.core.datasets.megatron_dataset and gpt_dataset use.
+    Args:
+        prefix: path or any URI.
+        tokenizer: what `train_bpe` returned.
     """
-
-    def __init__(self, path: str | Path) -> None:
-        from tokenizers import Tokenizer
-
-        text = Path(path).read_text("utf-8")
-        self.path = str(path)
-        self.bpe = Tokenizer.from_str(text)
-        self.bpe.encode_special_tokens = True  # a text that says <eod> means five characters
-        self.vocab_size = self.bpe.get_vocab_size()
-        vocabulary = self.bpe.get_vocab()
-        self.eod = vocabulary[EOD]
-        self.pad = vocabulary[PAD]
-        self.special_tokens_dict = {"eod_token": self.eod, "pad_token": self.pad}
-        # Part of every index cache's name. The digest stands for the merges: a tokenizer trained anew under the same
-        # path is another tokenizer.
-        self.unique_identifiers: OrderedDict[str, Any] = OrderedDict(
-            {
-                "class": f"{type(self).__module__}.{type(self).__qualname__}",
-                "tokenizer_path": Path(path).name,
-                "md5": md5(text.encode(), usedforsecurity=False).hexdigest(),
-            }
-        )
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of one text, without EOD."""
-        ids: list[int] = self.bpe.encode(text).ids
-        return ids
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens, without special tokens."""
-        text: str = self.bpe.decode(list(tokens))
-        return text
+    eod, counts = tokenizer.token_to_id(EOD), {"documents": 0, "text_bytes": 0, "tokens": 0}
+    dtype = binidx.DType.optimal_dtype(tokenizer.get_vocab_size())
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype) as builder:
+        for text in documents:
+            tokens = [*tokenizer.encode(text).ids, eod]
+            builder.add_document(tokens, [len(tokens)])
+            counts["documents"] += 1
+            counts["text_bytes"] += len(text.encode())
+            counts["tokens"] += len(tokens)
+        builder.finalize(f"{prefix}.idx")
+    return counts

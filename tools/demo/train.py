@@ -1,127 +1,158 @@
-"""The training process: one line per step, a checkpoint in the middle, and a resume from it.
+"""The training process: a record for each step, a checkpoint in the middle, and a resume from it.
 
-python -m binidx.tools.demo.train PLAN.json [--resume]        lines of JSON on stdout, see step.py and process.py
+python -m binidx.tools.demo.train RUN.json [--resume]        prints each record as a line of JSON
 """
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import torch
+from torch import Tensor
 
+import binidx
 from binidx.storage.stats import total
 
-from .data import VALID_BATCHES, Batch, batch_hash, batches, build_datasets
-from .model import GPT, GPTShape
-from .plan import Plan
-from .step import Step
-from .tokenizer import DemoTokenizer
+from .model import GPT
+from .tokenizer import EOD, VOCAB_SIZE
 
+SPLIT = "98,2,0"
+BATCH_SIZE, SEQUENCE_LENGTH = 16, 128
+VALID_BATCHES = 2
 PEAK_LEARNING_RATE = 6e-3
 WARMUP_STEPS = 10
 
-
-class Trainer:
-    """A model, its optimizer, and the samples they have consumed: the whole state of a run."""
-
-    def __init__(self, plan: Plan) -> None:
-        torch.manual_seed(plan.seed)
-        self.plan = plan
-        self.model = GPT(GPTShape(DemoTokenizer(plan.tokenizer).vocab_size, plan.sequence_length))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-        self.consumed_samples = 0
-
-    @property
-    def steps_done(self) -> int:
-        """Steps of the run so far, over all processes."""
-        return self.consumed_samples // self.plan.batch_size
-
-    def step(self, batch: Batch) -> float:
-        """Train on one batch; return the loss before the update."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.steps_done, self.plan.num_steps)
-        loss = self.model.loss(batch)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.consumed_samples += self.plan.batch_size
-        return loss.item()
-
-    @torch.no_grad()
-    def mean_loss(self, valid: Iterator[Batch]) -> float:
-        """Return the mean loss over VALID_BATCHES batches."""
-        return sum(self.model.loss(next(valid)).item() for _ in range(VALID_BATCHES)) / VALID_BATCHES
-
-    def save(self) -> None:
-        """Write the checkpoint atomically: a killed process leaves a complete one or none."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "consumed_samples": self.consumed_samples,
-        }
-        unfinished = f"{self.plan.checkpoint}.part"
-        torch.save(state, unfinished)
-        os.replace(unfinished, self.plan.checkpoint)
-
-    def load(self) -> None:
-        """Load the checkpoint's state."""
-        state = torch.load(self.plan.checkpoint, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.consumed_samples = state["consumed_samples"]
+Batch = dict[str, Tensor]
 
 
-def learning_rate(step: int, num_steps: int) -> float:
-    """Return the rate of a step: a warm-up, then a linear decay to a tenth."""
-    warm = min(1.0, (step + 1) / WARMUP_STEPS)
-    return PEAK_LEARNING_RATE * warm * (1 - 0.9 * step / num_steps)
+@dataclass(frozen=True)
+class Step:
+    """One step of the run, and the reads of its process so far.
+
+    Args:
+        number: steps of the run done after this one, counted over all processes.
+        batch: hash of the batch.
+        loss: loss of the step, in nats per token, before its update.
+        wait_seconds: time from the request for the batch to its arrival.
+        seconds: time of the whole step, waiting included.
+        open_seconds: time that this process needed to open the datasets.
+        requests: requests to the store by this process since its start; the next two are counted likewise.
+        bytes_asked: bytes that the reads requested.
+        bytes_moved: bytes that were transferred for them.
+        valid_loss: loss on the valid split, after the last step of the run.
+    """
+
+    number: int
+    batch: str
+    loss: float
+    wait_seconds: float
+    seconds: float
+    open_seconds: float
+    requests: int
+    bytes_asked: int
+    bytes_moved: int
+    valid_loss: float | None = None
 
 
-def train(plan: Plan, *, resume: bool) -> Iterator[Step]:
-    """Run the plan from its start, or from its checkpoint, to its end."""
-    trainer = Trainer(plan)
-    if resume:
-        trainer.load()
-    before = time.perf_counter()
-    dataset, valid = build_datasets(plan)
-    open_seconds = time.perf_counter() - before
-    loader = batches(dataset, plan, trainer.consumed_samples)
-    while trainer.steps_done < plan.num_steps:
-        yield one_step(trainer, loader, valid, open_seconds)
+def describe_run(blend: dict[str, float], cache: str, tokenizer: Path, num_steps: int) -> binidx.Run:
+    """Return the description of a run.
 
-
-def one_step(trainer: Trainer, loader: Iterator[Batch], valid: object, open_seconds: float) -> Step:
-    """Fetch a batch, train on it, save at the plan's checkpoint, and print the record."""
-    plan = trainer.plan
-    start = time.perf_counter()
-    batch = next(loader)
-    arrived = time.perf_counter()
-    loss = trainer.step(batch)
-    done = time.perf_counter()
-    if trainer.steps_done == plan.checkpoint_step:
-        trainer.save()
-    ended = trainer.steps_done == plan.num_steps
-    valid_loss = trainer.mean_loss(batches(valid, plan)) if ended else None
-    stats = total()
-    return Step(
-        number=trainer.steps_done,
-        batch=batch_hash(batch),
-        loss=loss,
-        wait_seconds=arrived - start,
-        seconds=done - start,
-        open_seconds=open_seconds,
-        requests=stats.requests,
-        bytes_asked=stats.bytes_asked,
-        bytes_moved=stats.bytes_moved,
-        valid_loss=valid_loss,
+    Args:
+        blend: share of samples of each dataset, by its URI.
+        cache: URI for the index caches.
+        tokenizer: a tokenizer.json.
+        num_steps: training steps.
+    """
+    config = binidx.GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=SEQUENCE_LENGTH,
+        split=SPLIT,
+        blend=([*blend], [*blend.values()]),
+        path_to_cache=cache,
+        tokenizer=binidx.describe_tokenizer(str(tokenizer), eod=EOD),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
     )
+    return binidx.Run(config, [num_steps * BATCH_SIZE, VALID_BATCHES * BATCH_SIZE, 0], BATCH_SIZE)
+
+
+def batches(dataset: Any, consumed_samples: int = 0) -> Iterator[Batch]:
+    """Return the batches after a number of consumed samples, which is the whole state of a resume."""
+    loader = binidx.build_pretraining_data_loader(dataset, consumed_samples, micro_batch_size=BATCH_SIZE)
+    assert loader is not None
+    return iter(loader)
+
+
+def batch_hash(batch: Batch) -> str:
+    """Return 48 bits of SHA-256 over the batch's tokens and labels, in hex."""
+    return sha256(batch["tokens"].numpy().tobytes() + batch["labels"].numpy().tobytes()).hexdigest()[:12]
+
+
+def train(path: Path, *, resume: bool) -> Iterator[Step]:
+    """Execute a saved run from its start, or from its checkpoint, to its end; yield a record after each step."""
+    start = time.perf_counter()
+    run = binidx.Run.load(str(path))
+    dataset, valid, _ = run.build()
+    open_seconds = time.perf_counter() - start
+    torch.manual_seed(run.config.random_seed)
+    model = GPT(VOCAB_SIZE, SEQUENCE_LENGTH)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    checkpoint, num_steps = path.with_suffix(".pt"), (run.sizes[0] or 0) // BATCH_SIZE
+    consumed_samples = 0
+    if resume:
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        consumed_samples = state["consumed_samples"]
+    loader = batches(dataset, consumed_samples)
+    for number in range(consumed_samples // BATCH_SIZE + 1, num_steps + 1):
+        start = time.perf_counter()
+        batch = next(loader)
+        arrived = time.perf_counter()
+        loss = train_step(model, optimizer, batch, learning_rate(number, num_steps))
+        seconds = time.perf_counter() - start
+        if number == num_steps // 2:
+            consumed = {"consumed_samples": number * BATCH_SIZE}
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **consumed}
+            torch.save(state, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(checkpoint)  # a killed process leaves a complete checkpoint or none
+        valid_loss = None
+        if number == num_steps:
+            with torch.no_grad():
+                valid_loss = fmean(model.loss(each).item() for each in islice(batches(valid), VALID_BATCHES))
+        reads = total()
+        counters = (reads.requests, reads.bytes_asked, reads.bytes_moved)
+        yield Step(number, batch_hash(batch), loss, arrived - start, seconds, open_seconds, *counters, valid_loss)
+
+
+def learning_rate(number: int, num_steps: int) -> float:
+    """Return the rate of step `number`, counted from 1: a warm-up, then a linear decay to a tenth."""
+    warm = min(1.0, number / WARMUP_STEPS)
+    return PEAK_LEARNING_RATE * warm * (1 - 0.9 * (number - 1) / num_steps)
+
+
+def train_step(model: GPT, optimizer: torch.optim.Optimizer, batch: Batch, rate: float) -> float:
+    """Train on one batch; return the loss before the update."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    loss = model.loss(batch)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
 
 
 if __name__ == "__main__":
-    for record in train(Plan.load(Path(sys.argv[1])), resume="--resume" in sys.argv):
-        print(record.format(), flush=True)
+    for record in train(Path(sys.argv[1]), resume="--resume" in sys.argv):
+        print(json.dumps(asdict(record)), flush=True)

@@ -1,11 +1,12 @@
-"""Shared parts of the commands about a run's order: the run, ranges of steps, and rows with documents and text."""
+"""Shared parts of the commands about a saved run: the run, its sizes, its steps, and rows with documents and text."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,27 +18,69 @@ from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import SampleContents, read_text
 from binidx.run.provenance.run_order import RunOrder
+from binidx.run.run_file import Run
+from binidx.run.schedule import split_sizes
 
 from ._command import json_object
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed."""
 
-Decode = Callable[[list[int]], str]
 
-
-def add_run(options: argparse.ArgumentParser) -> None:
+def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
     """Add the argument RUN and the options of its store."""
     options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
-    options.add_argument(
-        "--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for RUN and its data"
+    options.add_argument("--storage-options", metavar="JSON", type=json_object, help=f"fsspec's own, for {of}")
+
+
+def add_sizes(options: argparse.ArgumentParser) -> None:
+    """Add the options that replace the data parallel size, batch sizes or length of a saved run."""
+    group = options.add_argument_group("another run than RUN says")
+    group.add_argument("--world", type=int, metavar="N", help="data parallel ranks")
+    group.add_argument("--micro-batch-size", type=int, metavar="M", help="samples a rank reads at a time")
+    group.add_argument("--global-batch-size", type=int, metavar="B", help="samples of a step")
+    length = group.add_mutually_exclusive_group()
+    length.add_argument("--train-iters", type=int, metavar="N", help="steps of training")
+    length.add_argument("--train-samples", type=int, metavar="N", help="samples of training")
+    group.add_argument("--eval-interval", type=int, metavar="N", help="steps between evaluations (1000)")
+    group.add_argument("--eval-iters", type=int, metavar="N", help="batches of an evaluation (100)")
+
+
+def load_sized(arguments: argparse.Namespace) -> Run:
+    """Return RUN with the sizes of the command line.
+
+    Raises:
+        ConfigError: evaluations without a length, or invalid numbers.
+    """
+    batch = {
+        "data_parallel_size": arguments.world,
+        "micro_batch_size": arguments.micro_batch_size,
+        "global_batch_size": arguments.global_batch_size,
+    }
+    run = replace(Run.load(arguments.run, arguments.storage_options), **_given(batch))
+    evaluation = _given({"eval_interval": arguments.eval_interval, "eval_iters": arguments.eval_iters})
+    if arguments.train_iters is None and arguments.train_samples is None:
+        if evaluation:
+            raise ConfigError("--eval-interval, --eval-iters: need --train-iters or --train-samples")
+        return run
+    if run.stages is not None:
+        raise ConfigError("--train-iters, --train-samples: stages have sizes of their own")
+    sizes = split_sizes(
+        run.schedule,
+        train_iters=arguments.train_iters,
+        train_samples=arguments.train_samples,
+        full_validation=bool(run.config.full_validation),
+        **evaluation,
     )
+    return replace(run, sizes=sizes)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOrder:
     """Return the order of the run; with `in_ranges`, indices are read by ranges as needed."""
-    from binidx.run.run_file import Run
-
     run = Run.load(arguments.run, arguments.storage_options)
     if in_ranges:
         return RunOrder.open(run)
@@ -46,7 +89,7 @@ def open_run(arguments: argparse.Namespace, *, in_ranges: bool = False) -> RunOr
     return RunOrder.of(run)
 
 
-def steps_of(order: RunOrder, text: str | None) -> range:
+def parse_steps(order: RunOrder, text: str | None) -> range:
     """Parse `A:B`, `A:`, `:B` or nothing, as in a slice, into steps of the run."""
     count = order.num_steps()
     first, _, stop = (text or ":").partition(":")
@@ -82,62 +125,59 @@ def step_at(order: RunOrder, consumed_samples: int) -> int:
     return step
 
 
-def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Decode | None:
+def decoder(uri: str | None, options: Mapping[str, Any] | None) -> Callable[[list[int]], str] | None:
     """Return the decoder of any tokenizer that `preprocess` accepts."""
     if uri is None:
         return None
     return engine_choice.open_decoder(describe_tokenizer(uri, storage_options=options), options)
 
 
-def rows_of(
+def build_rows(
     order: RunOrder,
     readings: SampleReads,
     contents: SampleContents,
-    decode: Decode | None = None,
+    decode: Callable[[list[int]], str] | None = None,
     *,
     lineage: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per sample, as JSON values; with the text of each document's piece if there is a decoder."""
     tokens = read_text(order.dataset, readings.sample) if decode else None
     spans, prefixes = contents.spans, order.prefixes
-    origins = origins_of(order, contents) if lineage else {}
+    origins = sample_origins(order, contents) if lineage else {}
     for place in range(len(readings.step)):
-        pieces = range(*spans.bounds[place : place + 2].tolist())
-        row: dict[str, Any] = {
-            name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
-        }
-        row |= {"source": prefixes[contents.source[place]], "epoch": int(contents.epoch[place])}
-        row["docs"] = [
-            {
-                "doc": int(spans.document[piece]),
-                "start": int(spans.start[piece]),
-                "len": int(spans.length[piece]),
-                "dst": int(spans.target[piece]),
-            }
-            for piece in pieces
-        ]
-        for doc in row["docs"]:
-            if origin := origins.get((int(contents.source[place]), doc["doc"])):
+        source, docs = int(contents.source[place]), []
+        for piece in range(*spans.bounds[place : place + 2].tolist()):
+            number, target, length = int(spans.document[piece]), int(spans.target[piece]), int(spans.length[piece])
+            doc: dict[str, Any] = {"doc": number, "start": int(spans.start[piece]), "len": length, "dst": target}
+            if origin := origins.get((source, number)):
                 doc["origin"] = origin
-        if decode and tokens is not None:
-            for doc in row["docs"]:
-                doc["text"] = decode(tokens[place][doc["dst"] : doc["dst"] + doc["len"]].tolist())
-        yield row
+            if decode and tokens is not None:
+                doc["text"] = decode(tokens[place][target : target + length].tolist())
+            docs.append(doc)
+        row = {name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)}
+        yield {**row, "source": prefixes[source], "epoch": int(contents.epoch[place]), "docs": docs}
 
 
-def origins_of(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
+def sample_origins(order: RunOrder, contents: SampleContents) -> dict[tuple[int, int], dict[str, Any]]:
     """Return (source, document) -> origin of the documents in these samples, for sources with lineage."""
     source_of_piece = np.repeat(contents.source, np.diff(contents.spans.bounds))
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for number in np.unique(source_of_piece).tolist():
         prefix, options = order.prefixes[number], order.sources[number].config.storage_options
-        try:
-            rows = read_origins(prefix, contents.spans.document[source_of_piece == number].tolist(), options)
-        except MissingDriverError as error:
-            print(f"binidx: {prefix}: {error}", file=sys.stderr)
-            continue
+        rows = known_origins(prefix, contents.spans.document[source_of_piece == number].tolist(), options)
         found |= {(number, document): origin for document, origin in rows.items()}
     return found
+
+
+def known_origins(
+    prefix: str, documents: Sequence[int], options: Mapping[str, Any] | None
+) -> dict[int, dict[str, Any]]:
+    """Return document -> origin; none if pyarrow, which reads the lineage, is missing."""
+    try:
+        return read_origins(prefix, documents, options)
+    except MissingDriverError as error:
+        print(f"binidx: {prefix}: {error}", file=sys.stderr)
+        return {}
 
 
 def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:

@@ -1,4 +1,4 @@
-"""Options that name a tokenizer: Megatron's names and ours."""
+"""Options of `preprocess` and `estimate`: the tokenizer, by Megatron's names and ours, and the filters of rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from binidx.errors import ConfigError, redacted
+from binidx.prepare.text.batch import Filters, parse_keep
 from binidx.prepare.tokenizers.describe import describe_tokenizer
 from binidx.prepare.tokenizers.engine_choice import ENGINES
 from binidx.prepare.tokenizers.spec import POLICIES, TokenizerSpec
@@ -24,7 +25,7 @@ MEGATRON_TYPES = {
 
 
 def add_tokenizer(group: Any) -> None:
-    """Add the options that `tokenizer_of` reads, and the option of the engine."""
+    """Add the options that `parse_tokenizer` reads, and the option of the engine."""
     group.add_argument(
         "--tokenizer",
         "--tokenizer-model",
@@ -46,7 +47,7 @@ def add_tokenizer(group: Any) -> None:
     group.add_argument("--tokenizer-engine", choices=["auto", *ENGINES], default="auto", help="the fastest exact one")
 
 
-def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
+def parse_tokenizer(arguments: argparse.Namespace) -> TokenizerSpec:
     """Return the tokenizer that the options name."""
     uri = arguments.tokenizer or arguments.vocab_file
     if uri is None:
@@ -68,3 +69,15 @@ def tokenizer_of(arguments: argparse.Namespace) -> TokenizerSpec:
     if MEGATRON_TYPES.get(arguments.tokenizer_type, spec.kind) != spec.kind:
         raise ConfigError(f"{redacted(uri)}: is of kind {spec.kind}, --tokenizer-type says {arguments.tokenizer_type}")
     return spec
+
+
+def add_filters(group: Any, drop: str) -> None:
+    """Add the options that `parse_filters` reads; `drop` is what happens to a document outside the bounds."""
+    group.add_argument("--keep", action="append", default=[], metavar="FIELD=VALUE", help="only rows with this value")
+    group.add_argument("--min-characters", type=int, default=0, metavar="N", help=drop.format("shorter documents"))
+    group.add_argument("--max-characters", type=int, metavar="N", help=drop.format("longer ones"))
+
+
+def parse_filters(arguments: argparse.Namespace) -> Filters:
+    """Return the filters of the options."""
+    return Filters(arguments.min_characters, arguments.max_characters, parse_keep(arguments.keep))

@@ -1,13 +1,54 @@
-"""Tables that fit the width of the terminal."""
+"""Output of the commands: progress bars on stderr, tables that fit the terminal, numbers for people."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any, Self
+
+from tqdm import tqdm
 
 GAP = 2
 MOST_ROWS = 40
+
+
+class Bar:
+    """A progress watcher with a bar on stderr, if that is a terminal; messages are always printed."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._bar: tqdm[Any] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        """Start a new bar, below the previous one."""
+        self._end()
+        # disable=None: no bar unless it is a terminal.
+        self._bar = tqdm(
+            desc=what, total=total_bytes, initial=done_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=None
+        )
+
+    def advance(self, num_bytes: int) -> None:
+        """Advance the bar by a number of bytes."""
+        if self._bar is not None:
+            self._bar.update(num_bytes)
+
+    def say(self, message: str) -> None:
+        """Print a line on stderr."""
+        self._end()
+        print(f"binidx {self._command}: {message}", file=sys.stderr)
+
+    def _end(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
 
 
 def table(
@@ -58,3 +99,26 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     first, *others = cells
     line = f"{first:<{widths[0]}}"
     return (line + "".join(f"{cell:>{width + GAP}}" for cell, width in zip(others, widths[1:], strict=True))).rstrip()
+
+
+def human_bytes(count: float) -> str:
+    """Format bytes: 12_345_678 -> `11.8 MiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.1f} {unit}"
+
+
+def counts(**numbers: int) -> str:
+    """Format counts: documents=1, tokens=2034 -> `1 document, 2,034 tokens`."""
+    return ", ".join(f"{count:,} {name[: -1 if count == 1 else None]}" for name, count in numbers.items())
+
+
+def human_seconds(seconds: float) -> str:
+    """Format seconds: 75.3 -> `1 min 15 s`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,7 +1,0 @@
-"""python -m binidx.tools.demo"""
-
-import sys
-
-from . import main
-
-sys.exit(main())
