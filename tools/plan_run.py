@@ -112,17 +112,17 @@ def _head(found: RunPlan) -> list[tuple[str, str]]:
 def _sources(found: RunPlan) -> list[list[str]]:
     rows = []
     for each in found.costs:
-        source, headline = each.source, each.source.headline
+        summary = each.summary
         kinds = [
-            *(["zstd"] if headline.compressed else []),
-            *(["checked"] if headline.checked else []),
-            *([f"{headline.num_parts:,} parts"] if headline.num_parts else []),
+            *(["zstd"] if summary.compressed else []),
+            *(["checked"] if summary.checked else []),
+            *([f"{summary.num_parts:,} parts"] if summary.num_parts else []),
         ]
-        stored = " ".join([human_bytes(headline.stored_bytes), *kinds])
-        share = source.samples / max(found.num_samples, 1)
+        stored = " ".join([human_bytes(summary.stored_bytes), *kinds])
+        share = each.samples / max(found.num_samples, 1)
         repeats = found.repeated_documents(each)
-        counts = [f"{source.documents:,}", f"{source.tokens:,}", f"{source.epochs:.2f}", f"{repeats:,}"]
-        rows.append([headline.prefix, f"{share:.1%}", *counts, stored])
+        counts = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{repeats:,}"]
+        rows.append([summary.prefix, f"{share:.1%}", *counts, stored])
     return rows
 
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import floor
 from typing import Any
 
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError
 from binidx.run.global_order import GlobalOrder
-from binidx.run.plan.costs import (
-    Costs,
-    epoch_bytes_per_node,
-    is_remote_prefix,
-    measure_link,
-    request_dollars,
-    source_costs,
-    start_phases,
-    total_costs,
-)
 from binidx.run.plan.forecast import (
     SECONDS_PER_BLENDED_SAMPLE,
+    Costs,
     Link,
     ReadCost,
     StartPhase,
@@ -29,11 +21,34 @@ from binidx.run.plan.forecast import (
     build_memory_bytes,
     build_seconds,
     gpt_index_bytes,
-    start_seconds,
+    is_remote_prefix,
+    measure_link,
+    source_costs,
+    start_phases,
+    total_costs,
 )
-from binidx.run.plan.inventory import BlendInventory, IndexInventory, RunInventory, take_inventory
-from binidx.run.plan.warnings import run_warnings
+from binidx.run.plan.inventory import (
+    STALE,
+    UNPROVEN,
+    BlendInventory,
+    IndexInventory,
+    RunInventory,
+    order_changes,
+    take_inventory,
+)
 from binidx.run.run_file import Run
+from binidx.storage.stats import bytes_text
+from binidx.storage.stores.registry import prices_of
+
+MAX_EPOCHS = 4.0
+"""After so many epochs repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
+https://arxiv.org/abs/2305.16264"""
+
+LARGE_IDX_BYTES = 64 << 20
+"""An `.idx` of fewer bytes is read in a moment, so a cache to be proven is no problem."""
+
+MAX_NAMED = 3
+"""Number of problems of a kind that are named; of others the number."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,6 @@ class RunPlan:
         nodes: nodes that share the ranks.
         link: connection to the largest remote source; None if all sources are local.
         same_order_up_to: largest number of train samples that keeps the present order; None if unknown.
-        epoch_bytes: bytes of a node's disk cache for its part of an epoch.
     """
 
     inventory: RunInventory
@@ -56,7 +70,6 @@ class RunPlan:
     costs: Sequence[Costs]
     link: Link | None
     waits: Sequence[StartPhase]
-    epoch_bytes: float
     same_order_up_to: int | None
     cautions: Sequence[str]
 
@@ -71,15 +84,29 @@ class RunPlan:
 
     @property
     def dollars(self) -> Mapping[str, float]:
-        return request_dollars(self.costs)
+        """The list price of the requests, by store."""
+        found: dict[str, float] = {}
+        for each in self.costs:
+            if price := prices_of(each.summary.prefix).dollars_per_read:
+                found[each.store] = found.get(each.store, 0.0) + each.reading.requests * price
+        return found
+
+    @property
+    def epoch_bytes(self) -> float:
+        """Bytes of a node's disk cache for its part of one epoch of all remote sources."""
+        return sum(each.epoch_bytes for each in self.costs)
 
     @property
     def start_seconds(self) -> float:
-        return start_seconds(self.waits, self.link)
+        """The time of a whole start; without a link, the time of its local phases."""
+        link = self.link
+        return sum(
+            each.seconds + (link.seconds(each.round_trips, each.num_bytes) if link else 0) for each in self.waits
+        )
 
     def repeated_documents(self, costs: Costs) -> int:
         """Return the documents of a source that are read more than once, over whole and partial epochs."""
-        return floor(min(max(costs.source.epochs - 1, 0.0), 1.0) * costs.source.documents)
+        return floor(min(max(costs.epochs - 1, 0.0), 1.0) * costs.documents)
 
     def index_rows(self) -> list[dict[str, Any]]:
         """Return each index as JSON values, split by split; the blend of a split comes first."""
@@ -100,9 +127,8 @@ class RunPlan:
             "same_order_up_to": self.same_order_up_to,
             "sources": [self._source(each) for each in self.costs],
             "indices": self.index_rows(),
-            "requests": self.reading.requests,
-            "num_bytes": self.reading.num_bytes,
-            "dollars": dict(self.dollars),
+            **vars(self.reading),
+            "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
             "start": {"seconds": self.start_seconds, "waits": [vars(each) for each in self.waits]},
@@ -110,23 +136,22 @@ class RunPlan:
         }
 
     def _source(self, costs: Costs) -> dict[str, Any]:
-        source, headline = costs.source, costs.source.headline
+        summary = costs.summary
         return {
-            "prefix": headline.prefix,
+            "prefix": summary.prefix,
             "store": costs.store,
-            "documents": source.documents,
-            "tokens": source.tokens,
-            "samples": source.samples,
-            "epochs": source.epochs,
+            "documents": costs.documents,
+            "tokens": costs.tokens,
+            "samples": costs.samples,
+            "epochs": costs.epochs,
             "repeated_documents": self.repeated_documents(costs),
             "pieces_per_sample": costs.pieces,
-            "stored_bytes": headline.stored_bytes,
-            "idx_bytes": headline.idx_bytes,
-            "compressed": headline.compressed,
-            "checked": headline.checked,
-            "num_parts": headline.num_parts,
-            "requests": costs.reading.requests,
-            "num_bytes": costs.reading.num_bytes,
+            "stored_bytes": summary.stored_bytes,
+            "idx_bytes": summary.idx_bytes,
+            "compressed": summary.compressed,
+            "checked": summary.checked,
+            "num_parts": summary.num_parts,
+            **vars(costs.reading),
         }
 
 
@@ -182,7 +207,6 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     remote = [each for each in inventory.summaries.values() if is_remote_prefix(each.prefix) and not each.num_parts]
     largest = max(remote, key=lambda each: each.stored_bytes, default=None)
     link = measure_link(largest, run.config.storage_options) if largest and largest.stored_bytes else None
-    epoch_bytes = epoch_bytes_per_node(inventory, nodes=nodes)
     return RunPlan(
         inventory,
         num_samples,
@@ -192,9 +216,8 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
         costs,
         link,
         start_phases(inventory, costs),
-        epoch_bytes,
         _same_order_up_to(inventory),
-        run_warnings(inventory, order, costs, link, tokens_per_second, epoch_bytes),
+        [*_warnings(inventory, order, costs, link, tokens_per_second)],
     )
 
 
@@ -211,3 +234,92 @@ def _same_order_up_to(inventory: RunInventory) -> int | None:
     if not asked or not train or inventory.run.stages is not None:
         return None
     return floor(min(asked * each.order.most / (each.wanted.num_samples or 1) for each in train if each.order))
+
+
+def _warnings(
+    inventory: RunInventory,
+    order: GlobalOrder | None,
+    costs: Sequence[Costs],
+    link: Link | None,
+    tokens_per_second: float | None,
+) -> Iterator[str]:
+    """Yield all warnings of a plan, one line each."""
+    kinds: Sequence[Iterable[str]] = (
+        _empty_indices(inventory),
+        _order_warnings(inventory, order),
+        _repeated_sources(costs),
+        order_changes(inventory),
+        _doubtful_caches(inventory),
+    )
+    for kind in kinds:
+        lines = iter(kind)
+        yield from islice(lines, MAX_NAMED)
+        if more := len([*lines]):
+            yield f"... and {more:,} more of this kind"
+    if link is None or tokens_per_second is None:
+        return
+    run, samples = inventory.run, sum(each.samples for each in costs) or 1.0
+    needed = tokens_per_second / run.data_parallel_size / run.config.sequence_length
+    reading = total_costs(costs).times(1 / samples)
+    most = link.most_samples_per_second(reading.requests, reading.num_bytes)
+    if needed > most:
+        yield (
+            f"a rank needs {needed:.3g} samples/s, and can have {most:.3g} of this store: {link.requests_in_flight} "
+            f"requests in flight, {link.latency_seconds * 1000:.0f} ms, {reading.requests:.3g} requests a sample, "
+            f"{bytes_text(link.bytes_per_second)}/s; a cache_dir, longer documents or more ranks help"
+        )
+
+
+def _empty_indices(inventory: RunInventory) -> Iterator[str]:
+    in_blend = {id(member) for blend in inventory.blends if blend.wanted.size != 0 for member in blend.wanted.members}
+    for each in inventory.indices:
+        name = f"{each.wanted.prefix}, {each.wanted.split.name}"
+        if each.problem:
+            yield f"{name}: {each.problem}"
+        elif not each.num_samples and (each.wanted.num_samples != 0 or id(each.wanted) in in_blend):
+            fails = "; a blend refuses it" if id(each.wanted) in in_blend else ""
+            yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens{fails}"
+
+
+def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Iterator[str]:
+    run = inventory.run
+    if order is None:
+        yield f"train: {inventory.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
+        return
+    stages = run.schedule.stages
+    if len(stages) > 1:
+        yield (
+            f"the batch grows from {stages[0].batch_size:,} to {stages[-1].batch_size:,} samples in {len(stages):,} "
+            f"stages, until step {stages[-1].first_step:,}: steps are not samples over batch size"
+        )
+    size, steps = run.schedule.global_batch_size, order.num_steps()
+    if steps is not None:
+        left = inventory.num_samples - run.schedule.samples_before(steps)
+        if steps and left > 0:
+            yield f"the last {left:,} samples fill no step of {stages[-1].batch_size:,}, and are not read"
+    elif not run.data_sharding and inventory.num_samples % size:
+        yield (
+            f"cyclic without data_sharding: {inventory.num_samples:,} samples are no whole steps of {size:,}; "
+            "the first ranks get more batches at the end of each epoch, as in Megatron"
+        )
+    elif rest := inventory.num_samples % run.schedule.block:
+        yield f"cyclic: {rest:,} samples fill no micro-batch of all ranks, and are never read"
+
+
+def _repeated_sources(costs: Sequence[Costs]) -> Iterator[str]:
+    for each in sorted(costs, key=lambda each: -each.epochs):
+        if each.epochs > MAX_EPOCHS:
+            yield (
+                f"{each.summary.prefix}: read {each.epochs:.1f} times; after about "
+                f"{MAX_EPOCHS:.0f} passes repeated tokens teach less"
+            )
+
+
+def _doubtful_caches(inventory: RunInventory) -> Iterator[str]:
+    for each in inventory.indices:
+        idx_bytes = inventory.summaries[each.wanted.prefix].idx_bytes
+        if each.cache.state == STALE or (each.cache.state == UNPROVEN and idx_bytes >= LARGE_IDX_BYTES):
+            yield f"{each.wanted.prefix}, {each.wanted.split.name}: cache {each.cache.state}: {each.cache.why}"
+    for blend in inventory.blends:
+        if blend.cache.state == STALE:
+            yield f"blend, {blend.wanted.split.name}: cache {blend.cache.state}: {blend.cache.why}"
