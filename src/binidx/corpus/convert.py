@@ -25,14 +25,15 @@ Memory: the parts in flight; in step 1 the .idx, if the source is remote.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from binidx.corpus.convert_journal import ConvertJournal
-from binidx.corpus.dataset_target import DatasetTarget
-from binidx.corpus.whole_dataset import JsonResult, Options
+from binidx.corpus.whole_dataset import DatasetTarget, JsonResult, Options
 from binidx.errors import ConfigError
 from binidx.format.bin_file import find_bin
 from binidx.format.pair import open_pair
@@ -224,16 +225,10 @@ class _Convert:
         if found is None or codec_of(found) != self.codec or not object_exists(target.idx_uri, target.options):
             return False
 
-        def open_target(uri: str) -> RangeReader:
-            return open_object(uri, storage_options=target.options, cache=False)
-
-        index, tokens = (
-            (self.source.open_idx(), open_target(target.idx_uri)),
-            (
-                self.source.open_plain(),
-                open_target(found),
-            ),
-        )
+        pairs = [(self.source.open_idx(), target.idx_uri), (self.source.open_plain(), found)]
+        index, tokens = [
+            (reader, open_object(uri, storage_options=target.options, cache=False)) for reader, uri in pairs
+        ]
         if any(left.size != right.size for left, right in (index, tokens)):
             return False
         same_tokens = same_samples if self.verify == "size" else same_content
@@ -242,10 +237,13 @@ class _Convert:
     def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
         """Copy tokens, checksums, sidecars and index."""
         source, target, check = self.source, self.target, self.source.check_unchanged
+        copy_bytes = functools.partial(copy_object, save_seconds=save_seconds)
 
-        def copy(suffix: str, reader: RangeReader, before_publish: Callable[[], None]) -> CopyCounts:
+        def copy(
+            suffix: str, reader: RangeReader, before_publish: Callable[[], None], work: Any = copy_bytes
+        ) -> CopyCounts:
             with self._state(suffix, reader.size, part_bytes) as state:
-                return copy_object(
+                counts: CopyCounts = work(
                     reader,
                     target.uri(suffix),
                     state,
@@ -253,15 +251,16 @@ class _Convert:
                     before_publish=before_publish,
                     watch=self.watch,
                     checksum=self.verify == "checksum",
-                    save_seconds=save_seconds,
                     storage_options=target.options,
                 )
+                return counts
 
+        work: Any = copy_bytes
         if self.codec != "raw" and (self.codec != source.codec or self.way.level is not None):
-            counts = [self._encode(part_bytes)]
-        else:
-            reader = source.open_plain() if self.codec != source.codec else source.open_stored()
-            counts = [copy(target.bin_suffix, reader, self._remove_existing)]
+            work = functools.partial(encode_object, level=self.way.level)
+        stays = work is copy_bytes and self.codec == source.codec
+        reader = source.open_stored() if stays else source.open_plain()
+        counts = [copy(target.bin_suffix, reader, self._remove_existing, work)]
         if self.codec == "raw" and source.sums_uri is not None:
             sums = open_stored(source.sums_uri, storage_options=source.options)
             counts.append(copy(f"bin{SUFFIX}", sums, check))
@@ -274,21 +273,6 @@ class _Convert:
                     for block in stream(sidecar):
                         writer.write(block)
         return [*counts, copy("idx", source.open_idx(), check)]
-
-    def _encode(self, part_bytes: int) -> CopyCounts:
-        reader = self.source.open_plain()
-        with self._state(self.target.bin_suffix, reader.size, part_bytes) as state:
-            return encode_object(
-                reader,
-                self.target.bin_uri,
-                state,
-                level=self.way.level,
-                save=self.journal.save,
-                before_publish=self._remove_existing,
-                watch=self.watch,
-                checksum=self.verify == "checksum",
-                storage_options=self.target.options,
-            )
 
     @contextlib.contextmanager
     def _state(self, suffix: str, size: int, part_bytes: int) -> Iterator[CopyState]:

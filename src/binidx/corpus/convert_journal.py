@@ -18,17 +18,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.corpus.dataset_target import BIN_SUFFIXES
+from binidx.corpus.whole_dataset import BIN_SUFFIXES, OBJECT_SUFFIXES
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.open import read_document
 from binidx.storage.writing.copy import CopyState
 from binidx.storage.writing.multipart import forget_parts, sweep
 from binidx.storage.writing.publish import create_object, delete_object
-
-OBJECT_SUFFIXES = (*BIN_SUFFIXES, f"bin{SUFFIX}", "idx")
-"""Objects of a dataset in the order in which they are written: tokens first, index last."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from binidx.corpus.dataset_target import DatasetTarget, open_target, publish_dataset
-from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows, assign_to_first, copy_lineage
+from binidx.corpus.origins import LineageOutputs, LineageRows
 from binidx.corpus.verify import check_tokenizers
 from binidx.corpus.whole_dataset import (
+    DatasetTarget,
     JsonResult,
     Options,
     Prefix,
@@ -34,6 +34,8 @@ from binidx.corpus.whole_dataset import (
     check_all_unchanged,
     check_compatible,
     open_datasets,
+    open_target,
+    publish_pieces,
     sum_counts,
 )
 from binidx.errors import ConfigError, ObjectExistsError
@@ -44,7 +46,7 @@ from binidx.format.source import absolute_uri
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
 from binidx.format.virtual_source import concatenate_seek_tables
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, open_join, piece_bytes
+from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
 from binidx.storage.writing.publish import create_object, object_exists
 
@@ -111,7 +113,7 @@ def merge_datasets(
     with merged_index(datasets, watch) as columns:
         rows = LineageRows(datasets if lineage else [], source_options)
         with closing(LineageOutputs(rows, [output])) as outputs:
-            outputs.fill(rows, assign_to_first, watch)
+            outputs.fill(rows.tables(), rows.num_rows, watch)
             result = merge_tokens(datasets, output, columns, lambda: outputs.replace(0), source_options, watch)
     return replace(result, lineage=bool(rows), seconds=time.monotonic() - began)
 
@@ -153,16 +155,10 @@ def merge_tokens(
     if target.codec != "raw":
         tables = [table for each in datasets for table in each.source.tables]
         pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
-    bin_bytes = sum(map(piece_bytes, pieces))
-    join = open_join(target.bin_uri, pieces, source_options=source_options, target_options=target.options)
-    try:
-        watch.begin("tokens", bin_bytes, 0)
-        join.fill(watch.advance)
-        publish_dataset(target, columns, lambda: join.publish(remove_existing), lambda: check_all_unchanged(datasets))
-    finally:
-        join.abandon()
+    check = lambda: check_all_unchanged(datasets)  # noqa: E731
+    join = publish_pieces(target, columns, pieces, remove_existing, check, source_options, watch)
     dropped, seconds = any(each.source.has_sums for each in datasets), time.monotonic() - began
-    counts = sum_counts(datasets)
+    bin_bytes, counts = sum(map(piece_bytes, pieces)), sum_counts(datasets)
     return MergeResult(target.prefix, len(datasets), *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds)
 
 
@@ -228,7 +224,10 @@ def merge_virtually(
         for each, _ in zip(datasets, checked, strict=True):
             each.check_size(each.source.plain_bytes())
             watch.advance(each.index.size)
-    copy_lineage(datasets, name, storage_options)
+    rows = LineageRows(datasets, storage_options)
+    with closing(LineageOutputs(rows, [DatasetTarget(name, "raw", storage_options)])) as lineage:
+        lineage.fill(rows.tables(), rows.num_rows, watch)
+        lineage.publish(0)
     parts = [_list_part(absolute_uri(uri), each) for each in datasets]
     with create_object(uri, storage_options) as out:
         out.write(format_parts(datasets[0].index.dtype.__name__, parts))

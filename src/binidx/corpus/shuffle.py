@@ -14,6 +14,7 @@ scratch data.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from binidx.corpus.dataset_target import DatasetOutput, open_target
-from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows
-from binidx.corpus.shuffle_buckets import MIB, Buckets, Column, RecordRun, plan_shuffle, shuffle_keys
+from binidx.corpus.origins import BATCH_ROWS, LineageOutputs, LineageRows
+from binidx.corpus.shuffle_buckets import (
+    MIB,
+    Buckets,
+    Column,
+    RecordRun,
+    ScratchFile,
+    assign_buckets,
+    plan_shuffle,
+    shuffle_keys,
+    shuffle_order,
+)
 from binidx.corpus.verify import check_tokenizers
 from binidx.corpus.whole_dataset import (
+    DatasetOutput,
     JsonResult,
     Options,
     Prefix,
@@ -35,10 +46,10 @@ from binidx.corpus.whole_dataset import (
     check_all_unchanged,
     check_compatible,
     open_datasets,
+    open_target,
     sum_counts,
 )
 from binidx.format.index_stream import DocumentBlock, batch_by_size
-from binidx.format.sidecars.arrow_arrays import to_bitmap
 from binidx.format.sidecars.lineage import build_lineage_table
 from binidx.storage.ranges import cut
 from binidx.storage.stores.registry import local_path
@@ -46,6 +57,10 @@ from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 MEMORY_BYTES = 2 << 30
 PART_BYTES = 8 * MIB
+
+REOPEN_BYTES = 64 * MIB
+"""A local source is opened again after so many bytes: mapped pages count as memory of this process until other
+processes need them. `check_unchanged` shows in the end that it is still the same file."""
 
 
 @dataclass(frozen=True)
@@ -114,50 +129,29 @@ def shuffle_datasets(
                 watch.advance(int(run.lengths[:, 0].sum()))
         rows = LineageRows(datasets if lineage else [], source_options)
         outputs = stack.enter_context(contextlib.closing(LineageOutputs(rows, [opened])))
-        if rows:
-            watch.begin("lineage", rows.num_rows, 0)
-            for table in shuffle_lineage(rows.tables(), rows.num_rows, seed, memory_bytes, scratch):
-                outputs.write(0, table)
-                watch.advance(len(table))
+        tables = shuffle_lineage(rows.tables(), rows.num_rows, seed, memory_bytes, scratch)
+        outputs.fill(tables, rows.num_rows, watch)
         output.publish(lambda: outputs.replace(0), lambda: check_all_unchanged(datasets))
     counts = len(datasets), documents, sequences, tokens
     return ShuffleResult(opened.prefix, *counts, plan.num_buckets, bool(rows), time.monotonic() - began)
 
 
-class TokenStream:
-    """Reader of the plain tokens of a dataset from front to back.
-
-    Mapped pages count as memory of this process until other processes need them. A mapped file is therefore opened
-    again every 64 MiB; `check_unchanged` shows in the end that it is still the same file.
-    """
-
-    def __init__(self, dataset: WholeDataset) -> None:
-        self._dataset, self._bytes_read = dataset, 0
-        self._reader = dataset.source.open_plain()
-        self._mapped = local_path(self._reader.uri) is not None
-
-    def read(self, start: int, stop: int) -> memoryview:
-        """Return bytes of the tokens; the view is valid until the next call."""
-        if self._mapped and self._bytes_read > 64 * MIB:
-            self._reader, self._bytes_read = self._dataset.source.open_plain(), 0
-        self._bytes_read += stop - start
-        return self._reader.read([(start, stop)])[0]
-
-
 def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, watch: ProgressWatcher) -> None:
     """Pass 1 for one dataset; its first document has the number `first`."""
-    tokens, item_bytes = TokenStream(dataset), dataset.index.item_bytes
+    plain, opened_at, item_bytes = dataset.source.open_plain(), 0, dataset.index.item_bytes
     for block in dataset.index.documents():
         keys = shuffle_keys(seed, first + block.first, len(block))
         bounds = block.token_bounds() * item_bytes
         for low, high in batch_by_size(bounds, buckets.plan.round_bytes):
             start, stop = bounds[[low, high]].tolist()
+            if start - opened_at > REOPEN_BYTES and local_path(plain.uri) is not None:
+                plain, opened_at = dataset.source.open_plain(), start
             sequences = _sequence_columns(block, low, high, buckets.num_columns)
             if stop - start > buckets.plan.round_bytes:
-                pieces = (tokens.read(*part) for part in cut((start, stop), PART_BYTES))
+                pieces = (plain.read([part])[0] for part in cut((start, stop), PART_BYTES))
                 buckets.add_one(keys[low:high], [pieces, *([data.data] for data, _ in sequences)])
             else:
-                data = np.frombuffer(tokens.read(start, stop), np.uint8)
+                data = np.frombuffer(plain.read([(start, stop)])[0], np.uint8)
                 buckets.add(keys[low:high], [(data, bounds[low : high + 1] - start), *sequences])
             watch.advance(stop - start)
 
@@ -190,13 +184,8 @@ def _append(output: DatasetOutput, run: RecordRun) -> None:
     columns.add_bounds(np.cumsum(run.lengths[:, 1] // 4), plus=before)
 
 
-LINEAGE_ROW = np.dtype([("source", "<i4"), ("nulls", "u1"), ("row", "<i8"), ("byte", "<i8"), ("hash", "<u8")])
-
-NULLABLE = ("row", "byte", "hash", "id")
-"""Columns with a bit in `nulls`."""
-
-ID_BYTES = 64
-"""Assumed bytes of an id; longer ones only make buckets that stay on disk."""
+LINEAGE_ROW_BYTES = 112
+"""Assumed memory of a row and its id, while they are sorted."""
 
 
 def shuffle_lineage(
@@ -204,51 +193,45 @@ def shuffle_lineage(
 ) -> Iterator[Any]:
     """Yield the rows of tables of `SCHEMA` in the order of their keys.
 
+    Each bucket is an Arrow stream on the scratch disk, with the numbers of the sources instead of their names.
+
     Args:
         num_rows: rows of all tables.
         memory_bytes, scratch: as in `shuffle_datasets`.
     """
     sources: dict[str, int] = {}
-    plan, first = plan_shuffle(memory_bytes, num_rows * (LINEAGE_ROW.itemsize + ID_BYTES), num_rows, 2), 0
-    with contextlib.closing(Buckets(plan, 2, scratch)) as buckets:
+    plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 0), 0
+    with contextlib.closing(ScratchFile(scratch, plan.num_buckets)) as file:
         for table in tables:
             keys = shuffle_keys(seed, first, len(table))
             first += len(table)
-            numbers, (ids, bounds) = _to_columns(table, sources)
-            for low, high in batch_by_size(bounds, plan.round_bytes):
-                of_ids = ids[bounds[low] : bounds[high]], bounds[low : high + 1] - bounds[low]
-                rows = numbers[low:high].view(np.uint8).reshape(-1), np.arange(high - low + 1) * LINEAGE_ROW.itemsize
-                buckets.add(keys[low:high], [rows, of_ids])
-        for run in buckets.sorted():
-            yield _to_table(run, list(sources))
+            buckets = assign_buckets(keys, plan.num_buckets)
+            order = np.argsort(buckets, kind="stable")
+            rows = _numbered_batch(table, keys, sources).take(pa.array(order))
+            bounds = np.searchsorted(buckets[order], np.arange(plan.num_buckets + 1)).tolist()
+            for bucket, (start, stop) in enumerate(itertools.pairwise(bounds)):
+                if start < stop:
+                    messages = [] if file.sizes[bucket] else [rows.schema.serialize()]
+                    for message in (*messages, rows.slice(start, stop - start).serialize()):
+                        file.append(bucket, np.frombuffer(message, np.uint8))
+        for bucket in np.flatnonzero(file.sizes).tolist():
+            stored = np.empty(file.sizes[bucket], np.uint8)
+            file.read(bucket, 0, stored)
+            rows = pa.ipc.open_stream(pa.py_buffer(stored)).read_all().combine_chunks()
+            order = shuffle_order(rows.column("key").to_numpy())
+            for start in range(0, len(order), BATCH_ROWS):
+                found = rows.take(pa.array(order[start : start + BATCH_ROWS]))
+                row, byte, ids, hashes = (found.column(name) for name in ("row", "byte", "id", "hash"))
+                numbers = found.column("source").to_numpy()
+                yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)
 
 
-def _to_columns(table: Any, sources: dict[str, int]) -> tuple[NDArray[Any], Column]:
-    """Return the numbers of rows as LINEAGE_ROW, and their ids as bytes; add new sources to `sources`."""
-    rows, batch = np.zeros(len(table), LINEAGE_ROW), table.unify_dictionaries().combine_chunks()
-    named = batch.column("source").combine_chunks()
+def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:
+    """Return rows with their keys as one record batch; new sources get the next numbers."""
+    table = table.unify_dictionaries().combine_chunks()
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    named = columns["source"]
     numbers = [sources.setdefault(name, len(sources)) for name in named.dictionary.to_pylist()]
-    rows["source"] = np.array(numbers, np.int32)[named.indices.to_numpy()]
-    for bit, name in enumerate(NULLABLE):
-        column = batch.column(name)
-        rows["nulls"] |= column.is_null().to_numpy().astype(np.uint8) << bit
-        if name != "id":
-            rows[name] = column.fill_null(0).to_numpy()
-    ids = batch.column("id").fill_null("").cast(pa.large_string()).combine_chunks()
-    _, offsets, data = ids.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[ids.offset : ids.offset + len(ids) + 1].copy()
-    text = np.frombuffer(data, np.uint8) if data is not None and len(data) else np.empty(0, np.uint8)
-    return rows, (text[bounds[0] : bounds[-1]], bounds - bounds[0])
-
-
-def _to_table(run: RecordRun, sources: list[str]) -> Any:
-    """Return a run of records as a table of `SCHEMA`."""
-    rows = np.frombuffer(run.joined(0), LINEAGE_ROW)
-    null = {name: (rows["nulls"] >> bit & 1).astype(bool) for bit, name in enumerate(NULLABLE)}
-    row, byte, hashes = (
-        pa.array(np.ascontiguousarray(rows[name]), mask=null[name]) for name in ("row", "byte", "hash")
-    )
-    offsets = np.concatenate([[0], np.cumsum(run.lengths[:, 1])]).astype(np.int64)
-    buffers = [to_bitmap(~null["id"]), pa.py_buffer(offsets), pa.py_buffer(run.joined(1))]
-    ids = pa.Array.from_buffers(pa.large_string(), len(run), buffers).cast(pa.string())
-    return build_lineage_table(sources, np.ascontiguousarray(rows["source"]), row, byte, ids, hashes)
+    columns["source"] = pa.array(np.array(numbers, np.int32)[named.indices.to_numpy()])
+    # A bucket may have more bytes of ids than 32-bit offsets reach.
+    return pa.RecordBatch.from_pydict({**columns, "id": columns["id"].cast(pa.large_string()), "key": pa.array(keys)})

@@ -218,10 +218,6 @@ class RecordRun:
         """Yield the bytes of a column in order; each piece is valid until the next one."""
         return self._columns[column].pieces(self._order)
 
-    def joined(self, column: int) -> bytes:
-        """Return the bytes of a column."""
-        return b"".join(map(bytes, self.pieces(column)))
-
 
 class Buckets:
     """Collect records with their keys and return them sorted by key."""

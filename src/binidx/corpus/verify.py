@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.lineage_transfer import read_lineage
+from binidx.corpus.origins import read_lineage
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian

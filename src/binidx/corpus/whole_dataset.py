@@ -1,24 +1,39 @@
-"""Dataset opened to be read from end to end: its index in blocks, its tokens as stored or plain.
+"""Datasets read from end to end, and datasets about to be written.
 
-The commands of this package open their sources here, so that all check the same things in the same way.
+Sources are opened here, so that all commands check the same things in the same way. All objects of a target are written
+invisibly first. Then the old `.idx` is removed, `.bin` and sidecars appear, and the `.idx` comes last. A reader
+therefore never combines an index with other tokens.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.errors import ConfigError, FormatError
+from numpy.typing import DTypeLike
+
+from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.format.bin_file import BinWriter, delete_objects, superseded_objects
+from binidx.format.idx import get_idx_path
 from binidx.format.index_stream import batch_by_size
+from binidx.format.index_writer import IndexColumns
 from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.sidecars.dataset_manifest import SIDECARS
+from binidx.format.source import absolute_uri
+from binidx.format.virtual import SUFFIX as PARTS
 from binidx.format.virtual_source import is_multimodal, open_source
+from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
+from binidx.storage.writing.concatenate import Join, SourcePiece, open_join, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher
+from binidx.storage.writing.publish import create_object, object_exists, object_identity
 
 Options = Mapping[str, Any] | None
 Prefix = str | os.PathLike[str]
@@ -157,3 +172,144 @@ def sum_counts(datasets: Sequence[WholeDataset]) -> tuple[int, int, int]:
     indices = [each.index for each in datasets]
     documents, sequences = sum(each.num_documents for each in indices), sum(each.num_sequences for each in indices)
     return documents, sequences, sum(each.num_tokens for each in indices)
+
+
+BIN_SUFFIXES = tuple(f"bin{codec.suffix}" for codec in CODECS.values())
+OBJECT_SUFFIXES = (*BIN_SUFFIXES, f"bin{SUFFIX}", "idx")
+"""Objects of a dataset in the order in which they are written: tokens first, index last."""
+
+
+class DatasetTarget:
+    """Prefix of a dataset to write, with its tokens stored by `codec`."""
+
+    def __init__(self, prefix: str, codec: str, options: Options) -> None:
+        self.prefix, self.codec, self.options = prefix, codec, options
+        self.bin_suffix = f"bin{CODECS[codec].suffix}"
+        self.bin_uri, self.idx_uri = self.uri(self.bin_suffix), get_idx_path(prefix)
+
+    def uri(self, suffix: str) -> str:
+        """Return the URI of an object by its suffix, such as "bin.zst"."""
+        return f"{self.prefix}.{suffix}"
+
+    def size(self) -> int:
+        """Return the bytes of `.bin` and `.idx` together."""
+        return sum(int(object_identity(uri, self.options)["size"]) for uri in (self.bin_uri, self.idx_uri))
+
+    def check_free(self, published: dict[str, Any] | None = None, *, resumed: bool = False) -> None:
+        """Check that nothing exists under the prefix but a lone `.bin` that an earlier run published.
+
+        Args:
+            published: identity of the `.bin` that an earlier run, of any source, verified.
+            resumed: whether an earlier run of the same source exists.
+
+        Raises:
+            ObjectExistsError: something else exists.
+        """
+        found = [
+            suffix for suffix in (*BIN_SUFFIXES, "idx", PARTS[1:]) if object_exists(self.uri(suffix), self.options)
+        ]
+        bins = [suffix for suffix in found if suffix in BIN_SUFFIXES]
+        alone = len(found) == 1
+        if not found or (alone and bins and (resumed or object_identity(self.uri(bins[0]), self.options) == published)):
+            return
+        if PARTS[1:] in found:
+            what = f"a virtual merge ({self.uri(PARTS[1:])})"
+        elif alone:
+            what = f"a .{found[0]} without its other half"
+        else:
+            what = "another dataset" if self.bin_suffix in bins else f"a dataset with a .{bins[0]}"
+        raise ObjectExistsError(f"{self.prefix}: holds {what}, needed a free name; --overwrite replaces it")
+
+    def remove_existing(self) -> None:
+        """Remove the old index first, then the list of a virtual merge, other forms of the tokens, and sidecars."""
+        others = [self.prefix + suffix for suffix in (PARTS, *SIDECARS)]
+        delete_objects([self.idx_uri, *superseded_objects(self.bin_uri), *others], self.options)
+
+
+def open_target(
+    prefix: Prefix, codec: str, sources: Sequence[WholeDataset], options: Options, *, overwrite: bool
+) -> DatasetTarget:
+    """Return the target under a prefix that may be written.
+
+    Raises:
+        ConfigError: the prefix is a folder, or one of the sources.
+        ObjectExistsError: an object exists there, and `overwrite` is False.
+    """
+    name = os.fspath(prefix)
+    if name.endswith("/"):
+        raise ConfigError(f"{name}: a folder, needed a prefix such as {name}en")
+    if any(absolute_uri(name) in each.source.uris for each in sources):
+        raise ConfigError(f"{name}: is read and written, needed another prefix to write to")
+    target = DatasetTarget(name, codec, options)
+    if not overwrite:
+        target.check_free()
+    return target
+
+
+def publish_dataset(
+    target: DatasetTarget, columns: IndexColumns, publish_bin: Callable[[], object], check: Callable[[], object]
+) -> None:
+    """Write the `.idx` invisibly; then call `check` and `publish_bin`, and make the `.idx` visible last."""
+
+    def before_publish() -> None:
+        check()
+        publish_bin()
+
+    with create_object(target.idx_uri, target.options, before_publish=before_publish) as writer:
+        for piece in columns.format():
+            writer.write(piece)
+
+
+def publish_pieces(
+    target: DatasetTarget,
+    columns: IndexColumns,
+    pieces: Sequence[SourcePiece],
+    remove_existing: Callable[[], object],
+    check: Callable[[], object],
+    source_options: Options,
+    watch: ProgressWatcher,
+) -> Join:
+    """Assemble the tokens of a dataset from pieces, inside the store where it can; then publish it.
+
+    Args:
+        remove_existing: called after `check`, right before the tokens become visible.
+    """
+    join = open_join(target.bin_uri, pieces, source_options=source_options, target_options=target.options)
+    try:
+        watch.begin("tokens", sum(map(piece_bytes, pieces)), 0)
+        join.fill(watch.advance)
+        publish_dataset(target, columns, lambda: join.publish(remove_existing), check)
+    finally:
+        join.abandon()
+    return join
+
+
+class DatasetOutput:
+    """Unpublished dataset whose tokens pass through this process.
+
+    Attributes:
+        columns: of its `.idx`.
+    """
+
+    def __init__(self, target: DatasetTarget, dtype: DTypeLike, multimodal: bool) -> None:
+        self.target, self.columns = target, IndexColumns(dtype, multimodal)
+
+    @functools.cached_property
+    def bin(self) -> BinWriter:
+        """Writer of its tokens."""
+        return BinWriter(self.target.bin_uri, self.target.options)
+
+    def publish(self, remove_existing: Callable[[], object], check: Callable[[], object]) -> None:
+        """Call `check` and `remove_existing`, and make the dataset visible."""
+
+        def publish_bin() -> None:
+            remove_existing()
+            self.bin.publish()
+
+        publish_dataset(self.target, self.columns, publish_bin, check)
+
+    def close(self) -> None:
+        """Remove what was not published."""
+        self.columns.close()
+        if "bin" in vars(self):
+            self.bin.abandon()

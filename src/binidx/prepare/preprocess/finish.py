@@ -35,9 +35,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from binidx.corpus.dataset_target import DatasetTarget
 from binidx.corpus.merge import merge_tokens, merged_index
-from binidx.corpus.whole_dataset import WholeDataset, open_datasets
+from binidx.corpus.whole_dataset import DatasetTarget, WholeDataset, open_datasets
 from binidx.errors import FormatError, ObjectExistsError, redacted
 from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.index_writer import IndexColumns

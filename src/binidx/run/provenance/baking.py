@@ -88,7 +88,10 @@ def bake(
 
     Source: ours.
     """
-    _claim(directory, baked, storage_options)
+    # The description comes before any part, so that no directory holds parts of two runs.
+    uri = join_uri(directory, "baked.json")
+    if not put_if_absent(uri, baked.format(), storage_options) and read_baked(uri, storage_options) != baked:
+        raise ObjectExistsError(f"{uri}: another run was baked here, or other steps of it; bake into another directory")
 
     def write(part: range) -> bool:
         prefix = part_prefix(directory, part)
@@ -100,16 +103,6 @@ def bake(
 
     with OPENS.executor(threads) as pool:
         return sum(pool.map(write, baked.parts()[shard::num_shards]))
-
-
-def _claim(directory: str, baked: Baked, storage_options: Mapping[str, Any] | None) -> None:
-    """Publish the description before any part, so that no directory holds parts of two runs."""
-    uri = join_uri(directory, "baked.json")
-    if put_if_absent(uri, baked.format(), storage_options):
-        return
-    found = read_baked(uri, storage_options)
-    if found != baked:
-        raise ObjectExistsError(f"{uri}: another run was baked here, or other steps of it; bake into another directory")
 
 
 def _write_part(

@@ -67,17 +67,12 @@ def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
     """Return the samples, as the source serves them, that may hold a token of the documents; ascending."""
     places = places_of(dataset.document_index, _sequences_of(dataset, documents))
     # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
-    first = np.maximum(_starting_until(dataset.sample_index, places - 1) - 1, 0)
-    last = np.minimum(_starting_until(dataset.sample_index, places), len(dataset.sample_index) - 1)
+    # Searched for values of its own type, or all of it would be converted to another.
+    starts, kind = dataset.sample_index[:, 0], dataset.sample_index.dtype
+    first = np.maximum(starts.searchsorted((places - 1).astype(kind), side="right") - 1, 0)
+    last = np.minimum(starts.searchsorted(places.astype(kind), side="right"), len(dataset.sample_index) - 1)
     rows = [np.arange(low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
     return places_of(dataset.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
-
-
-def _starting_until(sample_index: Any, places: Numbers) -> Numbers:
-    """Count the rows that start at or before each position of document_index."""
-    # Of its own type, or all of it would be made into another.
-    found: Numbers = sample_index[:, 0].searchsorted(places.astype(sample_index.dtype), side="right")
-    return found
 
 
 def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
@@ -93,16 +88,8 @@ def places_of(index: NDArray[Any], values: Numbers) -> Numbers:
     """Return the positions of an index that hold one of the values, which are ascending; ascending."""
     if not len(values):
         return np.empty(0, np.int64)
-    found = [first + np.flatnonzero(_among(part, values)) for first, part in _stretches(index)]
+    found = [first + np.flatnonzero(np.isin(part, values)) for first, part in _stretches(index)]
     return np.concatenate([np.empty(0, np.int64), *found])
-
-
-def _among(part: NDArray[Any], values: Numbers) -> NDArray[np.bool_]:
-    """Return a mask of the elements that are among the values; a contiguous range of values costs two comparisons."""
-    if len(values) == int(values[-1] - values[0]) + 1:
-        inside: NDArray[np.bool_] = (part >= values[0]) & (part <= values[-1])
-        return inside
-    return np.isin(part, values)
 
 
 def _stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
