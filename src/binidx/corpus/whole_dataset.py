@@ -56,6 +56,7 @@ class WholeDataset:
 
     Args:
         listed: the pair as a list of its folder shows it, if such a list was made.
+        distrust_sums: its checksums are about to be replaced, so the tokens are not checked against them.
 
     Attributes:
         source: the objects of the dataset.
@@ -67,9 +68,16 @@ class WholeDataset:
         ObjectChangedError: a part of a virtual merge was replaced since it was listed.
     """
 
-    def __init__(self, prefix: Prefix, options: Options = None, listed: ListedPair | None = None) -> None:
+    def __init__(
+        self,
+        prefix: Prefix,
+        options: Options = None,
+        listed: ListedPair | None = None,
+        *,
+        distrust_sums: bool = False,
+    ) -> None:
         self.prefix = os.fspath(prefix)
-        self.source = open_source(self.prefix, options, listed=listed)
+        self.source = open_source(self.prefix, options, distrust_sums=distrust_sums, listed=listed)
         self.index = self.source.open_index()
 
     @property

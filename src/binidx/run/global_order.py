@@ -85,8 +85,9 @@ class GlobalOrder:
             IndexError: a step is not complete.
         """
         self._check_steps(steps)
-        parts = [self._rows(part, size, rank) for part, size in self._runs(steps)]
-        return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _no_rows()
+        runs = [*self._runs(steps)] or [(steps, self.schedule.block)]
+        parts = [self._rows(part, size, rank) for part, size in runs]
+        return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def served_at(self, samples: Numbers, stop: int) -> SampleReads:
         """Return the reads of samples at positions below `stop`; a sample that is read twice has two rows, in order.
@@ -138,13 +139,10 @@ class GlobalOrder:
         batch, place = np.divmod(into, self.schedule.block)
         rank, slot = np.divmod(place, micro)
         mine = batch * micro + slot
-        found: Numbers
         if self.data_sharding:
             share = self._active // ranks
-            found = permutation(share, epoch)[mine] + rank * share
-        else:
-            found = permutation(self.num_samples // micro * micro, epoch)[rank + ranks * mine]
-        return found
+            return permutation(share, epoch)[mine] + rank * share
+        return permutation(self.num_samples // micro * micro, epoch)[rank + ranks * mine]
 
     def _positions_of(self, samples: Numbers, stop: int) -> Numbers:
         if self.dataloader_type == "single":
@@ -170,7 +168,3 @@ class GlobalOrder:
         if steps.step != 1 or steps.start < 0 or (count is not None and len(steps) and steps.stop > count):
             has = "as many as you like" if count is None else f"{count}"
             raise IndexError(f"steps {steps.start} to {steps.stop}: the run has {has}, counted from 0")
-
-
-def _no_rows() -> SampleReads:
-    return SampleReads(*(np.empty(0, np.int64) for _ in SampleReads._fields))

@@ -139,9 +139,14 @@ class Run:
             on_outcome: called with the outcome of each index while they are built, by any thread.
         """
         if "_built" not in vars(self):
-            vars(self)["_built"] = self._build(on_outcome)
-        built: Built = vars(self)["_built"]
-        return built
+            built = self._builder().build(on_outcome=on_outcome)
+            if self.stages is not None:
+                context = BuildContext(on_outcome=on_outcome)
+                train = StagedBlendedDataset.built_with(context, GPTDataset, self.stages, self.config)
+                built = [train, *built[1:]]
+            vars(self)["_built"] = built
+        found: Built = vars(self)["_built"]
+        return found
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -158,7 +163,10 @@ class Run:
     @cached_property
     def reading_order(self) -> GlobalOrder:
         """The global order of the samples of train; step 0 is the first after `consumed_samples`."""
-        return GlobalOrder(self.schedule, self._num_samples, self.dataloader_type, self.data_sharding)
+        train = self.build()[0]
+        if train is None:
+            raise ConfigError("run: has no train split to take samples from")
+        return GlobalOrder(self.schedule, len(train), self.dataloader_type, self.data_sharding)
 
     def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
         """Return the samples of train that a rank reads at a step; for rank None, those of all ranks in turn.
@@ -172,20 +180,6 @@ class Run:
         count = self.reading_order.num_steps()
         for step in steps if count is None else range(steps.start, min(steps.stop, count)):
             yield self.reading_order.readings(range(step, step + 1), rank).sample.tolist()
-
-    @cached_property
-    def _num_samples(self) -> int:
-        train = self.build()[0]
-        if train is None:
-            raise ConfigError("run: has no train split to take samples from")
-        return len(train)
-
-    def _build(self, on_outcome: OnOutcome) -> Built:
-        built = self._builder().build(on_outcome=on_outcome)
-        if self.stages is None:
-            return built
-        context = BuildContext(on_outcome=on_outcome)
-        return [StagedBlendedDataset.built_with(context, GPTDataset, self.stages, self.config), *built[1:]]
 
     def _builder(self) -> BlendedMegatronDatasetBuilder:
         return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)
