@@ -120,8 +120,7 @@ def _sources(found: RunPlan) -> list[list[str]]:
         ]
         stored = " ".join([human_bytes(summary.stored_bytes), *kinds])
         share = each.samples / max(found.num_samples, 1)
-        repeats = found.repeated_documents(each)
-        counts = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{repeats:,}"]
+        counts = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{each.repeated_documents:,}"]
         rows.append([summary.prefix, f"{share:.1%}", *counts, stored])
     return rows
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, expm1
+from math import ceil, expm1, floor
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -222,7 +222,7 @@ class Costs:
         samples: samples served, all ranks together.
         epochs: passes over its tokens.
         store: name under which requests are counted and billed: "s3", "gs", ...
-        pieces: ranges per sample.
+        pieces_per_sample: ranges per sample.
         epoch_bytes: bytes of a node's disk cache for its part of one epoch.
     """
 
@@ -232,9 +232,14 @@ class Costs:
     samples: float
     epochs: float
     store: str
-    pieces: float
-    reading: ReadCost = NOTHING
-    epoch_bytes: float = 0.0
+    pieces_per_sample: float
+    reading: ReadCost
+    epoch_bytes: float
+
+    @property
+    def repeated_documents(self) -> int:
+        """Documents that are read more than once, over whole and partial epochs."""
+        return floor(min(max(self.epochs - 1, 0.0), 1.0) * self.documents)
 
 
 def is_remote_prefix(prefix: str) -> bool:

@@ -29,7 +29,6 @@ from binidx.run.plan.forecast import (
 )
 from binidx.run.plan.inventory import (
     STALE,
-    UNPROVEN,
     BlendInventory,
     IndexInventory,
     RunInventory,
@@ -44,11 +43,15 @@ MAX_EPOCHS = 4.0
 """After so many epochs repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
 https://arxiv.org/abs/2305.16264"""
 
-LARGE_IDX_BYTES = 64 << 20
-"""An `.idx` of fewer bytes is read in a moment, so a cache to be proven is no problem."""
-
 MAX_NAMED = 3
 """Number of problems of a kind that are named; of others the number."""
+
+
+INDEX_COLUMNS = (
+    *("split", "source", "documents", "samples", "epochs"),
+    *("num_bytes", "memory_bytes", "build_seconds", "cache", "why"),
+)
+"""Keys of a row of `RunPlan.index_rows`."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +107,13 @@ class RunPlan:
             each.seconds + (link.seconds(each.round_trips, each.num_bytes) if link else 0) for each in self.waits
         )
 
-    def repeated_documents(self, costs: Costs) -> int:
-        """Return the documents of a source that are read more than once, over whole and partial epochs."""
-        return floor(min(max(costs.epochs - 1, 0.0), 1.0) * costs.documents)
-
     def index_rows(self) -> list[dict[str, Any]]:
         """Return each index as JSON values, split by split; the blend of a split comes first."""
         rows = []
         for split in Split:
             rows += [_blend_row(each) for each in self.inventory.blends if each.wanted.split is split]
             rows += [_index_row(each) for each in self.inventory.indices if each.wanted.split is split]
-        return rows
+        return [dict(zip(INDEX_COLUMNS, row, strict=True)) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -125,7 +124,7 @@ class RunPlan:
             "ranks": self.inventory.run.data_parallel_size,
             "nodes": self.nodes,
             "same_order_up_to": self.same_order_up_to,
-            "sources": [self._source(each) for each in self.costs],
+            "sources": [_source_row(each) for each in self.costs],
             "indices": self.index_rows(),
             **vars(self.reading),
             "dollars": self.dollars,
@@ -135,55 +134,32 @@ class RunPlan:
             "cautions": [*self.cautions],
         }
 
-    def _source(self, costs: Costs) -> dict[str, Any]:
-        summary = costs.summary
-        return {
-            "prefix": summary.prefix,
-            "store": costs.store,
-            "documents": costs.documents,
-            "tokens": costs.tokens,
-            "samples": costs.samples,
-            "epochs": costs.epochs,
-            "repeated_documents": self.repeated_documents(costs),
-            "pieces_per_sample": costs.pieces,
-            "stored_bytes": summary.stored_bytes,
-            "idx_bytes": summary.idx_bytes,
-            "compressed": summary.compressed,
-            "checked": summary.checked,
-            "num_parts": summary.num_parts,
-            **vars(costs.reading),
-        }
 
-
-def _blend_row(blend: BlendInventory) -> dict[str, Any]:
+def _source_row(costs: Costs) -> dict[str, Any]:
+    counts = ("store", "documents", "tokens", "samples", "epochs", "repeated_documents", "pieces_per_sample")
+    sizes = ("stored_bytes", "idx_bytes", "compressed", "checked", "num_parts")
     return {
-        "split": blend.wanted.split.name,
-        "source": f"blend of {len(blend.wanted.members):,}",
-        "documents": None,
-        "samples": blend.size,
-        "epochs": None,
-        "num_bytes": blend_bytes(blend.size),
-        "memory_bytes": blend_bytes(blend.size),
-        "build_seconds": blend.size * SECONDS_PER_BLENDED_SAMPLE,
-        "cache": blend.cache.state,
-        "why": blend.cache.why,
+        "prefix": costs.summary.prefix,
+        **{name: getattr(costs, name) for name in counts},
+        **{name: getattr(costs.summary, name) for name in sizes},
+        **vars(costs.reading),
     }
 
 
-def _index_row(index: IndexInventory) -> dict[str, Any]:
-    plan = index.plan
-    return {
-        "split": index.wanted.split.name,
-        "source": index.wanted.prefix,
-        "documents": index.documents,
-        "samples": index.num_samples,
-        "epochs": plan.num_epochs if plan else 0,
-        "num_bytes": gpt_index_bytes(index.documents, plan) if plan else 0,
-        "memory_bytes": build_memory_bytes(index.documents, plan) if plan else 0,
-        "build_seconds": build_seconds(index.documents, plan) if plan else 0.0,
-        "cache": index.cache.state,
-        "why": index.problem or index.cache.why,
-    }
+def _blend_row(blend: BlendInventory) -> tuple[Any, ...]:
+    size, num_bytes, cache = blend.size, blend_bytes(blend.size), blend.cache
+    source, seconds = f"blend of {len(blend.wanted.members):,}", size * SECONDS_PER_BLENDED_SAMPLE
+    return blend.wanted.split.name, source, None, size, None, num_bytes, num_bytes, seconds, cache.state, cache.why
+
+
+def _index_row(index: IndexInventory) -> tuple[Any, ...]:
+    documents, plan, why = index.documents, index.plan, index.problem or index.cache.why
+    sizes: tuple[float, ...] = (0, 0, 0, 0.0)
+    if plan is not None:
+        memory, seconds = build_memory_bytes(documents, plan), build_seconds(documents, plan)
+        sizes = (plan.num_epochs, gpt_index_bytes(documents, plan), memory, seconds)
+    name = index.wanted.split.name, index.wanted.prefix
+    return *name, documents, index.num_samples, *sizes, index.cache.state, why
 
 
 def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None) -> RunPlan:
@@ -200,7 +176,9 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     if nodes < 1 or (tokens_per_second is not None and not tokens_per_second > 0):
         raise ConfigError(f"plan: found {nodes} nodes, {tokens_per_second} tokens/s, needs numbers above 0")
     inventory = take_inventory(run)
-    order = _order_of(run, inventory)
+    order = None
+    if inventory.num_samples >= run.schedule.block:
+        order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
     steps = order.num_steps() if order else 0
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     costs = source_costs(inventory, num_samples, nodes=nodes)
@@ -219,12 +197,6 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
         _same_order_up_to(inventory),
         [*_warnings(inventory, order, costs, link, tokens_per_second)],
     )
-
-
-def _order_of(run: Run, inventory: RunInventory) -> GlobalOrder | None:
-    if inventory.num_samples < run.schedule.block:
-        return None
-    return GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
 
 
 def _same_order_up_to(inventory: RunInventory) -> int | None:
@@ -249,7 +221,7 @@ def _warnings(
         _order_warnings(inventory, order),
         _repeated_sources(costs),
         order_changes(inventory),
-        _doubtful_caches(inventory),
+        _stale_caches(inventory),
     )
     for kind in kinds:
         lines = iter(kind)
@@ -286,22 +258,12 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
     if order is None:
         yield f"train: {inventory.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
         return
-    stages = run.schedule.stages
-    if len(stages) > 1:
-        yield (
-            f"the batch grows from {stages[0].batch_size:,} to {stages[-1].batch_size:,} samples in {len(stages):,} "
-            f"stages, until step {stages[-1].first_step:,}: steps are not samples over batch size"
-        )
-    size, steps = run.schedule.global_batch_size, order.num_steps()
+    steps = order.num_steps()
     if steps is not None:
         left = inventory.num_samples - run.schedule.samples_before(steps)
         if steps and left > 0:
-            yield f"the last {left:,} samples fill no step of {stages[-1].batch_size:,}, and are not read"
-    elif not run.data_sharding and inventory.num_samples % size:
-        yield (
-            f"cyclic without data_sharding: {inventory.num_samples:,} samples are no whole steps of {size:,}; "
-            "the first ranks get more batches at the end of each epoch, as in Megatron"
-        )
+            size = run.schedule.stages[-1].batch_size
+            yield f"the last {left:,} samples fill no step of {size:,}, and are not read"
     elif rest := inventory.num_samples % run.schedule.block:
         yield f"cyclic: {rest:,} samples fill no micro-batch of all ranks, and are never read"
 
@@ -315,11 +277,8 @@ def _repeated_sources(costs: Sequence[Costs]) -> Iterator[str]:
             )
 
 
-def _doubtful_caches(inventory: RunInventory) -> Iterator[str]:
-    for each in inventory.indices:
-        idx_bytes = inventory.summaries[each.wanted.prefix].idx_bytes
-        if each.cache.state == STALE or (each.cache.state == UNPROVEN and idx_bytes >= LARGE_IDX_BYTES):
-            yield f"{each.wanted.prefix}, {each.wanted.split.name}: cache {each.cache.state}: {each.cache.why}"
-    for blend in inventory.blends:
-        if blend.cache.state == STALE:
-            yield f"blend, {blend.wanted.split.name}: cache {blend.cache.state}: {blend.cache.why}"
+def _stale_caches(inventory: RunInventory) -> Iterator[str]:
+    indices, blends = inventory.indices, inventory.blends
+    for source, each in [*((each.wanted.prefix, each) for each in indices), *(("blend", each) for each in blends)]:
+        if each.cache.state == STALE:
+            yield f"{source}, {each.wanted.split.name}: cache stale: {each.cache.why}"
