@@ -20,7 +20,7 @@ from helpers.shuffle_oracle import new_order, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from binidx.corpus import origins, shuffle
+from binidx.corpus import origins
 from binidx.corpus.convert import convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
 from binidx.corpus.merge import merge_datasets, merge_virtually
@@ -31,8 +31,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (origins, shuffle):
-        monkeypatch.setattr(module, "BATCH_ROWS", 40)
+    monkeypatch.setattr(origins, "BATCH_ROWS", 40)
 
 
 @pytest.fixture

@@ -297,7 +297,7 @@ class _Convert:
         if way.checksums and self.codec != "raw":
             raise ConfigError(f"{from_prefix}: compressed, checksums are for a plain .bin; needed --plain, too")
         self.identity = self.source.opened
-        self.dataset.check_index(self.source.plain_bytes(), SilentWatcher())
+        self.dataset.check_index(SilentWatcher())
         self.journal = ConvertJournal(to_prefix, {**self.identity, "way": asdict(way)}, target_options)
 
     def run(self, overwrite: bool, part_bytes: int, save_seconds: float) -> ConvertResult:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,15 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.origins import LineageOutputs, LineageRows
-from binidx.corpus.whole_dataset import (
-    DatasetOutput,
-    JsonResult,
-    Options,
-    Prefix,
-    WholeDataset,
-    open_target,
-    publish_pieces,
-)
+from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.index_stream import DocumentBlock, batch_by_size
 from binidx.format.index_writer import IndexColumns
@@ -87,8 +79,7 @@ def head_dataset(
     """
     if num_documents < 0:
         raise ConfigError(f"head: {num_documents} documents, needed 0 or more")
-    assignment = Assignment(limit=num_documents)
-    return _cut(source, [target], assignment, lineage, overwrite, source_options, target_options, watch)
+    return _cut(source, [target], None, num_documents, lineage, overwrite, source_options, target_options, watch)
 
 
 def split_dataset(
@@ -121,32 +112,24 @@ def split_dataset(
         raise ConfigError(f"fractions {', '.join(map(str, fractions))}: needed shares of 0 to 1, together at most 1")
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("split: two targets are equal, needed one for each fraction")
-    assignment = Assignment(seed=seed, ends=tuple(np.cumsum(fractions)))
-    return _cut(source, targets, assignment, lineage, overwrite, source_options, target_options, watch)
+    assign = partial(assign_by_hash, seed, np.cumsum(fractions))
+    return _cut(source, targets, assign, None, lineage, overwrite, source_options, target_options, watch)
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """Target of each document: by its number up to a limit, or by the hash.
+Assign = Callable[[int, int], NDArray[np.int64]]
+"""Returns the target number of documents first, first + 1, ...; -1 for none. Shape (count,)."""
 
-    Attributes:
-        limit: documents before this number go to target 0, others to none.
-        seed: seed of the hash.
+
+def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int) -> NDArray[np.int64]:
+    """Return the target number of each of the documents first, first + 1, ...; -1 for none. Shape (count,).
+
+    Args:
         ends: end of the share of each target in [0, 1].
     """
-
-    limit: int | None = None
-    seed: int = 0
-    ends: tuple[float, ...] = ()
-
-    def targets(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return the target number of documents first, first + 1, ...; -1 for none. Shape (count,)."""
-        if self.limit is not None:
-            return np.where(np.arange(first, first + count) < self.limit, 0, -1)
-        found = np.searchsorted(self.ends, uniform_hash(self.seed, first, count), "right")
-        # Shares that add up to 1 except for rounding leave no document out.
-        last = len(self.ends) - 1 if self.ends[-1] > 1 - 1e-9 else -1
-        return np.where(found < len(self.ends), found, last)
+    found = np.searchsorted(ends, uniform_hash(seed, first, count), "right")
+    # Shares that add up to 1 except for rounding leave no document out.
+    last = len(ends) - 1 if ends[-1] > 1 - 1e-9 else -1
+    return np.where(found < len(ends), found, last)
 
 
 def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
@@ -166,7 +149,8 @@ def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
 def _cut(
     source: Prefix,
     targets: Sequence[Prefix],
-    assignment: Assignment,
+    assign: Assign | None,
+    limit: int | None,
     lineage: bool,
     overwrite: bool,
     source_options: Options,
@@ -175,26 +159,28 @@ def _cut(
 ) -> CutResult:
     began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(source, source_options)
     index, stored, check = dataset.index, dataset.source, dataset.check_unchanged
-    opened = [open_target(each, stored.codec, [dataset], target_options, overwrite=overwrite) for each in targets]
+    opened = [
+        DatasetTarget.open(each, stored.codec, [dataset], target_options, overwrite=overwrite) for each in targets
+    ]
     # The head of a plain dataset is one range; other documents pass through this process.
-    is_range = assignment.limit is not None and stored.codec == "raw" and not stored.mixed
-    dataset.check_index(stored.plain_bytes(), watch)
-    rows = LineageRows([dataset] if lineage else [], source_options, assignment.limit)
+    is_range = assign is None and stored.codec == "raw" and not stored.mixed
+    dataset.check_index(watch)
+    rows = LineageRows([dataset] if lineage else [], source_options, limit)
     with contextlib.ExitStack() as stack:
         outputs = [
             stack.enter_context(contextlib.closing(DatasetOutput(each, index.dtype, index.multimodal)))
             for each in opened
         ]
-        tokens = _scatter(dataset, assignment, outputs, None if is_range else stored.open_plain(), watch)
+        tokens = _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
         lineages = stack.enter_context(contextlib.closing(LineageOutputs(rows, opened)))
-        lineages.fill(rows.tables(), rows.num_rows, watch, assignment.targets)
+        lineages.fill(rows.tables(), rows.num_rows, watch, assign)
         for number, output in enumerate(outputs):
             replace = partial(lineages.replace, number)
             if is_range:
                 pieces = stored.pieces(tokens[number] * index.item_bytes)
-                publish_pieces(output.target, output.columns, pieces, replace, check, source_options, watch)
+                output.target.publish_pieces(output.columns, pieces, source_options, watch, check, replace)
             else:
-                output.publish(replace, check)
+                output.publish(check, replace)
         shares = [
             CutOutput(each.target.prefix, each.columns.num_documents, len(each.columns.lengths), num_tokens)
             for each, num_tokens in zip(outputs, tokens, strict=True)
@@ -204,7 +190,8 @@ def _cut(
 
 def _scatter(
     dataset: WholeDataset,
-    assignment: Assignment,
+    assign: Assign | None,
+    limit: int | None,
     outputs: Sequence[DatasetOutput],
     plain: RangeReader | None,
     watch: ProgressWatcher,
@@ -213,8 +200,8 @@ def _scatter(
     index, tokens = dataset.index, [0] * len(outputs)
     if plain is not None:
         watch.begin("tokens", dataset.num_bytes, 0)
-    for block in index.documents(assignment.limit):
-        chosen = assignment.targets(block.first, len(block))
+    for block in index.documents(limit):
+        chosen = assign(block.first, len(block)) if assign else np.zeros(len(block), np.int64)
         for number, output in enumerate(outputs):
             tokens[number] += append_documents(block, chosen == number, output.columns)
         if plain is not None:

@@ -109,7 +109,7 @@ def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.
     dtype, plain = little_endian(dataset.index.dtype), dataset.source.open_plain()
     if dtype.kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {dtype.name}, documents are compared as integers")
-    dataset.check_index(plain.size, watch)
+    dataset.check_index(watch)
     hashes, first = np.empty((dataset.index.num_documents, 2), np.uint64), 0
     watch.begin(f"hash {dataset.prefix}", dataset.num_bytes, 0)
 

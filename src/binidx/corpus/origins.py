@@ -11,12 +11,14 @@ none is written. Rows are read and written `BATCH_ROWS` at a time. pyarrow is im
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.corpus.shuffle_buckets import ScratchFile, assign_buckets, plan_shuffle, shuffle_keys, shuffle_order
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -255,3 +257,62 @@ class LineageOutputs:
         """Remove the files that were not published."""
         for writer in self._writers:
             writer.abandon()
+
+
+LINEAGE_ROW_BYTES = 112
+"""Assumed memory of a row and its id, while they are sorted."""
+
+
+def shuffle_lineage(
+    tables: Iterable[Any], num_rows: int, seed: int, memory_bytes: int, scratch: str | None
+) -> Iterator[Any]:
+    """Yield the rows of tables of `SCHEMA` in the order of their keys.
+
+    Each bucket is an Arrow stream on the scratch disk, with the numbers of the sources instead of their names.
+
+    Args:
+        num_rows: rows of all tables.
+        memory_bytes, scratch: as in `shuffle_datasets`.
+    """
+    import pyarrow as pa
+
+    from binidx.format.sidecars.lineage import build_lineage_table
+
+    sources: dict[str, int] = {}
+    plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 0), 0
+    with contextlib.closing(ScratchFile(scratch, plan.num_buckets)) as file:
+        for table in tables:
+            keys = shuffle_keys(seed, first, len(table))
+            first += len(table)
+            buckets = assign_buckets(keys, plan.num_buckets)
+            order = np.argsort(buckets, kind="stable")
+            rows = _numbered_batch(table, keys, sources).take(pa.array(order))
+            bounds = np.searchsorted(buckets[order], np.arange(plan.num_buckets + 1)).tolist()
+            for bucket, (start, stop) in enumerate(itertools.pairwise(bounds)):
+                if start < stop:
+                    messages = [] if file.sizes[bucket] else [rows.schema.serialize()]
+                    for message in (*messages, rows.slice(start, stop - start).serialize()):
+                        file.append(bucket, np.frombuffer(message, np.uint8))
+        for bucket in np.flatnonzero(file.sizes).tolist():
+            stored = np.empty(file.sizes[bucket], np.uint8)
+            file.read(bucket, 0, stored)
+            rows = pa.ipc.open_stream(pa.py_buffer(stored)).read_all().combine_chunks()
+            order = shuffle_order(rows.column("key").to_numpy())
+            for start in range(0, len(order), BATCH_ROWS):
+                found = rows.take(pa.array(order[start : start + BATCH_ROWS]))
+                row, byte, ids, hashes = (found.column(name) for name in ("row", "byte", "id", "hash"))
+                numbers = found.column("source").to_numpy()
+                yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)
+
+
+def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:
+    """Return rows with their keys as one record batch; new sources get the next numbers."""
+    import pyarrow as pa
+
+    table = table.unify_dictionaries().combine_chunks()
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    named = columns["source"]
+    numbers = [sources.setdefault(name, len(sources)) for name in named.dictionary.to_pylist()]
+    columns["source"] = pa.array(np.array(numbers, np.int32)[named.indices.to_numpy()])
+    # A bucket may have more bytes of ids than 32-bit offsets reach.
+    return pa.RecordBatch.from_pydict({**columns, "id": columns["id"].cast(pa.large_string()), "key": pa.array(keys)})

@@ -138,11 +138,13 @@ class GlobalOrder:
         micro, ranks = self.schedule.micro_batch_size, self.schedule.data_parallel_size
         batch, place = np.divmod(into, self.schedule.block)
         rank, slot = np.divmod(place, micro)
-        mine = batch * micro + slot
+        found, mine = into, batch * micro + slot
         if self.data_sharding:
             share = self._active // ranks
-            return permutation(share, epoch)[mine] + rank * share
-        return permutation(self.num_samples // micro * micro, epoch)[rank + ranks * mine]
+            found = permutation(share, epoch)[mine] + rank * share
+        else:
+            found = permutation(self.num_samples // micro * micro, epoch)[rank + ranks * mine]
+        return found
 
     def _positions_of(self, samples: Numbers, stop: int) -> Numbers:
         if self.dataloader_type == "single":

@@ -343,8 +343,8 @@ def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
     drawn = [each for each in inventory.blends if each not in blends]
     phases = []
     if cached or blends:
-        manifests = [each.cache.manifest for each in (*cached, *blends) if each.cache.manifest]
-        num_bytes = sum(array.bytes for each in manifests for array in each.arrays.values())
+        manifests = [each.cache.manifest for each in cached] + [each.cache.manifest for each in blends]
+        num_bytes = sum(array.bytes for each in manifests if each for array in each.arrays.values())
         rounds = 2 * (len({each.wanted.split for each in cached}) + len(blends))
         phases.append(StartPhase("indices from their caches", rounds * far, num_bytes * far))
     if built:

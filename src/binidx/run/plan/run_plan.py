@@ -278,7 +278,8 @@ def _repeated_sources(costs: Sequence[Costs]) -> Iterator[str]:
 
 
 def _stale_caches(inventory: RunInventory) -> Iterator[str]:
-    indices, blends = inventory.indices, inventory.blends
-    for source, each in [*((each.wanted.prefix, each) for each in indices), *(("blend", each) for each in blends)]:
-        if each.cache.state == STALE:
-            yield f"{source}, {each.wanted.split.name}: cache stale: {each.cache.why}"
+    caches = [(each.wanted.prefix, each.wanted.split, each.cache) for each in inventory.indices]
+    caches += [("blend", each.wanted.split, each.cache) for each in inventory.blends]
+    for source, split, cache in caches:
+        if cache.state == STALE:
+            yield f"{source}, {split.name}: cache stale: {cache.why}"

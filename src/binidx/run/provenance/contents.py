@@ -129,13 +129,13 @@ def documents_in(dataset: Any, numbers: Numbers) -> DocumentContents:
     return DocumentContents(source, sample, epoch, bounds, document, start, stop)
 
 
-Columns = tuple[Sequence[Numbers], Numbers, Sequence[Numbers]]
+Columns = tuple[Sequence[NDArray[Any]], Numbers, Sequence[NDArray[Any]]]
 """Columns with a value for each sample; bounds of the pieces of each sample; columns with a value for each piece."""
 
 
 def _gather(
     dataset: Any, numbers: Numbers, of_source: Callable[[GPTDataset, Numbers], Columns]
-) -> tuple[Numbers, Numbers, Sequence[Numbers], Numbers, Sequence[Numbers]]:
+) -> tuple[Numbers, Numbers, Sequence[NDArray[Any]], Numbers, Sequence[NDArray[Any]]]:
     """Return the source of each sample and its number there, and the columns of all sources in the order of `numbers`.
 
     Args:
@@ -207,8 +207,8 @@ def _spans_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
 def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
     """Return the epochs, starts and stops of samples of one source, and their documents."""
     if dataset.dataset.documents_are_sequences:
-        bounds, document, start, stop = dataset.orders.ends(samples)
-        return [dataset.epochs_of(samples), start, stop], bounds, [document]
+        bounds, documents, starts, stops = dataset.orders.ends(samples)
+        return [dataset.epochs_of(samples), starts, stops], bounds, [documents]
     epochs, bounds, (document, start, length, _) = _spans_of_source(dataset, samples)
     return [*epochs, start[bounds[:-1]], (start + length)[bounds[1:] - 1]], bounds, [document]
 
