@@ -95,15 +95,6 @@ class StorageFormat:
     level: int | None = None
     checksums: bool = False
 
-    def check(self) -> None:
-        """ConfigError if the attributes contradict each other."""
-        if self.level is not None:
-            check_level(self.level)
-        if self.level is not None and self.codec != "zstd":
-            raise ConfigError(f"compression level {self.level}: needed to compress, or no level")
-        if self.checksums and self.codec == "zstd":
-            raise ConfigError("checksums: needed a plain .bin; each compressed segment has its own")
-
 
 @dataclass(frozen=True)
 class ConvertResult(JsonResult):
@@ -275,7 +266,10 @@ class _Convert:
         watch: ProgressWatcher | None,
     ) -> None:
         from_prefix, to_prefix = os.fspath(source), os.fspath(target)
-        way.check()
+        if way.level is not None and way.codec != "zstd":
+            raise ConfigError(f"compression level {way.level}: needed to compress, or no level")
+        if way.level is not None:
+            check_level(way.level)
         if verify not in ("checksum", "size"):
             raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
         if to_prefix.endswith("/"):
@@ -295,7 +289,7 @@ class _Convert:
         if self.in_place and (self.codec != self.source.codec or way.level is not None):
             raise ConfigError(f"{from_prefix}: source and target, needed two places to store it in another way")
         if way.checksums and self.codec != "raw":
-            raise ConfigError(f"{from_prefix}: compressed, checksums are for a plain .bin; needed --plain, too")
+            raise ConfigError(f"{from_prefix}: checksums are for a plain .bin, found compression; needed --plain, too")
         self.identity = self.source.opened
         self.dataset.check_index(SilentWatcher())
         self.journal = ConvertJournal(to_prefix, {**self.identity, "way": asdict(way)}, target_options)

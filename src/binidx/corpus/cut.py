@@ -17,14 +17,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.origins import LineageOutputs, LineageRows
+from binidx.corpus.origins import Assign, LineageTransfer
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.index_stream import DocumentBlock, batch_by_size
@@ -116,10 +116,6 @@ def split_dataset(
     return _cut(source, targets, assign, None, lineage, overwrite, source_options, target_options, watch)
 
 
-Assign = Callable[[int, int], NDArray[np.int64]]
-"""Returns the target number of documents first, first + 1, ...; -1 for none. Shape (count,)."""
-
-
 def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int) -> NDArray[np.int64]:
     """Return the target number of each of the documents first, first + 1, ...; -1 for none. Shape (count,).
 
@@ -165,15 +161,15 @@ def _cut(
     # The head of a plain dataset is one range; other documents pass through this process.
     is_range = assign is None and stored.codec == "raw" and not stored.mixed
     dataset.check_index(watch)
-    rows = LineageRows([dataset] if lineage else [], source_options, limit)
     with contextlib.ExitStack() as stack:
         outputs = [
             stack.enter_context(contextlib.closing(DatasetOutput(each, index.dtype, index.multimodal)))
             for each in opened
         ]
         tokens = _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
-        lineages = stack.enter_context(contextlib.closing(LineageOutputs(rows, opened)))
-        lineages.fill(rows.tables(), rows.num_rows, watch, assign)
+        lineages = LineageTransfer([dataset] if lineage else [], opened, limit)
+        stack.callback(lineages.close)
+        lineages.fill(watch, assign=assign)
         for number, output in enumerate(outputs):
             replace = partial(lineages.replace, number)
             if is_range:

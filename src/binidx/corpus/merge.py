@@ -24,7 +24,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from binidx.corpus.origins import LineageOutputs, LineageRows
+from binidx.corpus.origins import LineageTransfer
 from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, Sources, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
@@ -94,12 +94,11 @@ def merge_datasets(
     codec, _ = opened.check_compatible()
     output = DatasetTarget.open(target, codec, opened.datasets, target_options, overwrite=overwrite)
     opened.check_tokenizers()
-    with merged_index(opened, watch) as columns:
-        rows = LineageRows(opened.datasets if lineage else [], source_options)
-        with closing(LineageOutputs(rows, [output])) as outputs:
-            outputs.fill(rows.tables(), rows.num_rows, watch)
-            replace = functools.partial(outputs.replace, 0)
-            bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
+    rows = LineageTransfer(opened.datasets if lineage else [], [output])
+    with closing(rows), merged_index(opened, watch) as columns:
+        rows.fill(watch)
+        replace = functools.partial(rows.replace, 0)
+        bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
     dropped = any(each.source.has_sums for each in opened.datasets)
     counts, seconds = opened.counts(), time.monotonic() - began
     return MergeResult(output.prefix, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
@@ -205,10 +204,9 @@ def merge_virtually(
         for each, _ in zip(datasets, checked, strict=True):
             each.check_size()
             watch.advance(each.index.size)
-    rows = LineageRows(datasets, storage_options)
-    with closing(LineageOutputs(rows, [DatasetTarget(name, "raw", storage_options)])) as lineage:
-        lineage.fill(rows.tables(), rows.num_rows, watch)
-        lineage.publish(0)
+    with closing(LineageTransfer(datasets, [DatasetTarget(name, "raw", storage_options)])) as rows:
+        rows.fill(watch)
+        rows.publish(0)
     parts = [_list_part(absolute_uri(uri), each) for each in datasets]
     with create_object(uri, storage_options) as out:
         out.write(format_parts(datasets[0].index.dtype.__name__, parts))

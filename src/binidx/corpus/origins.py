@@ -23,6 +23,7 @@ from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.storage.open import open_object
+from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import delete_object, object_exists
@@ -126,66 +127,28 @@ def _equal(column: Any, value: Any) -> Mask:
 BATCH_ROWS = 1 << 16
 
 
-class LineageRows:
-    """Lineage rows of several datasets, one dataset after another. False if no dataset has any.
-
-    Args:
-        limit: number of rows after which to stop; None for all.
-    """
-
-    def __init__(self, datasets: Sequence[WholeDataset], options: Options = None, limit: int | None = None) -> None:
-        self._options, self._limit = options, limit
-        present = OPENS.map(lambda each: each.source.has(LINEAGE), datasets)
-        self._sources = [
-            (each.prefix, each.index.num_documents, here) for each, here in zip(datasets, present, strict=True)
-        ]
-
-    def __bool__(self) -> bool:
-        return any(present for *_, present in self._sources)
-
-    @property
-    def num_rows(self) -> int:
-        count = sum(count for _, count, _ in self._sources)
-        return count if self._limit is None else min(count, self._limit)
-
-    def tables(self) -> Iterator[Any]:
-        """Yield the rows in tables of `SCHEMA`.
-
-        Raises:
-            FormatError: a file has another number of rows than its dataset has documents.
-            MissingDriverError: pyarrow is not installed.
-        """
-        left = self.num_rows
-        for prefix, count, present in self._sources:
-            for table in read_lineage(prefix, count, self._options) if present else _placeholders(prefix, count):
-                yield table[:left]
-                left -= min(left, len(table))
-                if not left:
-                    return
-
-
-def read_lineage(prefix: str, count: int, options: Options) -> Iterator[Any]:
-    """Yield the lineage of a dataset in tables of `SCHEMA`; FormatError if it has not `count` rows."""
+def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
+    """Yield the lineage of a dataset in tables of `SCHEMA`; FormatError if it has not one row for each document."""
     import pyarrow as pa
 
     from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
-    uri = prefix + LINEAGE
+    uri, count = dataset.prefix + LINEAGE, dataset.index.num_documents
     with lineage_errors(uri):
-        opened = open_lineage(open_object(uri, storage_options=options, cache=False))
+        opened = open_lineage(open_object(uri, storage_options=dataset.source.options, cache=False))
         if opened.metadata.num_rows != count:
             raise FormatError(f"{uri}: {opened.metadata.num_rows} rows, needed {count}, one for each document")
         for batch in opened.iter_batches(BATCH_ROWS):
             yield pa.Table.from_batches([batch]).cast(SCHEMA)
 
 
-def _placeholders(prefix: str, count: int) -> Iterator[Any]:
+def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
     """Yield rows for a dataset without lineage."""
     from binidx.format.sidecars.lineage import build_lineage_table
 
-    for first in range(0, count, BATCH_ROWS):
-        rows = np.arange(first, min(first + BATCH_ROWS, count))
-        yield build_lineage_table([prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
+    for start, stop in cut((0, dataset.index.num_documents), BATCH_ROWS):
+        rows = np.arange(start, stop)
+        yield build_lineage_table([dataset.prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
 
 
 @contextlib.contextmanager
@@ -199,39 +162,69 @@ def lineage_errors(uri: str) -> Iterator[None]:
         raise FormatError(f"{uri}: is no lineage ({error}); needed the columns source, row, byte, id, hash") from error
 
 
-class LineageOutputs:
-    """Lineage files of several targets, invisible until `replace`; none if `rows` is False."""
+Assign = Callable[[int, int], NDArray[np.int64]]
+"""Returns the target of each of the documents first, first + 1, ...; -1 for none. Shape (count,)."""
 
-    def __init__(self, rows: LineageRows, targets: Sequence[DatasetTarget]) -> None:
+
+class LineageTransfer:
+    """Lineage of datasets on its way to the targets that get their documents; invisible until `replace`.
+
+    False if no dataset has any: then none is written.
+
+    Args:
+        datasets: sources, one after the other.
+        limit: number of rows after which to stop; None for all.
+
+    Attributes:
+        num_rows: rows of all datasets, up to the limit.
+    """
+
+    def __init__(
+        self, datasets: Sequence[WholeDataset], targets: Sequence[DatasetTarget], limit: int | None = None
+    ) -> None:
         self._targets = targets
+        present = OPENS.map(lambda each: each.source.has(LINEAGE), datasets)
+        self._sources = [*zip(datasets, present, strict=True)]
+        count = sum(each.index.num_documents for each in datasets)
+        self.num_rows = count if limit is None else min(count, limit)
         self._writers: list[LineageWriter] = []
-        if rows:
+        if any(present):
             from binidx.format.sidecars.lineage import LineageWriter
 
             self._writers = [LineageWriter(each.prefix + LINEAGE, each.options) for each in targets]
 
-    def fill(
-        self,
-        tables: Iterable[Any],
-        num_rows: int,
-        watch: ProgressWatcher,
-        assign: Callable[[int, int], NDArray[np.int64]] | None = None,
-    ) -> None:
-        """Append rows.
+    def __bool__(self) -> bool:
+        return bool(self._writers)
+
+    def tables(self) -> Iterator[Any]:
+        """Yield the rows in tables of `SCHEMA`.
+
+        Raises:
+            FormatError: a file has another number of rows than its dataset has documents.
+            MissingDriverError: pyarrow is not installed.
+        """
+        left = self.num_rows
+        for dataset, present in self._sources:
+            for table in (read_lineage if present else _placeholders)(dataset):
+                yield table[:left]
+                left -= min(left, len(table))
+                if not left:
+                    return
+
+    def fill(self, watch: ProgressWatcher, tables: Iterable[Any] | None = None, assign: Assign | None = None) -> None:
+        """Append rows to the files of the targets.
 
         Args:
-            tables: tables of `SCHEMA`; read only if there are files to write.
-            num_rows: rows of all tables.
-            assign: called with the number of a row and a count; returns the target of each of so many rows, -1 for
-                none. By default all rows are of the first target.
+            tables: tables of `SCHEMA`; by default the rows in their order. They are read only if any dataset has some.
+            assign: by default all rows are of the first target.
         """
         if not self._writers:
             return
         import pyarrow as pa
 
-        watch.begin("lineage", num_rows, 0)
+        watch.begin("lineage", self.num_rows, 0)
         first = 0
-        for table in tables:
+        for table in self.tables() if tables is None else tables:
             if assign is None:
                 self._writers[0].write(table)
             else:
@@ -298,8 +291,8 @@ def shuffle_lineage(
             file.read(bucket, 0, stored)
             rows = pa.ipc.open_stream(pa.py_buffer(stored)).read_all().combine_chunks()
             order = shuffle_order(rows.column("key").to_numpy())
-            for start in range(0, len(order), BATCH_ROWS):
-                found = rows.take(pa.array(order[start : start + BATCH_ROWS]))
+            for start, stop in cut((0, len(order)), BATCH_ROWS):
+                found = rows.take(pa.array(order[start:stop]))
                 row, byte, ids, hashes = (found.column(name) for name in ("row", "byte", "id", "hash"))
                 numbers = found.column("source").to_numpy()
                 yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.origins import LineageOutputs, LineageRows, shuffle_lineage
+from binidx.corpus.origins import LineageTransfer, shuffle_lineage
 from binidx.corpus.shuffle_buckets import MIB, Buckets, Column, Pieces, plan_shuffle, shuffle_keys
 from binidx.corpus.whole_dataset import (
     CombinedCounts,
@@ -105,11 +105,10 @@ def shuffle_datasets(
             for lengths, pieces in buckets.sorted():
                 _append(output, lengths, *pieces)
                 watch.advance(int(lengths[:, 0].sum()))
-        rows = LineageRows(datasets if lineage else [], source_options)
-        outputs = stack.enter_context(contextlib.closing(LineageOutputs(rows, [to_write])))
-        tables = shuffle_lineage(rows.tables(), rows.num_rows, seed, memory_bytes, scratch)
-        outputs.fill(tables, rows.num_rows, watch)
-        output.publish(opened.check_unchanged, lambda: outputs.replace(0))
+        rows = LineageTransfer(datasets if lineage else [], [to_write])
+        stack.callback(rows.close)
+        rows.fill(watch, tables=shuffle_lineage(rows.tables(), rows.num_rows, seed, memory_bytes, scratch))
+        output.publish(opened.check_unchanged, lambda: rows.replace(0))
     done = plan.num_buckets, bool(rows), time.monotonic() - began
     return ShuffleResult(to_write.prefix, *opened.counts(), *done)
 

@@ -153,7 +153,7 @@ def check_lineage(dataset: WholeDataset, plain: RangeReader, options: Options, w
     watch.begin("lineage", dataset.num_bytes, 0)
     first = compared = 0
     batches, hashes = dataset.hash_documents(plain, xxhash.xxh3_64), np.empty(0, np.uint64)
-    for table in read_lineage(dataset.prefix, dataset.index.num_documents, options):
+    for table in read_lineage(dataset):
         while len(hashes) < len(table):
             digests, num_bytes = next(batches)
             hashes = np.concatenate([hashes, np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)])

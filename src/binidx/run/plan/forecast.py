@@ -115,22 +115,6 @@ def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) ->
     return ReadCost(requests + num_bytes // medium.max_request_bytes, num_bytes)
 
 
-def samples_read_cost(
-    medium: Medium, num_samples: float, piece_bytes: float, pieces: float, samples_at_once: float
-) -> ReadCost:
-    """Return the cost of reading samples of one source, a fixed number of them in each vectored read.
-
-    Args:
-        piece_bytes: plain bytes of a range.
-        pieces: ranges per sample.
-    """
-    if num_samples <= 0:
-        return NOTHING
-    # Fewer than one of this source in a read: then as many reads as samples have one of it.
-    at_once = max(samples_at_once, 1.0)
-    return vectored_read_cost(medium, pieces * at_once, piece_bytes).times(num_samples / at_once)
-
-
 def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk_bytes: int) -> ReadCost:
     """Return the cost of filling a cache that holds the whole source, for pieces read in any order.
 
@@ -305,8 +289,10 @@ def _traffic(
     elif summary.compressed and compressed_bytes <= SEGMENTS.budget:
         reading = fill(samples, ranks, summary.block_bytes).times(ranks)
     else:
-        reading = samples_read_cost(medium, samples, piece_bytes, pieces, at_once)
-        reading = reading.times(1 - (SEGMENTS.budget / compressed_bytes if summary.compressed else 0))
+        # Fewer than one sample of this source in a read: then as many reads as samples have one of it.
+        at_once = max(at_once, 1.0)
+        missing = 1 - (SEGMENTS.budget / compressed_bytes if summary.compressed else 0)
+        reading = vectored_read_cost(medium, pieces * at_once, piece_bytes).times(samples / at_once * missing)
     if summary.checked and samples:
         reading += ReadCost(ranks * ceil(summary.plain_bytes / SUMS_COVER), 0.0)
     return reading, fill(epoch_samples, nodes, disk_chunk).num_bytes
