@@ -252,6 +252,10 @@ class ConvertJournal:
             return None
 
 
+Copy = Callable[..., CopyCounts]
+"""`copy_object` or `encode_object`."""
+
+
 class _Convert:
     """State of one convert."""
 
@@ -330,33 +334,27 @@ class _Convert:
     def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
         """Copy tokens, checksums, sidecars and index."""
         source, target, check = self.source, self.target, self.source.check_unchanged
-        copy_bytes = functools.partial(copy_object, save_seconds=save_seconds)
+        common: dict[str, Any] = {
+            "save": self.journal.save,
+            "watch": self.watch,
+            "checksum": self.verify == "checksum",
+            "storage_options": target.options,
+        }
+        copy_bytes = functools.partial(copy_object, save_seconds=save_seconds, **common)
 
-        def copy(
-            suffix: str, reader: RangeReader, before_publish: Callable[[], None], work: Any = copy_bytes
-        ) -> CopyCounts:
+        def copy(suffix: str, reader: RangeReader, check: Callable[[], None], work: Copy = copy_bytes) -> CopyCounts:
             states = self.journal.states
             state = states.setdefault(suffix, plan_copy(reader.size, part_bytes))
             try:
-                counts: CopyCounts = work(
-                    reader,
-                    target.uri(suffix),
-                    state,
-                    save=self.journal.save,
-                    before_publish=before_publish,
-                    watch=self.watch,
-                    checksum=self.verify == "checksum",
-                    storage_options=target.options,
-                )
+                return work(reader, target.uri(suffix), state, before_publish=check)
             except CorruptCopyError:  # the copy was removed; a verified .bin stays for the next run
                 del states[suffix]
                 (self.journal.save if states else self.journal.remove)()
                 raise
-            return counts
 
-        work: Any = copy_bytes
+        work: Copy = copy_bytes
         if self.codec != "raw" and (self.codec != source.codec or self.way.level is not None):
-            work = functools.partial(encode_object, level=self.way.level)
+            work = functools.partial(encode_object, level=self.way.level, **common)
         stays = work is copy_bytes and self.codec == source.codec
         reader = source.open_stored() if stays else source.open_plain()
         counts = [copy(target.bin_suffix, reader, self._remove_existing, work)]

@@ -139,7 +139,8 @@ def merge_tokens(
     Raises:
         FormatError: a `.bin` has fewer bytes than its index needs; or it is compressed and has more.
     """
-    pieces = [piece for each in OPENS.map(_token_pieces, sources.datasets) for piece in each]
+    found = OPENS.map(lambda each: each.source.pieces(each.check_size()), sources.datasets)
+    pieces = [piece for each in found for piece in each]
     if target.codec != "raw":
         tables = [table for each in sources.datasets for table in each.source.tables]
         pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
@@ -157,10 +158,6 @@ def _read_index(dataset: WholeDataset) -> Sequence[Iterable[NDArray[Any]]]:
     columns = index.lengths(), index.bounds(), index.modes()
     small = max(index.num_sequences, index.num_documents) <= READ_AHEAD_ITEMS
     return [list(each) for each in columns] if small else columns
-
-
-def _token_pieces(dataset: WholeDataset) -> list[SourcePiece]:
-    return dataset.source.pieces(dataset.check_size())
 
 
 @dataclass(frozen=True)

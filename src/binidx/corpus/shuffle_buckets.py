@@ -217,13 +217,11 @@ class Buckets:
         buckets = assign_buckets(keys, self.plan.num_buckets)
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
-        bounds = np.zeros(self.plan.num_buckets + 1, np.int64)
-        np.cumsum(np.bincount(buckets, minlength=self.plan.num_buckets), out=bounds[1:])
+        bounds = _ends(np.bincount(buckets, minlength=self.plan.num_buckets))
         heads = _heads(keys, [np.diff(each) for _, each in columns])[order]
         self._append(0, heads.view(np.uint8).reshape(-1), bounds * heads.itemsize * heads.shape[1])
         for number, (data, places) in enumerate(columns, 1):
-            ends = np.zeros(len(keys) + 1, np.int64)
-            np.cumsum(heads[:, number], out=ends[1:])
+            ends = _ends(heads[:, number])
             grouped = self._grouped.resize(int(ends[-1]))
             copy_pieces(data, places, order, grouped)
             self._append(number, grouped, ends[bounds])
@@ -252,9 +250,7 @@ class Buckets:
             table = heads.view(np.int64).reshape(-1, 1 + self.num_columns)
             order = shuffle_order(table[:, 0].view(np.uint64))
             columns = [self._column(number, bucket, table[:, number], buffers[number - 1]) for number in self._numbers]
-            totals = np.zeros(len(order) + 1, np.int64)
-            np.cumsum(table[order, 1:].sum(axis=1), out=totals[1:])
-            for first, stop in batch_by_size(totals, CHUNK_BYTES):
+            for first, stop in batch_by_size(_ends(table[order, 1:].sum(axis=1)), CHUNK_BYTES):
                 part = order[first:stop]
                 yield table[part, 1:], [each.pieces(part) for each in columns]
 
@@ -269,8 +265,7 @@ class Buckets:
     def _column(self, number: int, bucket: int, lengths: NDArray[np.int64], buffer: _Buffer) -> _Column:
         """Load a column of a bucket into memory, or leave it on disk if both are too large."""
         stream = self._stream(number, bucket)
-        bounds = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=bounds[1:])
+        bounds = _ends(lengths)
         size = int(bounds[-1])
         sizes = [int(self._scratch.sizes[self._stream(each, bucket)]) for each in self._numbers]
         if sum(sizes) > self.plan.bucket_bytes and size > self.plan.bucket_bytes // (2 * self.num_columns):
@@ -331,3 +326,8 @@ class _Buffer:
 def _heads(keys: NDArray[np.uint64], lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return key and lengths of each record, shape (n, 1 + num_columns)."""
     return np.column_stack([keys.view(np.int64), *lengths])
+
+
+def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each item begins, then the end; shape (n + 1,)."""
+    return np.concatenate([[0], np.cumsum(lengths)])

@@ -100,22 +100,11 @@ def verify_dataset(
     if lineage:
         compared = check_lineage(dataset, plain, storage_options, watch)
     dataset.check_unchanged()
-    return Verification(
-        dataset.prefix,
-        index.dtype.__name__,
-        index.num_documents,
-        index.num_sequences,
-        index.num_tokens,
-        sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents()),
-        plain.size,
-        plain.size - dataset.num_bytes,
-        None if quick else dataset.source.checked_by,
-        token_range,
-        vocab_size,
-        manifest,
-        compared,
-        time.monotonic() - began,
-    )
+    num_empty = sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents())
+    counts = index.num_documents, index.num_sequences, index.num_tokens, num_empty
+    sizes, checked_by = (plain.size, plain.size - dataset.num_bytes), None if quick else dataset.source.checked_by
+    found = checked_by, token_range, vocab_size, manifest, compared
+    return Verification(dataset.prefix, index.dtype.__name__, *counts, *sizes, *found, time.monotonic() - began)
 
 
 def check_manifest(dataset: WholeDataset, options: Options) -> bool:

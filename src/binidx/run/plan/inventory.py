@@ -89,17 +89,20 @@ class BlendInventory:
 
 @dataclass(frozen=True)
 class RunInventory:
-    """State of all indices, blends and sources of a run.
-
-    Attributes:
-        num_samples: samples of train.
-    """
+    """State of all indices, blends and sources of a run."""
 
     run: Run
     summaries: Mapping[str, DatasetSummary]
     indices: Sequence[IndexInventory]
     blends: Sequence[BlendInventory]
-    num_samples: int
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of train."""
+        if self.run.stages is not None:
+            return sum(stage.num_samples for stage in self.run.stages)
+        sizes = [each.size for each in self.blends if each.wanted.split is Split.train]
+        return sum(sizes or (each.num_samples for each in self.indices if each.wanted.split is Split.train))
 
     def shares(self) -> list[tuple[IndexInventory, float]]:
         """Return the index of each source of train, and its share of the samples."""
@@ -133,14 +136,14 @@ def take_inventory(run: Run) -> RunInventory:
     summaries = dict(OPENS.map(lambda prefix: (prefix, read_summary(prefix, options, found.get(prefix))), prefixes))
     indices = OPENS.map(lambda each: inspect_index(each, summaries[each.prefix], run.config), wanted.indices)
     blends = OPENS.map(lambda each: _inspect_blend(each, indices, run.config), wanted.blends)
-    return RunInventory(run, summaries, indices, blends, _train_size(run, indices, blends))
+    return RunInventory(run, summaries, indices, blends)
 
 
 def indices_needed(run: Run) -> RequiredIndices:
     """Return the indices that a run needs; of stages, those of the first round of each source."""
-    if run.stages is None:
-        return required_indices(run.config, run.sizes)
     rest = required_indices(run.config, run.sizes)
+    if run.stages is None:
+        return rest
     matrix = run.config.split_matrix or [WHOLE] * len(Split)
     first: dict[str, RequiredIndex] = {}
     for stage in run.stages:
@@ -225,12 +228,3 @@ def _inspect_blend(
     files = wanted.files(config, lengths)
     cache = Cache(SMALL_ONE) if files is None else inspect_cache(files, {"algorithm": ALGORITHM}, None)
     return BlendInventory(wanted, size, cache)
-
-
-def _train_size(run: Run, indices: Sequence[IndexInventory], blends: Sequence[BlendInventory]) -> int:
-    if run.stages is not None:
-        return sum(stage.num_samples for stage in run.stages)
-    blend = next((each for each in blends if each.wanted.split is Split.train), None)
-    if blend is not None:
-        return blend.size
-    return sum(each.num_samples for each in indices if each.wanted.split is Split.train)

@@ -243,14 +243,12 @@ def _warnings(
 
 
 def _empty_indices(inventory: RunInventory) -> Iterator[str]:
-    in_blend = {id(member) for blend in inventory.blends if blend.wanted.size != 0 for member in blend.wanted.members}
     for each in inventory.indices:
         name = f"{each.wanted.prefix}, {each.wanted.split.name}"
         if each.problem:
             yield f"{name}: {each.problem}"
-        elif not each.num_samples and (each.wanted.num_samples != 0 or id(each.wanted) in in_blend):
-            fails = "; a blend refuses it" if id(each.wanted) in in_blend else ""
-            yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens{fails}"
+        elif not each.num_samples and each.wanted.num_samples != 0:
+            yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens"
 
 
 def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Iterator[str]:

@@ -77,19 +77,11 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
     length = order.dataset.config.sequence_length
 
     def of(number: int) -> SourceAccount:
-        source, tokens_read = order.sources[number], int(read[number]) * length
-        tokens = _tokens_of(source)
-        return SourceAccount(
-            order.prefixes[number],
-            len(source.own_sequences),
-            tokens,
-            len(source),
-            int(in_run[number]),
-            int(read[number]),
-            tokens_read,
-            tokens_read / max(tokens, 1),
-            seen[number],
-        )
+        source, num_read = order.sources[number], int(read[number])
+        tokens, tokens_read = _tokens_of(source), num_read * length
+        built = len(source.own_sequences), tokens, len(source), int(in_run[number])
+        used = num_read, tokens_read, tokens_read / max(tokens, 1)
+        return SourceAccount(order.prefixes[number], *built, *used, seen[number])
 
     return of_each(order.sources, range(len(order.sources)), of)
 

@@ -39,6 +39,9 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
         order: the order of the run.
         steps: steps to bake.
 
+    Returns:
+        The description, which `bake` publishes beside the parts.
+
     Raises:
         IndexError: a step is beyond the end of the run.
     """

@@ -28,7 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -236,12 +236,12 @@ def _write_part(
     out: Writer,
     watch: Callable[[int], object],
 ) -> None:
-    writer: Any = None
-    for table in _groups(order, part, columns):
-        if writer is None:
-            marked = table.schema.with_metadata({METADATA: json.dumps(mark)})
-            writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
-        writer.write_table(table.cast(writer.schema), row_group_size=max(len(table), 1))
+    tables = _groups(order, part, columns)
+    first = next(tables)
+    marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
+    writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
+    for table in chain([first], tables):
+        writer.write_table(table.cast(marked), row_group_size=max(len(table), 1))
         watch(len(table))
     writer.close()
 

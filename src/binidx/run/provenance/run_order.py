@@ -147,7 +147,17 @@ class RunOrder:
 
     @classmethod
     def of(cls, run: Run) -> RunOrder:
-        """Return the order of a saved run; its indices are loaded whole, or built."""
+        """Return the order of a saved run; its indices are loaded whole, or built.
+
+        Args:
+            run: the saved run.
+
+        Returns:
+            The order of its train split.
+
+        Raises:
+            ConfigError: the run has no train split.
+        """
         return cls(run.build()[0], run.reading_order)
 
     @classmethod
@@ -157,6 +167,12 @@ class RunOrder:
         A step of a run over 300 million documents in a bucket is traced in some thousand small requests, and again
         without any. `where` reads whole index arrays, some megabytes at a time. An index that is not cached is built as
         for training, and a run in stages is opened whole.
+
+        Args:
+            run: the saved run.
+
+        Returns:
+            The order of its train split.
 
         Raises:
             ConfigError: the run has no train split.
@@ -182,14 +198,26 @@ class RunOrder:
 
     @property
     def num_ranks(self) -> int:
+        """Number of data parallel ranks."""
         return self.reading.schedule.data_parallel_size
 
     def num_steps(self) -> int | None:
-        """Return the number of whole steps until the loaders end; None if they start over."""
+        """Count the steps of the run.
+
+        Returns:
+            The number of whole steps until the loaders end; None if they start over.
+        """
         return self.reading.num_steps()
 
     def num_rows(self, steps: range) -> int:
-        """Return the number of samples of these steps, over all ranks."""
+        """Count the rows of the table of some steps.
+
+        Args:
+            steps: steps, counted from the run's `consumed_samples`.
+
+        Returns:
+            The number of samples of these steps, over all ranks.
+        """
         return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
 
     def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, SampleContents]:
@@ -236,6 +264,13 @@ class RunOrder:
             docs: "ends" for the documents of each sample and its ends in the first and last one; "spans" for each piece
                 with its length, at five times the price; None for neither.
             tokens: include the stored tokens, with pads.
+
+        Returns:
+            One row for each sample, sorted by step, rank and slot.
+
+        Raises:
+            IndexError: a step is beyond the end of the run.
+            MissingDriverError: pyarrow is not installed.
         """
         from binidx.run.provenance.export import to_table
 
@@ -244,7 +279,17 @@ class RunOrder:
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:
-        """Return the stored tokens of samples: S and the one after, fewer if one is truncated."""
+        """Read the tokens of samples by one vectored read.
+
+        Args:
+            samples: numbers of samples of the train split, shape (n,).
+
+        Returns:
+            The stored tokens of each sample: S and the one after, fewer if a sample is truncated.
+
+        Raises:
+            StorageError: the tokens cannot be read.
+        """
         return [text.astype(self.token_dtype) for text in read_text(self.dataset, samples)]
 
     @property
