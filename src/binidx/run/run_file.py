@@ -265,10 +265,10 @@ def _pair(blend: Any) -> Any:
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
     """Return the dataclass of the fields of `kind` that a file has, some with other types."""
     hints = {**get_type_hints(kind), **types}
-    own = [each for each in fields(kind) if each.init and each.name not in left_out]
     described = [
         (each.name, hints[each.name], field(default=each.default, default_factory=each.default_factory))
-        for each in kept
+        for each in fields(kind)
+        if each.init and each.name not in left_out
     ]
     return make_dataclass(kind.__name__, described, kw_only=True)
 
