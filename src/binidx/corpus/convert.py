@@ -387,21 +387,14 @@ class _Convert:
         self.target.remove_existing()
 
     def _report(self, *, copied: bool, counts: Sequence[CopyCounts] = ()) -> ConvertResult:
-        return ConvertResult(
-            self.source.prefix,
-            self.target.prefix,
-            copied,
-            self.dataset.index.num_sequences,
-            self.dataset.index.num_documents,
-            self.dataset.index.num_tokens,
-            sum(self.identity[end]["size"] for end in ("bin", "idx")),
-            self.target.size(),
-            sum(each.bytes_sent for each in counts),
-            sum(each.parts_sent for each in counts),
-            sum(each.parts_kept for each in counts),
-            self.verify if copied or self.verify == "checksum" else "sample",
-            time.monotonic() - self.began,
-        )
+        index, seconds = self.dataset.index, time.monotonic() - self.began
+        shape = index.num_sequences, index.num_documents, index.num_tokens
+        sizes = sum(self.identity[end]["size"] for end in ("bin", "idx")), self.target.size()
+        names = "bytes_sent", "parts_sent", "parts_kept"
+        num_bytes, sent, kept = (sum(getattr(each, name) for each in counts) for name in names)
+        verified = self.verify if copied or self.verify == "checksum" else "sample"
+        ends = self.source.prefix, self.target.prefix
+        return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds)
 
 
 def plan_samples(size: int) -> list[Range]:

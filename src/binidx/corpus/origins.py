@@ -41,18 +41,15 @@ def read_origins(prefix: str, documents: Sequence[int], options: Options = None)
     uri = prefix + LINEAGE
     if not len(documents) or not object_exists(uri, options):
         return {}
-    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
-
     wanted = np.unique(np.array(documents, np.int64))
-    with lineage_errors(uri):
-        found = open_lineage(open_object(uri, storage_options=options, cache=False))
+    with _opened_lineage(uri, options) as (found, schema):
         metadata, rows = found.metadata, dict[int, dict[str, Any]]()
         if wanted[-1] >= metadata.num_rows:
             raise FormatError(f"{uri}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
         firsts = np.cumsum([0, *(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))])
         for group in np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist():
             here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
-            table = found.read_row_group(group).take(here - firsts[group]).cast(SCHEMA)
+            table = found.read_row_group(group).take(here - firsts[group]).cast(schema)
             rows.update(zip(here.tolist(), table.to_pylist(), strict=True))
     return rows
 
@@ -100,15 +97,11 @@ def documents_at(prefix: str, file: str, row: int, options: Options = None) -> l
 def _search(
     prefix: str, columns: Sequence[str], matches: Callable[[Any], Mask], options: Options, row: int | None = None
 ) -> list[int]:
-    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
-
     uri, found, first = prefix + LINEAGE, list[int](), 0
-    with lineage_errors(uri):
-        try:
-            file = open_lineage(open_object(uri, storage_options=options, cache=False))
-        except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{uri}: not found; binidx preprocess writes it beside a dataset") from error
-        metadata, number = file.metadata, SCHEMA.get_field_index("row")
+    if not object_exists(uri, options):
+        raise ObjectNotFoundError(f"{uri}: not found; binidx preprocess writes it beside a dataset")
+    with _opened_lineage(uri, options) as (file, schema):
+        metadata, number = file.metadata, schema.get_field_index("row")
         for group in range(metadata.num_row_groups):
             bounds = metadata.row_group(group).column(number).statistics
             if row is None or not (bounds and bounds.has_min_max) or bounds.min <= row <= bounds.max:
@@ -131,15 +124,12 @@ def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
     """Yield the lineage of a dataset in tables of `SCHEMA`; FormatError if it has not one row for each document."""
     import pyarrow as pa
 
-    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
-
     uri, count = dataset.prefix + LINEAGE, dataset.index.num_documents
-    with lineage_errors(uri):
-        opened = open_lineage(open_object(uri, storage_options=dataset.source.options, cache=False))
+    with _opened_lineage(uri, dataset.source.options) as (opened, schema):
         if opened.metadata.num_rows != count:
             raise FormatError(f"{uri}: {opened.metadata.num_rows} rows, needed {count}, one for each document")
         for batch in opened.iter_batches(BATCH_ROWS):
-            yield pa.Table.from_batches([batch]).cast(SCHEMA)
+            yield pa.Table.from_batches([batch]).cast(schema)
 
 
 def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
@@ -152,12 +142,14 @@ def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def lineage_errors(uri: str) -> Iterator[None]:
-    """Raise pyarrow's errors about an invalid file as FormatError."""
+def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
+    """Open a lineage file as pyarrow's ParquetFile, with its schema; raise errors about its format as FormatError."""
     import pyarrow as pa
 
+    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
+
     try:
-        yield
+        yield open_lineage(open_object(uri, storage_options=options, cache=False)), SCHEMA
     except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
         raise FormatError(f"{uri}: is no lineage ({error}); needed the columns source, row, byte, id, hash") from error
 
