@@ -44,14 +44,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.corpus.whole_dataset import (
-    BIN_SUFFIXES,
-    OBJECT_SUFFIXES,
-    DatasetTarget,
-    JsonResult,
-    Options,
-    WholeDataset,
-)
+from binidx.corpus.whole_dataset import BIN_SUFFIXES, OBJECT_SUFFIXES, DatasetTarget, JsonResult, Options, WholeDataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import find_bin
 from binidx.format.sidecars.dataset_manifest import SIDECARS

@@ -154,7 +154,7 @@ def _cut(
     watch: ProgressWatcher | None,
 ) -> CutResult:
     began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(source, source_options)
-    index, stored, check = dataset.index, dataset.source, dataset.check_unchanged
+    index, stored, check = dataset.index, dataset.source, dataset.source.check_unchanged
     opened = [
         DatasetTarget.open(each, stored.codec, [dataset], target_options, overwrite=overwrite) for each in targets
     ]

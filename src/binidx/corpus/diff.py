@@ -120,7 +120,7 @@ def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.
         hashes[first : first + len(digests)] = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
         first += len(digests)
         watch.advance(num_bytes)
-    dataset.check_unchanged()
+    dataset.source.check_unchanged()
     return hashes
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from binidx.corpus.origins import LineageTransfer
-from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, Sources, WholeDataset
+from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, SourceDatasets, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import get_idx_path
@@ -88,7 +88,7 @@ def merge_datasets(
     copies bytes after the last sequence, too, which shifts all that it adds later.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = Sources(sources, source_options)
+    opened = SourceDatasets(sources, source_options)
     for each in opened.datasets:
         each.source.check_movable()
     codec, _ = opened.check_compatible()
@@ -105,7 +105,7 @@ def merge_datasets(
 
 
 @contextmanager
-def merged_index(sources: Sources, watch: ProgressWatcher) -> Iterator[IndexColumns]:
+def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[IndexColumns]:
     """Read and check the indices of all datasets, and give the columns of the merged `.idx`."""
     _, multimodal = sources.check_compatible()
     datasets = sources.datasets
@@ -125,7 +125,7 @@ def merged_index(sources: Sources, watch: ProgressWatcher) -> Iterator[IndexColu
 
 
 def merge_tokens(
-    sources: Sources,
+    sources: SourceDatasets,
     target: DatasetTarget,
     columns: IndexColumns,
     remove_existing: Callable[[], object],
@@ -189,7 +189,7 @@ def merge_virtually(
         raise ObjectExistsError(f"{name}: holds a dataset, which hides a list beside it; needed a free name")
     if not overwrite and object_exists(uri, storage_options):
         raise ObjectExistsError(f"{uri}: exists, needed a free name; --overwrite replaces it")
-    opened = Sources([absolute_uri(os.fspath(each)) for each in sources], storage_options)
+    opened = SourceDatasets([absolute_uri(os.fspath(each)) for each in sources], storage_options)
     opened.check_compatible(mixed=True)
     opened.check_tokenizers()
     datasets = opened.datasets

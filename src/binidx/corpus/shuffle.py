@@ -29,7 +29,7 @@ from binidx.corpus.whole_dataset import (
     DatasetTarget,
     Options,
     Prefix,
-    Sources,
+    SourceDatasets,
     WholeDataset,
 )
 from binidx.format.index_stream import DocumentBlock, batch_by_size
@@ -82,7 +82,7 @@ def shuffle_datasets(
         StorageError: the scratch disk is full.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    opened = Sources(sources, source_options)
+    opened = SourceDatasets(sources, source_options)
     codec, multimodal = opened.check_compatible()
     opened.check_tokenizers()
     datasets = opened.datasets

@@ -99,12 +99,12 @@ def verify_dataset(
         token_range = _read_tokens(dataset, plain, vocab_size, watch)
     if lineage:
         compared = check_lineage(dataset, plain, storage_options, watch)
-    dataset.check_unchanged()
+    dataset.source.check_unchanged()
     num_empty = sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents())
     counts = index.num_documents, index.num_sequences, index.num_tokens, num_empty
-    sizes, checked_by = (plain.size, plain.size - dataset.num_bytes), None if quick else dataset.source.checked_by
-    found = checked_by, token_range, vocab_size, manifest, compared
-    return Verification(dataset.prefix, index.dtype.__name__, *counts, *sizes, *found, time.monotonic() - began)
+    names, sizes = (dataset.prefix, index.dtype.__name__), (plain.size, plain.size - dataset.num_bytes)
+    checked, seconds = None if quick else dataset.source.checked_by, time.monotonic() - began
+    return Verification(*names, *counts, *sizes, checked, token_range, vocab_size, manifest, compared, seconds)
 
 
 def check_manifest(dataset: WholeDataset, options: Options) -> bool:

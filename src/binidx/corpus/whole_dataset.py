@@ -80,12 +80,7 @@ class WholeDataset:
     """
 
     def __init__(
-        self,
-        prefix: Prefix,
-        options: Options = None,
-        listed: ListedPair | None = None,
-        *,
-        distrust_sums: bool = False,
+        self, prefix: Prefix, options: Options = None, listed: ListedPair | None = None, *, distrust_sums: bool = False
     ) -> None:
         self.prefix = os.fspath(prefix)
         self.source = open_source(self.prefix, options, distrust_sums=distrust_sums, listed=listed)
@@ -117,14 +112,6 @@ class WholeDataset:
         self.check_size()
         watch.advance(self.index.size)
 
-    def check_unchanged(self, listed: ListedPair | None = None) -> None:
-        """ObjectChangedError if a file was replaced since the dataset was opened.
-
-        Args:
-            listed: the pair in a list made now; by default the store is asked.
-        """
-        self.source.check_unchanged(listed)
-
     def hash_documents(
         self, plain: RangeReader, digest: Callable[..., Any], widen: Callable[[memoryview], memoryview] = memoryview
     ) -> Iterator[tuple[list[bytes], int]]:
@@ -150,7 +137,7 @@ class WholeDataset:
                 yield [digest(data[at:end]).digest() for at, end in itertools.pairwise(places.tolist())], stop - start
 
 
-class Sources:
+class SourceDatasets:
     """Datasets that become one, opened at the same time, with lists of their folders where that saves requests.
 
     Raises:
@@ -175,7 +162,7 @@ class Sources:
     def check_unchanged(self) -> None:
         """ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
         listed = list_pairs([each.prefix for each in self.datasets], self.options)
-        OPENS.map(lambda each: each.check_unchanged(listed.get(each.prefix)), self.datasets)
+        OPENS.map(lambda each: each.source.check_unchanged(listed.get(each.prefix)), self.datasets)
 
     def check_compatible(self, *, mixed: bool = False) -> tuple[str, bool]:
         """Return the codec of all datasets and whether they have modes; those without sequences fit either way.

@@ -138,7 +138,8 @@ class GlobalOrder:
         micro, ranks = self.schedule.micro_batch_size, self.schedule.data_parallel_size
         batch, place = np.divmod(into, self.schedule.block)
         rank, slot = np.divmod(place, micro)
-        found, mine = into, batch * micro + slot
+        mine = batch * micro + slot
+        found: Numbers
         if self.data_sharding:
             share = self._active // ranks
             found = permutation(share, epoch)[mine] + rank * share

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from binidx.corpus.merge import merge_tokens, merged_index
-from binidx.corpus.whole_dataset import DatasetTarget, Sources, WholeDataset
+from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
 from binidx.errors import FormatError, ObjectExistsError, redacted
 from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.index_writer import IndexColumns
@@ -163,7 +163,7 @@ def merge_key(
     """Merge the parts of one key into its dataset."""
     job = uris.job
     target = DatasetTarget(job.datasets[key], job.codec, job.target_options)
-    opened = Sources([uris.prefix(part, key) for part in parts], job.target_options)
+    opened = SourceDatasets([uris.prefix(part, key) for part in parts], job.target_options)
     with merged_index(opened, watch) as columns:
         check_part_counts(key, parts, records, opened.datasets)
         old = obsolete_objects(target, columns, overwrite)

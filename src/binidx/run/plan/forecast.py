@@ -271,7 +271,7 @@ def _traffic(
 
     Args:
         ranges: ranges per sample, and plain bytes of each.
-        compressed_bytes: plain bytes of all compressed sources that are kept in segments.
+        compressed_bytes: plain bytes of all compressed sources that are cached in segments.
     """
     options, (pieces, piece_bytes) = run.config.storage_options, ranges
     settings, gap = ReadSettings.of(options), open_store(get_bin_path(summary.prefix), options).max_gap

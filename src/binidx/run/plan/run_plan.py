@@ -27,14 +27,7 @@ from binidx.run.plan.forecast import (
     start_phases,
     total_costs,
 )
-from binidx.run.plan.inventory import (
-    STALE,
-    BlendInventory,
-    IndexInventory,
-    RunInventory,
-    order_changes,
-    take_inventory,
-)
+from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, RunInventory, order_changes, take_inventory
 from binidx.run.run_file import Run
 from binidx.storage.stats import bytes_text
 from binidx.storage.stores.registry import prices_of
