@@ -101,33 +101,22 @@ def bake(
         if IndexedDataset.exists(prefix, storage_options=storage_options):
             watch(len(part))
             return False
-        _write_part(order, baked, part, prefix, storage_options, watch)
+        samples = order.reading.samples_at(np.asarray(part, np.int64))
+        if baked.blended:
+            ids = io.BytesIO()
+            np.save(ids, sources_at(order.dataset, samples)[0].astype(np.int16))
+            with create_object(f"{prefix}-dataset_id.npy", storage_options) as out:
+                out.write(ids.getvalue())
+        with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:
+            for first in range(0, len(samples), READ_SAMPLES):
+                texts = order.read(samples[first : first + READ_SAMPLES])
+                for text in texts:
+                    if len(text) != baked.stored_length:
+                        raise ConfigError(f"{prefix}: a sample of {len(text)} tokens, needs {baked.stored_length}")
+                    builder.add_document(text, [len(text)])
+                watch(len(texts))
+            builder.finalize(f"{prefix}.idx")
         return True
 
     with OPENS.executor(threads) as pool:
         return sum(pool.map(write, baked.parts()[shard::num_shards]))
-
-
-def _write_part(
-    order: RunOrder,
-    baked: Baked,
-    part: range,
-    prefix: str,
-    storage_options: Mapping[str, Any] | None,
-    watch: Callable[[int], object],
-) -> None:
-    samples = order.reading.samples_at(np.asarray(part, np.int64))
-    if baked.blended:
-        ids = io.BytesIO()
-        np.save(ids, sources_at(order.dataset, samples)[0].astype(np.int16))
-        with create_object(f"{prefix}-dataset_id.npy", storage_options) as out:
-            out.write(ids.getvalue())
-    with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:
-        for first in range(0, len(samples), READ_SAMPLES):
-            texts = order.read(samples[first : first + READ_SAMPLES])
-            for text in texts:
-                if len(text) != baked.stored_length:
-                    raise ConfigError(f"{prefix}: a sample of {len(text)} tokens, needs {baked.stored_length} of each")
-                builder.add_document(text, [len(text)])
-            watch(len(texts))
-        builder.finalize(f"{prefix}.idx")

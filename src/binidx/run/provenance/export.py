@@ -39,7 +39,6 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import DocumentContents, SampleContents, SampleOrigins, Spans
 from binidx.run.provenance.run_order import Docs
 from binidx.storage.adapters import ReadableFile, WritableFile
-from binidx.storage.interfaces import Writer
 from binidx.storage.open import open_object
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, join_uri
@@ -221,29 +220,18 @@ def export(
             watch(rows)
             return False
         with create_object(uri, storage_options) as out:
-            _write_part(order, part, columns, mark, out, watch)
+            tables = _groups(order, part, columns)
+            first = next(tables)
+            marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
+            writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
+            for table in chain([first], tables):
+                writer.write_table(table.cast(marked), row_group_size=max(len(table), 1))
+                watch(len(table))
+            writer.close()
         return True
 
     with OPENS.executor(threads) as pool:
         return sum(pool.map(write, parts))
-
-
-def _write_part(
-    order: Order,
-    part: ExportPart,
-    columns: Mapping[str, Any],
-    mark: Mapping[str, Any],
-    out: Writer,
-    watch: Callable[[int], object],
-) -> None:
-    tables = _groups(order, part, columns)
-    first = next(tables)
-    marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
-    writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
-    for table in chain([first], tables):
-        writer.write_table(table.cast(marked), row_group_size=max(len(table), 1))
-        watch(len(table))
-    writer.close()
 
 
 def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:

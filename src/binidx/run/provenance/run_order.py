@@ -60,7 +60,11 @@ def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers
         raise IndexError(f"source {source}: the run has {len(sources)}, counted from 0")
     served = _served(sources[source], np.unique(np.asarray(documents, np.int64)))
     numbers = _numbers_of(dataset, source, served)
-    return numbers[_holding(dataset, numbers, documents)]
+    # A candidate may end right before a document.
+    spans = contents_of(dataset, numbers).spans
+    hits = np.isin(spans.document, documents) & (spans.length > 0)
+    total = np.concatenate([[0], np.cumsum(hits)])
+    return numbers[total[spans.bounds[1:]] > total[spans.bounds[:-1]]]
 
 
 def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
@@ -107,14 +111,6 @@ def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
         here = np.flatnonzero(ids == source)
         found.append(first + here[np.isin(samples[here], served)])
     return np.concatenate([np.empty(0, np.int64), *found])
-
-
-def _holding(dataset: Any, numbers: Numbers, documents: Sequence[int]) -> NDArray[np.bool_]:
-    """Return a mask of the samples that hold a token; a candidate may end right before a document."""
-    spans = contents_of(dataset, numbers).spans
-    hits = np.isin(spans.document, documents) & (spans.length > 0)
-    total = np.concatenate([[0], np.cumsum(hits)])
-    return total[spans.bounds[1:]] > total[spans.bounds[:-1]]
 
 
 Docs = Literal["ends", "spans"] | None
