@@ -244,8 +244,8 @@ class LineageTransfer:
             writer.abandon()
 
 
-LINEAGE_ROW_BYTES = 112
-"""Assumed memory of a row and its id, while they are sorted."""
+LINEAGE_ROW_BYTES = 256
+"""Assumed memory of a row and its id while buckets are sorted, in up to three copies."""
 
 
 def shuffle_lineage(

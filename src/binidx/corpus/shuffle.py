@@ -153,9 +153,9 @@ def _append(output: DatasetOutput, lengths: NDArray[np.int64], tokens: Pieces, s
         output.bin.write(piece)
     columns = output.columns
     before = len(columns.lengths)
-    for piece in sequences:
-        records = np.frombuffer(piece, SEQUENCE)
-        columns.lengths.extend(records["length"])
-        if columns.multimodal:
-            columns.modes.extend(records["mode"])
+    # Joined, as a piece of a column on disk may end within a record.
+    records = np.frombuffer(b"".join(map(bytes, sequences)), SEQUENCE)
+    columns.lengths.extend(records["length"])
+    if columns.multimodal:
+        columns.modes.extend(records["mode"])
     columns.add_bounds(np.cumsum(lengths[:, 1] // SEQUENCE.itemsize), plus=before)
