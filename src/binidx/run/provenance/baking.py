@@ -20,7 +20,7 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.run.provenance.contents import sources_at
+from binidx.run.provenance.contents import locate_samples
 from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, join_uri, put_if_absent
@@ -104,7 +104,7 @@ def bake(
         samples = order.reading.samples_at(np.asarray(part, np.int64))
         if baked.blended:
             ids = io.BytesIO()
-            np.save(ids, sources_at(order.dataset, samples)[0].astype(np.int16))
+            np.save(ids, locate_samples(order.dataset, samples)[0].astype(np.int16))
             with create_object(f"{prefix}-dataset_id.npy", storage_options) as out:
                 out.write(ids.getvalue())
         with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:

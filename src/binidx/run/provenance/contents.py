@@ -50,7 +50,7 @@ class SampleOrigins:
     """Sources of n samples.
 
     Attributes:
-        source: number of the dataset in `sources_of`, shape (n,).
+        source: number of the dataset in `list_sources`, shape (n,).
         sample: number of the sample there, in the order it is served, shape (n,).
         epoch: complete passes over the source before the sample begins, shape (n,).
     """
@@ -88,7 +88,7 @@ class DocumentContents(SampleOrigins):
     stop: NDArray[Any]
 
 
-def sources_of(dataset: Any) -> list[GPTDataset]:
+def list_sources(dataset: Any) -> list[GPTDataset]:
     """Return the GPT datasets of which a dataset of the builder is composed, in their order.
 
     Raises:
@@ -101,29 +101,29 @@ def sources_of(dataset: Any) -> list[GPTDataset]:
     return found
 
 
-def sources_at(dataset: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
+def locate_samples(dataset: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """Return the source of each sample and its number there; both in the shape of `numbers`."""
     if not isinstance(dataset, BlendedDataset):
         return np.zeros_like(numbers), numbers
     return dataset.dataset_index[numbers].astype(np.int64), dataset.dataset_sample_index[numbers].astype(np.int64)
 
 
-def origins_of(dataset: Any, numbers: Numbers) -> SampleOrigins:
+def trace_origins(dataset: Any, numbers: Numbers) -> SampleOrigins:
     """Return the sources of these samples, shape (n,), without their documents."""
     source, sample, (epoch,), _, _ = _gather(dataset, numbers, _epochs_of_source)
     return SampleOrigins(source, sample, epoch)
 
 
-def contents_of(dataset: Any, numbers: Numbers) -> SampleContents:
+def trace_contents(dataset: Any, numbers: Numbers) -> SampleContents:
     """Return the contents of these samples, shape (n,). Costs about 1 us a sample, most of it cache misses."""
     source, sample, (epoch,), bounds, pieces = _gather(dataset, numbers, _spans_of_source)
     return SampleContents(source, sample, epoch, Spans(bounds, *pieces))
 
 
-def documents_in(dataset: Any, numbers: Numbers) -> DocumentContents:
+def trace_documents(dataset: Any, numbers: Numbers) -> DocumentContents:
     """Return the documents of these samples, shape (n,), without the lengths of the inner documents.
 
-    If each document is one sequence, this costs a tenth of `contents_of`: it looks up no document.
+    If each document is one sequence, this costs a tenth of `trace_contents`: it looks up no document.
     """
     source, sample, (epoch, start, stop), bounds, (document,) = _gather(dataset, numbers, _ends_of_source)
     return DocumentContents(source, sample, epoch, bounds, document, start, stop)
@@ -141,13 +141,13 @@ def _gather(
     Args:
         of_source: returns the columns of some samples of one source.
     """
-    datasets = sources_of(dataset)
-    source, sample = sources_at(dataset, numbers)
+    datasets = list_sources(dataset)
+    source, sample = locate_samples(dataset, numbers)
     present = np.unique(source).tolist() if len(datasets) > 1 and len(numbers) else [0]
     if len(present) == 1:
         return source, sample, *of_source(datasets[present[0]], sample)
     places = {each: np.flatnonzero(source == each) for each in present}
-    parts = of_each(datasets, present, lambda each: of_source(datasets[each], sample[places[each]]))
+    parts = map_sources(datasets, present, lambda each: of_source(datasets[each], sample[places[each]]))
     counts = np.zeros(len(numbers), np.int64)
     for here, (_, bounds, _) in zip(places.values(), parts, strict=True):
         counts[here] = np.diff(bounds)
@@ -167,12 +167,12 @@ def _gather(
 
 def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     """Return the stored tokens of samples, S and the one after, fewer if one is truncated, by one vectored read."""
-    datasets = sources_of(dataset)
-    source, sample = sources_at(dataset, numbers)
+    datasets = list_sources(dataset)
+    source, sample = locate_samples(dataset, numbers)
     wanted: list[tuple[IndexedDataset, list[Span]]] = []
     places: list[tuple[Numbers, Numbers]] = []
     present = np.unique(source).tolist()
-    found = of_each(datasets, present, lambda each: datasets[each].orders.spans(sample[source == each]))
+    found = map_sources(datasets, present, lambda each: datasets[each].orders.spans(sample[source == each]))
     for each, (spans, bounds) in zip(present, found, strict=True):
         here = np.flatnonzero(source == each)
         wanted.append((datasets[each].dataset, [(sequence, first, count) for sequence, first, count in spans.tolist()]))
@@ -184,7 +184,7 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     return text
 
 
-def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
+def map_sources(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
     """Return the results of `work` for some sources, computed concurrently if they read from a store."""
     return [work(each) for each in present] if datasets[0].access == "load" else OPENS.map(work, present)
 
@@ -197,7 +197,7 @@ def _epochs_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
 def _spans_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
     """Return the epochs of samples of one source, and their pieces, as the columns of `Spans`."""
     spans, bounds = dataset.orders.spans(samples)
-    document, offset = documents_of(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
+    document, offset = find_documents(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
     length = np.ascontiguousarray(spans[:, 2])
     before = np.cumsum(length) - length
     target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
@@ -213,7 +213,7 @@ def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
     return [*epochs, start[bounds[:-1]], (start + length)[bounds[1:] - 1]], bounds, [document]
 
 
-def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
+def find_documents(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
     """Return the document of each sequence, and the number of tokens of that document before the sequence."""
     if index.documents_are_sequences:
         return sequences, np.zeros_like(sequences)

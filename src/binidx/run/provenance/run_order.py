@@ -32,11 +32,11 @@ from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
     SampleContents,
     SampleOrigins,
-    contents_of,
-    documents_in,
-    origins_of,
+    list_sources,
     read_text,
-    sources_of,
+    trace_contents,
+    trace_documents,
+    trace_origins,
 )
 from binidx.run.run_file import Run
 
@@ -55,13 +55,13 @@ def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers
     Raises:
         IndexError: there is no such source or document.
     """
-    sources = sources_of(dataset)
+    sources = list_sources(dataset)
     if not 0 <= source < len(sources):
         raise IndexError(f"source {source}: the run has {len(sources)}, counted from 0")
     served = _served(sources[source], np.unique(np.asarray(documents, np.int64)))
     numbers = _numbers_of(dataset, source, served)
     # A candidate may end right before a document.
-    spans = contents_of(dataset, numbers).spans
+    spans = trace_contents(dataset, numbers).spans
     hits = np.isin(spans.document, documents) & (spans.length > 0)
     total = np.concatenate([[0], np.cumsum(hits)])
     return numbers[total[spans.bounds[1:]] > total[spans.bounds[:-1]]]
@@ -69,14 +69,14 @@ def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers
 
 def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
     """Return the samples, as the source serves them, that may hold a token of the documents; ascending."""
-    places = places_of(dataset.document_index, _sequences_of(dataset, documents))
+    places = find_positions(dataset.document_index, _sequences_of(dataset, documents))
     # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
     # Searched for values of its own type, or all of it would be converted to another.
     starts, kind = dataset.sample_index[:, 0], dataset.sample_index.dtype
     first = np.maximum(starts.searchsorted((places - 1).astype(kind), side="right") - 1, 0)
     last = np.minimum(starts.searchsorted(places.astype(kind), side="right"), len(dataset.sample_index) - 1)
     rows = [np.arange(low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
-    return places_of(dataset.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
+    return find_positions(dataset.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
 
 
 def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
@@ -88,7 +88,7 @@ def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
     return np.concatenate([np.empty(0, np.int64), *ranges])
 
 
-def places_of(index: NDArray[Any], values: Numbers) -> Numbers:
+def find_positions(index: NDArray[Any], values: Numbers) -> Numbers:
     """Return the positions of an index that hold one of the values, which are ascending; ascending."""
     if not len(values):
         return np.empty(0, np.int64)
@@ -116,9 +116,9 @@ def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
 Docs = Literal["ends", "spans"] | None
 
 CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
-    "ends": documents_in,
-    "spans": contents_of,
-    None: origins_of,
+    "ends": trace_documents,
+    "spans": trace_contents,
+    None: trace_origins,
 }
 """`docs` of a table -> the function that computes its columns."""
 
@@ -185,7 +185,7 @@ class RunOrder:
 
     @functools.cached_property
     def sources(self) -> list[GPTDataset]:
-        return sources_of(self.dataset)
+        return list_sources(self.dataset)
 
     @property
     def prefixes(self) -> list[str]:
@@ -230,7 +230,7 @@ class RunOrder:
             IndexError: a step is beyond the end of the run.
         """
         readings = self.reading.readings(steps, rank)
-        return readings, contents_of(self.dataset, readings.sample)
+        return readings, trace_contents(self.dataset, readings.sample)
 
     def where(self, source: int, documents: Sequence[int], stop_step: int) -> tuple[SampleReads, SampleContents]:
         """Return all reads, in the steps before `stop_step`, of samples with a token of one of these documents.
@@ -249,7 +249,7 @@ class RunOrder:
         samples = samples_with(self.dataset, source, documents)
         stop = self.reading.schedule.samples_before(stop_step)
         readings = self.reading.served_at(samples, stop)
-        return readings, contents_of(self.dataset, readings.sample)
+        return readings, trace_contents(self.dataset, readings.sample)
 
     def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
         """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.
