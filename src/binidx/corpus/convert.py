@@ -286,7 +286,7 @@ class _Convert:
         if self.in_place and (self.codec != self.source.codec or way.level is not None):
             raise ConfigError(f"{from_prefix}: source and target, needed two places to store it in another way")
         if way.checksums and self.codec != "raw":
-            raise ConfigError(f"{from_prefix}: checksums are for a plain .bin, found compression; needed --plain, too")
+            raise ConfigError(f"{from_prefix}: compressed, with checksums: needed a plain .bin; add --plain")
         self.identity = self.source.opened
         self.dataset.check_index(SilentWatcher())
         self.journal = ConvertJournal(to_prefix, {**self.identity, "way": asdict(way)}, target_options)
