@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import binidx
-from binidx.corpus.convert_journal import JOURNAL_FILE, ConvertJournal, JournalFile
+from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, JournalFile
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
 from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.idx_bundle import TABLE

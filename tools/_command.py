@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from binidx.corpus.convert_journal import OBJECT_SUFFIXES
+from binidx.corpus.whole_dataset import OBJECT_SUFFIXES
 from binidx.errors import (
     AccessError,
     BinidxError,

@@ -95,14 +95,13 @@ def _head(found: RunPlan) -> list[tuple[str, str]]:
 def _sources(found: RunPlan) -> list[list[str]]:
     rows = []
     for each in found.costs:
-        source, headline = each.source, each.source.headline
-        parts = f"{headline.num_parts:,} parts" if headline.num_parts else ""
-        kinds = ["zstd" if headline.compressed else "", "checked" if headline.checked else "", parts]
-        stored = " ".join(filter(None, [human_bytes(headline.stored_bytes), *kinds]))
-        share = f"{source.samples / max(found.num_samples, 1):.1%}"
-        repeats = f"{found.repeated_documents(each):,}"
-        counts = [f"{source.documents:,}", f"{source.tokens:,}", f"{source.epochs:.2f}", repeats]
-        rows.append([headline.prefix, share, *counts, stored])
+        summary = each.summary
+        parts = f"{summary.num_parts:,} parts" if summary.num_parts else ""
+        kinds = ["zstd" if summary.compressed else "", "checked" if summary.checked else "", parts]
+        stored = " ".join(filter(None, [human_bytes(summary.stored_bytes), *kinds]))
+        share = f"{each.samples / max(found.num_samples, 1):.1%}"
+        counts = [f"{each.documents:,}", f"{each.tokens:,}", f"{each.epochs:.2f}", f"{each.repeated_documents:,}"]
+        rows.append([summary.prefix, share, *counts, stored])
     return rows
 
 

@@ -3,8 +3,8 @@
     check_range_reader(lambda data: MyReader(store(data)))
     check_object_store(lambda name, data: (MyStore(), put(name, data)))
 
-A contract takes a factory, so a test can apply it to every implementation and to every stack of two. Each promise is a
-function of its own, which the traceback of a failed test names. `check_range_reader` also checks each capability of the
+A contract takes a factory, so a test can apply it to every implementation and to every stack of two. The traceback of a
+failed test names the function that checks the promise. `check_range_reader` also checks each capability of the
 reader that it finds: `MappedReader`, `CompositeReader`, `ConcurrentReader`, `VersionedReader`, `BlockReader`.
 """
 
@@ -20,6 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from binidx.errors import BinidxError, ObjectNotFoundError, ShortReadError
@@ -84,22 +85,14 @@ class FaultyObject:
     """
 
     def __init__(self, reader: RangeReader, faults: Sequence[Exception | None]) -> None:
-        self.uri, self.size = reader.uri, reader.size
-        self.reader = reader
-        self.faults = list(faults)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return self.reader.identity
+        self.uri, self.size, self.identity = reader.uri, reader.size, reader.identity
+        self.reader, self.faults = reader, list(faults)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         fault = self.faults.pop(0) if self.faults else None
         if fault is not None:
             raise fault
         return self.reader.read(ranges)
-
-    def __reduce__(self) -> tuple[type[FaultyObject], tuple[RangeReader, list[Exception | None]]]:
-        return FaultyObject, (self.reader, self.faults)
 
 
 def check_range_reader(make: MakeReader) -> None:
@@ -117,8 +110,13 @@ def check_range_reader(make: MakeReader) -> None:
         check_range_reader(lambda data: MyReader(store(data)))
     """
     reader = make(CONTENT)
-    for check in READER_CHECKS:
-        check(reader)
+    check_attributes(reader)
+    check_reads_are_slices(reader)
+    check_ranges_outside_are_refused(reader)
+    check_views_outlive_later_reads(reader)
+    check_threads_may_share_it(reader)
+    check_it_pickles(reader)
+    check_a_fork_may_go_on_reading(reader)
     check_empty_object(make(b""))
     check_mapped_reader(reader)
     check_composite_reader(reader)
@@ -134,28 +132,19 @@ def check_attributes(reader: RangeReader) -> None:
     require(isinstance(reader.identity, Mapping), f"identity is a {type(reader.identity).__name__}, needs a mapping")
 
 
-def check_views_are_read_only_bytes(reader: RangeReader) -> None:
+def check_reads_are_slices(reader: RangeReader) -> None:
+    """Results are read-only bytes in the order of the ranges, which may overlap, be empty or be everything."""
+    require(reader.read([]) == [], "results for no ranges")
     for view in reader.read([(3, 10), (65_530, 65_546), (0, 0)]):
         require(isinstance(view, memoryview), f"a {type(view).__name__} for a range, needs a memoryview")
         require(view.readonly, "a writable view")
         require(view.itemsize == view.ndim == 1 and view.contiguous, f"a view of {view.format}, needs plain bytes")
-
-
-def check_results_have_the_order_of_the_ranges(reader: RangeReader) -> None:
-    require(reader.read([]) == [], "results for no ranges")
     assert_reads(reader, [(0, 1)])
     assert_reads(reader, [(199_000, 200_003), (5, 5_000), (0, 1), (150_000, 150_001)])
     assert_reads(reader, [(10, 20), (10, 20), (5, 25), (15, 30), (12, 13)])
-
-
-def check_ranges_may_be_empty_or_everything(reader: RangeReader) -> None:
     size = reader.size
     assert_reads(reader, [(0, 0), (size, size), (7, 7), (0, size), (size - 1, size), (70_000, 70_000)])
-
-
-def check_random_ranges_are_slices(reader: RangeReader) -> None:
-    for ranges in random_reads(seed=1, count=10):
-        assert_reads(reader, ranges)
+    assert_random_reads(reader, seed=1)
 
 
 def check_ranges_outside_are_refused(reader: RangeReader) -> None:
@@ -174,19 +163,14 @@ def check_views_outlive_later_reads(reader: RangeReader) -> None:
 
 
 def check_threads_may_share_it(reader: RangeReader) -> None:
-    def read(seed: int) -> None:
-        for ranges in random_reads(seed, count=5):
-            assert_reads(reader, ranges)
-
     with READS.executor(8) as threads:
-        list(threads.map(read, range(8)))
+        list(threads.map(lambda seed: assert_random_reads(reader, seed), range(8)))
 
 
 def check_it_pickles(reader: RangeReader) -> None:
     twin = pickle.loads(pickle.dumps(reader))
     require((twin.uri, twin.size) == (reader.uri, reader.size), f"{reader.uri}: a pickle became {twin.uri}")
-    for ranges in random_reads(seed=3, count=3):
-        assert_reads(twin, ranges)
+    assert_random_reads(twin, seed=3)
     assert_reads(reader, [(0, 10)])
 
 
@@ -194,14 +178,9 @@ def check_a_fork_may_go_on_reading(reader: RangeReader) -> None:
     """Child and parent read at the same time, after the parent has read."""
     if not hasattr(os, "fork"):
         return
-
-    def read(seed: int) -> None:
-        for ranges in random_reads(seed, count=10):
-            assert_reads(reader, ranges)
-
-    read(4)
-    children = [forked(lambda seed=seed: read(seed)) for seed in (5, 6)]  # type: ignore[misc]
-    read(7)
+    assert_random_reads(reader, seed=4)
+    children = [forked(partial(assert_random_reads, reader, seed)) for seed in (5, 6)]
+    assert_random_reads(reader, seed=7)
     for child in children:
         require(ended_well(child), "a forked child read other bytes, or none")
 
@@ -287,6 +266,11 @@ def assert_reads(reader: RangeReader, ranges: Sequence[Range]) -> None:
     assert_equal(reader.read(ranges), ranges)
 
 
+def assert_random_reads(reader: RangeReader, seed: int) -> None:
+    for ranges in random_reads(seed, count=10):
+        assert_reads(reader, ranges)
+
+
 def assert_equal(views: Sequence[memoryview], ranges: Sequence[Range]) -> None:
     require(len(views) == len(ranges), f"{len(views)} results for {len(ranges)} ranges")
     for view, (start, stop) in zip(views, ranges, strict=True):
@@ -336,19 +320,6 @@ def ended_well(pid: int) -> bool:
     os.waitpid(pid, 0)
     return False
 
-
-READER_CHECKS: tuple[Callable[[RangeReader], None], ...] = (
-    check_attributes,
-    check_views_are_read_only_bytes,
-    check_results_have_the_order_of_the_ranges,
-    check_ranges_may_be_empty_or_everything,
-    check_random_ranges_are_slices,
-    check_ranges_outside_are_refused,
-    check_views_outlive_later_reads,
-    check_threads_may_share_it,
-    check_it_pickles,
-    check_a_fork_may_go_on_reading,
-)
 
 MakeObject = Callable[[str, bytes], tuple[Store, str]]
 """Puts an object of this name and content into a store, replacing it; returns the store and the URI of the object."""

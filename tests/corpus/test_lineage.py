@@ -20,7 +20,7 @@ from helpers.shuffle_oracle import new_order, small_buckets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from binidx.corpus import lineage_transfer
+from binidx.corpus import origins
 from binidx.corpus.convert import convert_dataset
 from binidx.corpus.cut import head_dataset, split_dataset, uniform_hash
 from binidx.corpus.merge import merge_datasets, merge_virtually
@@ -31,7 +31,7 @@ from binidx.errors import ConfigError, FormatError, ObjectNotFoundError
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage_transfer, "BATCH_ROWS", 40)
+    monkeypatch.setattr(origins, "BATCH_ROWS", 40)
 
 
 @pytest.fixture

@@ -220,7 +220,7 @@ def test_a_list_stands_in_the_way_of_a_dataset_and_goes_when_one_replaces_it(tmp
     parts = parts_of(tmp_path)
     merge_virtually(parts, tmp_path / "all")
     for tool in (WRITING["merge"], WRITING["head"], WRITING["shuffle"], WRITING["convert"]):
-        with pytest.raises(ObjectExistsError, match=r"all: holds a virtual merge \(.*all.parts.json\), needed a free"):
+        with pytest.raises(ObjectExistsError, match=r"all: holds .parts.json, needed a free"):
             tool(parts[0], f"{tmp_path}/all")
     merge_datasets(parts, tmp_path / "all", overwrite=True)
     assert sorted(objects(f"{tmp_path}/all")) == [".bin", ".idx", ".lineage.parquet"]

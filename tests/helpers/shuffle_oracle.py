@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binidx.corpus import shuffle, shuffle_buckets
+from binidx.corpus import origins, shuffle, shuffle_buckets
 from binidx.corpus.shuffle_buckets import shuffle_keys
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.text import line_shuffle
@@ -47,7 +47,7 @@ def small_buckets(
         plan_shuffle(*given)
         return shuffle_buckets.ShufflePlan(num_buckets, round_bytes, bucket_bytes)
 
-    for module in (shuffle, line_shuffle, shuffle):
+    for module in (shuffle, line_shuffle, origins):
         patch.setattr(module, "plan_shuffle", plan)
     patch.setattr(shuffle_buckets, "CHUNK_BYTES", chunk_bytes)
     patch.setattr(shuffle_buckets, "EXTENT_BYTES", extent_bytes)

@@ -100,7 +100,7 @@ def test_a_target_that_is_the_dataset_already_is_left_alone_in_either_form(tmp_p
         assert not convert_dataset(source, packed, way=COMPRESSED, verify=verify).copied
         assert not convert_dataset(packed, source, way=StorageFormat("raw"), verify=verify).copied
     assert main(["convert", source, packed]) == 2
-    assert "packed: holds a dataset with a .bin.zst, needed a free name; --overwrite" in capsys.readouterr().err
+    assert "packed: holds .bin.zst, .idx, needed a free name; --overwrite" in capsys.readouterr().err
     assert stored(f"{packed}.bin.zst") == before
     convert_dataset(source, packed, overwrite=True)
     assert names_beside(packed) == ["packed.bin", "packed.idx"]

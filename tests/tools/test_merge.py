@@ -19,7 +19,7 @@ def test_it_merges_and_says_what_it_did(tmp_path: Path, capsys) -> None:
     assert "400 bytes copied by the kernel, 0 bytes through this process" in out
     assert err == ""
     assert main(["merge", *sources, "--to", f"{tmp_path}/all"]) == 2
-    assert "holds another dataset, needed a free name; --overwrite replaces it" in capsys.readouterr().err
+    assert "holds .bin, .idx, needed a free name; --overwrite replaces it" in capsys.readouterr().err
     assert main(["merge", *sources, "--to", f"{tmp_path}/all", "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_tokens"] == 200
     assert pair(f"{tmp_path}/all")[0] == b"".join(pair(source)[0] for source in sources)

@@ -18,7 +18,7 @@ def test_it_shuffles_and_says_what_it_did(tmp_path: Path, capsys) -> None:
     assert err == ""
     before = pair(tmp_path / "new")
     assert main(call) == 2
-    assert "holds another dataset, needed a free name; --overwrite replaces it" in capsys.readouterr().err
+    assert "holds .bin, .idx, needed a free name; --overwrite replaces it" in capsys.readouterr().err
     assert main([*call, "--overwrite", "--json", "--memory", "1GiB"]) == 0
     assert json.loads(capsys.readouterr().out)["num_documents"] == 20
     assert pair(tmp_path / "new") == before

@@ -19,31 +19,41 @@ A dataset is a pair, so none exists under the target's name before step 6, and n
 copied byte for byte, including modes and bytes after the last token. Readers can see an unverified .idx only between
 its publication in an object store and its verification; the store has then checked the checksum of each part.
 
-Memory: the parts in flight; in step 1 the .idx, if the source is remote.
+The journal:
+
+    {"binidx_convert": 2,
+     "owner": random name of the run that writes the file now,
+     "source": {"uri": ..., "bin": identity, "idx": identity, "way": the chosen StorageFormat},
+     "objects": {"bin" or "bin.zst": CopyState, "bin.xxh3": CopyState, "idx": CopyState}}      those already started
+
+The journal exists while a copy runs or is interrupted, and is removed once the dataset is complete. A run first writes
+its own name as the owner, and checks it before each later save: a run that finds another name stops, as a later run has
+replaced it. Two runs of one source write the same bytes to the same parts, so their overlap is harmless.
+
+Memory: the parts in flight.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from binidx.corpus.convert_journal import ConvertJournal
-from binidx.corpus.dataset_target import DatasetTarget
-from binidx.corpus.whole_dataset import JsonResult, Options
-from binidx.errors import ConfigError
+from binidx.corpus.whole_dataset import BIN_SUFFIXES, OBJECT_SUFFIXES, DatasetTarget, JsonResult, Options, WholeDataset
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import find_bin
-from binidx.format.pair import open_pair
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.source import absolute_uri
-from binidx.format.virtual_source import open_source
+from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.codecs.segments import check_level, codec_of
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.open import open_object, open_stored, stream
-from binidx.storage.settings import OURS
+from binidx.storage.open import open_object, open_stored, read_document, stream
 from binidx.storage.writing.copy import (
     PART_BYTES,
     SAVE_SECONDS,
@@ -57,8 +67,8 @@ from binidx.storage.writing.copy import (
     plan_copy,
     same_content,
 )
-from binidx.storage.writing.multipart import forget_parts
-from binidx.storage.writing.publish import create_object, object_exists
+from binidx.storage.writing.multipart import forget_parts, sweep
+from binidx.storage.writing.publish import create_object, delete_object, object_exists
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 64 << 10
@@ -77,15 +87,6 @@ class StorageFormat:
     codec: str | None = None
     level: int | None = None
     checksums: bool = False
-
-    def check(self) -> None:
-        """ConfigError if the attributes contradict each other."""
-        if self.level is not None:
-            check_level(self.level)
-        if self.level is not None and self.codec != "zstd":
-            raise ConfigError(f"compression level {self.level}: needed to compress, or no level")
-        if self.checksums and self.codec == "zstd":
-            raise ConfigError("checksums: needed a plain .bin; each compressed segment has its own")
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,103 @@ def convert_dataset(
     return run.run(overwrite, part_bytes, save_seconds)
 
 
+@dataclass(frozen=True)
+class JournalFile:
+    """Fields of the file besides its version."""
+
+    owner: str
+    source: dict[str, Any]
+    objects: dict[str, CopyState]
+
+
+JOURNAL_FILE = JsonFile(JournalFile, {"binidx_convert": 2})
+
+
+class ConvertJournal:
+    """Journal of one target.
+
+    Args:
+        target: prefix of the target.
+        source: identity of the source: its URI, the identities of both objects, and the chosen storage format.
+        storage_options: fsspec options of the target.
+
+    Attributes:
+        states: progress of each object, by its suffix in `OBJECT_SUFFIXES`.
+        published: identity of the .bin that an earlier run, of any source, verified.
+    """
+
+    def __init__(self, target: str, source: dict[str, Any], storage_options: Options) -> None:
+        self.uri = f"{target}.convert.json"
+        self.target = target
+        self.source = source
+        self.states: dict[str, CopyState] = {}
+        self.published: dict[str, Any] | None = None
+        self._earlier: dict[str, CopyState] = {}
+        self._owner = uuid.uuid4().hex
+        self._options = storage_options
+        self._claimed = False
+
+    def adopt(self) -> str:
+        """Take over the states of an earlier run with the same source.
+
+        Returns:
+            "none" if there was no earlier run, "ours" if its states were taken over, "other" if it had another source,
+            the source has changed, or the journal is not readable.
+        """
+        try:
+            found = self._read()
+        except FormatError:
+            return "other"
+        if found is None:
+            return "none"
+        self._earlier = {suffix: found.objects[suffix] for suffix in OBJECT_SUFFIXES if suffix in found.objects}
+        self.published = next((self._earlier[suffix].done for suffix in BIN_SUFFIXES if suffix in self._earlier), None)
+        if found.source != self.source:
+            return "other"
+        self.states = self._earlier
+        return "ours"
+
+    def forget_earlier(self) -> None:
+        """Remove the partial files and uploads of the earlier run, of any source."""
+        for suffix, state in self._earlier.items():
+            forget_parts(f"{self.target}.{suffix}", state.token, self._options)
+
+    def save(self) -> None:
+        """Write the journal with this run as its owner.
+
+        Raises:
+            ObjectChangedError: another run has written it since the last save.
+        """
+        if self._claimed:
+            try:
+                found = self._read()
+            except FormatError:
+                found = None
+            if found is None or found.owner != self._owner:
+                raise ObjectChangedError(f"{self.uri}: written by another convert to this target; this one stops")
+        text = json.dumps({**JOURNAL_FILE.tags, **asdict(JournalFile(self._owner, self.source, self.states))})
+        with create_object(self.uri, self._options) as writer:
+            writer.write(text.encode())
+        self._claimed = True
+
+    def remove(self) -> None:
+        """Remove the journal and local staging files: the dataset is complete, or the copy must start again."""
+        delete_object(self.uri, self._options)
+        for suffix in OBJECT_SUFFIXES:
+            sweep(f"{self.target}.{suffix}", ".partial")
+        sweep(self.uri, ".tmp")
+
+    def _read(self) -> JournalFile | None:
+        try:
+            return JOURNAL_FILE.decode(read_document(JOURNAL_FILE, self.uri, self._options), self.uri)
+        except ObjectNotFoundError:
+            return None
+
+
+Copy = Callable[..., CopyCounts]
+"""`copy_object` or `encode_object`."""
+
+
 class _Convert:
     """State of one convert."""
 
@@ -165,7 +263,10 @@ class _Convert:
         watch: ProgressWatcher | None,
     ) -> None:
         from_prefix, to_prefix = os.fspath(source), os.fspath(target)
-        way.check()
+        if way.level is not None and way.codec != "zstd":
+            raise ConfigError(f"compression level {way.level}: needed to compress, or no level")
+        if way.level is not None:
+            check_level(way.level)
         if verify not in ("checksum", "size"):
             raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
         if to_prefix.endswith("/"):
@@ -173,7 +274,8 @@ class _Convert:
             raise ConfigError(f"{to_prefix}: a folder, needed a prefix such as {to_prefix}{name}")
         self.began, self.way, self.verify, self.watch = time.monotonic(), way, verify, watch or SilentWatcher()
         self.in_place = absolute_uri(from_prefix) == absolute_uri(to_prefix)
-        self.source = open_source(from_prefix, source_options, distrust_sums=self.in_place and way.checksums)
+        self.dataset = WholeDataset(from_prefix, source_options, distrust_sums=self.in_place and way.checksums)
+        self.source = self.dataset.source
         if self.source.num_parts and absolute_uri(to_prefix) in self.source.uris:
             raise ConfigError(
                 f"{to_prefix}: is the virtual merge {self.source.bin_uri} or a part of it, needed another place to "
@@ -184,25 +286,16 @@ class _Convert:
         if self.in_place and (self.codec != self.source.codec or way.level is not None):
             raise ConfigError(f"{from_prefix}: source and target, needed two places to store it in another way")
         if way.checksums and self.codec != "raw":
-            raise ConfigError(f"{from_prefix}: compressed, checksums are for a plain .bin; needed --plain, too")
+            raise ConfigError(f"{from_prefix}: compressed, with checksums: needed a plain .bin; add --plain")
         self.identity = self.source.opened
-        self.counts = self._check_source()
+        self.dataset.check_index(SilentWatcher())
         self.journal = ConvertJournal(to_prefix, {**self.identity, "way": asdict(way)}, target_options)
-
-    def _check_source(self) -> tuple[int, int, int]:
-        """Check the whole source; return only its counts, as the index of a remote one takes memory."""
-        options = dict(self.source.options or {})
-        if self.source.sums_uri is None:
-            options[OURS] = {**options.get(OURS, {}), "verify": False}
-        index = open_pair(self.source.prefix, cache=False, storage_options=options).index
-        return len(index), len(index.document_indices) - 1, index.num_tokens
 
     def run(self, overwrite: bool, part_bytes: int, save_seconds: float) -> ConvertResult:
         earlier = self.journal.adopt()
         if self.in_place or self._holds_source():
             if earlier == "ours":  # a run was killed before it removed the journal
-                for suffix, state in self.journal.states.items():
-                    forget_parts(self.target.uri(suffix), state.token, self.target.options)
+                self.journal.forget_earlier()
                 self.journal.remove()
             if self.way.checksums:
                 self._write_sums(open_stored(self.target.bin_uri, storage_options=self.target.options))
@@ -211,7 +304,7 @@ class _Convert:
             self.target.check_free(self.journal.published, resumed=earlier == "ours")
         if earlier == "other":
             self.watch.say(f"{self.journal.uri}: of another source, or the source has changed; beginning again")
-            self.journal.forget_other()
+            self.journal.forget_earlier()
         self.journal.save()
         counts = self._copy_all(part_bytes, save_seconds)
         self.journal.remove()
@@ -223,17 +316,9 @@ class _Convert:
         found = find_bin(target.prefix, target.options)
         if found is None or codec_of(found) != self.codec or not object_exists(target.idx_uri, target.options):
             return False
-
-        def open_target(uri: str) -> RangeReader:
-            return open_object(uri, storage_options=target.options, cache=False)
-
-        index, tokens = (
-            (self.source.open_idx(), open_target(target.idx_uri)),
-            (
-                self.source.open_plain(),
-                open_target(found),
-            ),
-        )
+        open_target = functools.partial(open_object, storage_options=target.options, cache=False)
+        index = self.source.open_idx(), open_target(target.idx_uri)
+        tokens = self.source.open_plain(), open_target(found)
         if any(left.size != right.size for left, right in (index, tokens)):
             return False
         same_tokens = same_samples if self.verify == "size" else same_content
@@ -242,26 +327,30 @@ class _Convert:
     def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
         """Copy tokens, checksums, sidecars and index."""
         source, target, check = self.source, self.target, self.source.check_unchanged
+        common: dict[str, Any] = {
+            "save": self.journal.save,
+            "watch": self.watch,
+            "checksum": self.verify == "checksum",
+            "storage_options": target.options,
+        }
+        copy_bytes = functools.partial(copy_object, save_seconds=save_seconds, **common)
 
-        def copy(suffix: str, reader: RangeReader, before_publish: Callable[[], None]) -> CopyCounts:
-            with self._state(suffix, reader.size, part_bytes) as state:
-                return copy_object(
-                    reader,
-                    target.uri(suffix),
-                    state,
-                    save=self.journal.save,
-                    before_publish=before_publish,
-                    watch=self.watch,
-                    checksum=self.verify == "checksum",
-                    save_seconds=save_seconds,
-                    storage_options=target.options,
-                )
+        def copy(suffix: str, reader: RangeReader, check: Callable[[], None], work: Copy = copy_bytes) -> CopyCounts:
+            states = self.journal.states
+            state = states.setdefault(suffix, plan_copy(reader.size, part_bytes))
+            try:
+                return work(reader, target.uri(suffix), state, before_publish=check)
+            except CorruptCopyError:  # the copy was removed; a verified .bin stays for the next run
+                del states[suffix]
+                (self.journal.save if states else self.journal.remove)()
+                raise
 
+        work: Copy = copy_bytes
         if self.codec != "raw" and (self.codec != source.codec or self.way.level is not None):
-            counts = [self._encode(part_bytes)]
-        else:
-            reader = source.open_plain() if self.codec != source.codec else source.open_stored()
-            counts = [copy(target.bin_suffix, reader, self._remove_existing)]
+            work = functools.partial(encode_object, level=self.way.level, **common)
+        stays = work is copy_bytes and self.codec == source.codec
+        reader = source.open_stored() if stays else source.open_plain()
+        counts = [copy(target.bin_suffix, reader, self._remove_existing, work)]
         if self.codec == "raw" and source.sums_uri is not None:
             sums = open_stored(source.sums_uri, storage_options=source.options)
             counts.append(copy(f"bin{SUFFIX}", sums, check))
@@ -274,34 +363,6 @@ class _Convert:
                     for block in stream(sidecar):
                         writer.write(block)
         return [*counts, copy("idx", source.open_idx(), check)]
-
-    def _encode(self, part_bytes: int) -> CopyCounts:
-        reader = self.source.open_plain()
-        with self._state(self.target.bin_suffix, reader.size, part_bytes) as state:
-            return encode_object(
-                reader,
-                self.target.bin_uri,
-                state,
-                level=self.way.level,
-                save=self.journal.save,
-                before_publish=self._remove_existing,
-                watch=self.watch,
-                checksum=self.verify == "checksum",
-                storage_options=self.target.options,
-            )
-
-    @contextlib.contextmanager
-    def _state(self, suffix: str, size: int, part_bytes: int) -> Iterator[CopyState]:
-        """Give the journal's state of an object; forget it if the copy was corrupt, as it was removed."""
-        try:
-            yield self.journal.states.setdefault(suffix, plan_copy(size, part_bytes))
-        except CorruptCopyError:
-            del self.journal.states[suffix]
-            if self.journal.states:  # a verified .bin stays for the next run
-                self.journal.save()
-            else:
-                self.journal.remove()
-            raise
 
     def _write_sums(self, reader: RangeReader) -> None:
         uri, check = self.target.bin_uri, self.source.check_unchanged
@@ -319,19 +380,14 @@ class _Convert:
         self.target.remove_existing()
 
     def _report(self, *, copied: bool, counts: Sequence[CopyCounts] = ()) -> ConvertResult:
-        return ConvertResult(
-            self.source.prefix,
-            self.target.prefix,
-            copied,
-            *self.counts,
-            sum(self.identity[end]["size"] for end in ("bin", "idx")),
-            self.target.size(),
-            sum(each.bytes_sent for each in counts),
-            sum(each.parts_sent for each in counts),
-            sum(each.parts_kept for each in counts),
-            self.verify if copied or self.verify == "checksum" else "sample",
-            time.monotonic() - self.began,
-        )
+        index, seconds = self.dataset.index, time.monotonic() - self.began
+        shape = index.num_sequences, index.num_documents, index.num_tokens
+        sizes = sum(self.identity[end]["size"] for end in ("bin", "idx")), self.target.size()
+        names = "bytes_sent", "parts_sent", "parts_kept"
+        num_bytes, sent, kept = (sum(getattr(each, name) for each in counts) for name in names)
+        verified = self.verify if copied or self.verify == "checksum" else "sample"
+        ends = self.source.prefix, self.target.prefix
+        return ConvertResult(*ends, copied, *shape, *sizes, num_bytes, sent, kept, verified, seconds)
 
 
 def plan_samples(size: int) -> list[Range]:

@@ -24,16 +24,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.dataset_target import DatasetOutput, DatasetTarget, open_target, publish_dataset
-from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows
-from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
+from binidx.corpus.origins import Assign, LineageTransfer
+from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
 from binidx.format.index_stream import DocumentBlock, batch_by_size
 from binidx.format.index_writer import IndexColumns
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
-from binidx.storage.writing.concatenate import open_join
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 PART_BYTES = 8 << 20
@@ -81,10 +79,7 @@ def head_dataset(
     """
     if num_documents < 0:
         raise ConfigError(f"head: {num_documents} documents, needed 0 or more")
-    cut = _Cut(source, Assignment(limit=num_documents), lineage, source_options, watch)
-    if cut.dataset.source.codec != "raw" or cut.dataset.source.mixed:
-        return cut.scatter([target], overwrite, target_options)
-    return cut.copy_head(target, num_documents, overwrite, target_options)
+    return _cut(source, [target], None, num_documents, lineage, overwrite, source_options, target_options, watch)
 
 
 def split_dataset(
@@ -117,32 +112,20 @@ def split_dataset(
         raise ConfigError(f"fractions {', '.join(map(str, fractions))}: needed shares of 0 to 1, together at most 1")
     if len(set(map(str, targets))) < len(targets):
         raise ConfigError("split: two targets are equal, needed one for each fraction")
-    assignment = Assignment(seed=seed, ends=tuple(np.cumsum(fractions)))
-    return _Cut(source, assignment, lineage, source_options, watch).scatter(targets, overwrite, target_options)
+    assign = partial(assign_by_hash, seed, np.cumsum(fractions))
+    return _cut(source, targets, assign, None, lineage, overwrite, source_options, target_options, watch)
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """Target of each document: by its number up to a limit, or by the hash.
+def assign_by_hash(seed: int, ends: NDArray[np.float64], first: int, count: int) -> NDArray[np.int64]:
+    """Return the target number of each of the documents first, first + 1, ...; -1 for none. Shape (count,).
 
-    Attributes:
-        limit: documents before this number go to target 0, others to none.
-        seed: seed of the hash.
+    Args:
         ends: end of the share of each target in [0, 1].
     """
-
-    limit: int | None = None
-    seed: int = 0
-    ends: tuple[float, ...] = ()
-
-    def targets(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return the target number of documents first, first + 1, ...; -1 for none. Shape (count,)."""
-        if self.limit is not None:
-            return np.where(np.arange(first, first + count) < self.limit, 0, -1)
-        found = np.searchsorted(self.ends, uniform_hash(self.seed, first, count), "right")
-        # Shares that add up to 1 except for rounding leave no document out.
-        last = len(self.ends) - 1 if self.ends[-1] > 1 - 1e-9 else -1
-        return np.where(found < len(self.ends), found, last)
+    found = np.searchsorted(ends, uniform_hash(seed, first, count), "right")
+    # Shares that add up to 1 except for rounding leave no document out.
+    last = len(ends) - 1 if ends[-1] > 1 - 1e-9 else -1
+    return np.where(found < len(ends), found, last)
 
 
 def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
@@ -159,78 +142,68 @@ def uniform_hash(seed: int, first: int, count: int) -> NDArray[np.float64]:
     return found
 
 
-class _Cut:
-    """One cut: the opened source, and the target of each document."""
-
-    def __init__(
-        self, source: Prefix, assignment: Assignment, lineage: bool, options: Options, watch: ProgressWatcher | None
-    ) -> None:
-        self.began, self.watch, self.options = time.monotonic(), watch or SilentWatcher(), options
-        self.dataset = WholeDataset(source, options)
-        self.assignment, self.lineage = assignment, lineage
-
-    def scatter(self, targets: Sequence[Prefix], overwrite: bool, target_options: Options) -> CutResult:
-        """Pass all documents through this process, each to its target."""
-        dataset, index, watch = self.dataset, self.dataset.index, self.watch
-        codec = dataset.source.codec
-        opened = [open_target(each, codec, [dataset], target_options, overwrite=overwrite) for each in targets]
-        plain = dataset.source.open_plain()
-        dataset.check_index(plain.size, watch)
-        with contextlib.ExitStack() as stack:
-            outputs = [
-                stack.enter_context(contextlib.closing(DatasetOutput(each, index.dtype, index.multimodal)))
-                for each in opened
-            ]
-            tokens = [0] * len(outputs)
-            watch.begin("tokens", dataset.num_bytes, 0)
-            for block in index.documents():
-                chosen = self.assignment.targets(block.first, len(block))
-                for number, output in enumerate(outputs):
-                    tokens[number] += append_documents(block, chosen == number, output.columns)
-                _write_tokens(block, chosen, outputs, plain, index.item_bytes)
-                watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
-            lineage = stack.enter_context(self._write_lineage(opened))
-            for number, output in enumerate(outputs):
-                output.publish(partial(lineage.replace, number), dataset.check_unchanged)
-            shares = [_counts(each, output.columns, n) for each, output, n in zip(opened, outputs, tokens, strict=True)]
-        return self._report(shares)
-
-    def copy_head(self, target: Prefix, num_documents: int, overwrite: bool, target_options: Options) -> CutResult:
-        """Copy the first documents as one range of the `.bin`."""
-        dataset, index = self.dataset, self.dataset.index
-        output = open_target(target, "raw", [dataset], target_options, overwrite=overwrite)
-        dataset.check_index(dataset.source.plain_bytes(), self.watch)
-        with contextlib.closing(IndexColumns(index.dtype, index.multimodal)) as columns:
-            blocks = index.documents(num_documents)
-            num_tokens = sum(append_documents(block, np.ones(len(block), bool), columns) for block in blocks)
-            num_bytes = num_tokens * index.item_bytes
-            pieces = dataset.source.pieces(num_bytes)
-            with self._write_lineage([output]) as lineage:
-                join = open_join(output.bin_uri, pieces, source_options=self.options, target_options=target_options)
-                try:
-                    self.watch.begin("tokens", num_bytes, 0)
-                    join.fill(self.watch.advance)
-                    publish_bin = lambda: join.publish(lambda: lineage.replace(0))  # noqa: E731
-                    publish_dataset(output, columns, publish_bin, dataset.check_unchanged)
-                finally:
-                    join.abandon()
-            share = _counts(output, columns, num_tokens)
-        return self._report([share])
-
-    @contextlib.contextmanager
-    def _write_lineage(self, targets: Sequence[DatasetTarget]) -> Iterator[LineageOutputs]:
-        """Write the lineage of each target, invisible."""
-        rows = LineageRows([self.dataset] if self.lineage else [], self.options, self.assignment.limit)
-        with contextlib.closing(LineageOutputs(rows, targets)) as outputs:
-            outputs.fill(rows, self.assignment.targets, self.watch)
-            yield outputs
-
-    def _report(self, shares: list[CutOutput]) -> CutResult:
-        return CutResult(self.dataset.prefix, self.dataset.index.num_documents, shares, time.monotonic() - self.began)
+def _cut(
+    source: Prefix,
+    targets: Sequence[Prefix],
+    assign: Assign | None,
+    limit: int | None,
+    lineage: bool,
+    overwrite: bool,
+    source_options: Options,
+    target_options: Options,
+    watch: ProgressWatcher | None,
+) -> CutResult:
+    began, watch, dataset = time.monotonic(), watch or SilentWatcher(), WholeDataset(source, source_options)
+    index, stored, check = dataset.index, dataset.source, dataset.source.check_unchanged
+    opened = [
+        DatasetTarget.open(each, stored.codec, [dataset], target_options, overwrite=overwrite) for each in targets
+    ]
+    # The head of a plain dataset is one range; other documents pass through this process.
+    is_range = assign is None and stored.codec == "raw" and not stored.mixed
+    dataset.check_index(watch)
+    with contextlib.ExitStack() as stack:
+        outputs = [
+            stack.enter_context(contextlib.closing(DatasetOutput(each, index.dtype, index.multimodal)))
+            for each in opened
+        ]
+        tokens = _scatter(dataset, assign, limit, outputs, None if is_range else stored.open_plain(), watch)
+        lineages = LineageTransfer([dataset] if lineage else [], opened, limit)
+        stack.callback(lineages.close)
+        lineages.fill(watch, assign=assign)
+        for number, output in enumerate(outputs):
+            replace = partial(lineages.replace, number)
+            if is_range:
+                pieces = stored.pieces(tokens[number] * index.item_bytes)
+                output.target.publish_pieces(output.columns, pieces, source_options, watch, check, replace)
+            else:
+                output.publish(check, replace)
+        shares = [
+            CutOutput(each.target.prefix, each.columns.num_documents, len(each.columns.lengths), num_tokens)
+            for each, num_tokens in zip(outputs, tokens, strict=True)
+        ]
+    return CutResult(dataset.prefix, index.num_documents, shares, time.monotonic() - began)
 
 
-def _counts(target: DatasetTarget, columns: IndexColumns, num_tokens: int) -> CutOutput:
-    return CutOutput(target.prefix, columns.num_documents, len(columns.lengths), num_tokens)
+def _scatter(
+    dataset: WholeDataset,
+    assign: Assign | None,
+    limit: int | None,
+    outputs: Sequence[DatasetOutput],
+    plain: RangeReader | None,
+    watch: ProgressWatcher,
+) -> list[int]:
+    """Append each document to its output, with its tokens unless `plain` is None; return the tokens of each output."""
+    index, tokens = dataset.index, [0] * len(outputs)
+    if plain is not None:
+        watch.begin("tokens", dataset.num_bytes, 0)
+    for block in index.documents(limit):
+        chosen = assign(block.first, len(block)) if assign else np.zeros(len(block), np.int64)
+        for number, output in enumerate(outputs):
+            tokens[number] += append_documents(block, chosen == number, output.columns)
+        if plain is not None:
+            _write_tokens(block, chosen, outputs, plain, index.item_bytes)
+            watch.advance(int(block.lengths.sum(dtype=np.int64)) * index.item_bytes)
+    return tokens
 
 
 def append_documents(block: DocumentBlock, wanted: NDArray[np.bool_], columns: IndexColumns) -> int:

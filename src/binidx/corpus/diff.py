@@ -84,19 +84,21 @@ def diff_datasets(
     began, watch = time.monotonic(), watch or SilentWatcher()
     datasets = WholeDataset(left, left_options), WholeDataset(right, right_options)
     hashes = [hash_documents(each, watch) for each in datasets]
-    match = DocumentMatch(hashes[0], hashes[1], few)
-    breaks = find_order_breaks(match.numbers)
+    numbers, distinct = match_documents(*hashes)
+    matched, added = numbers >= 0, np.ones(len(hashes[1]), bool)
+    added[numbers[matched]] = False
+    breaks, num_common = find_order_breaks(numbers), int(np.count_nonzero(matched))
     return Difference(
         (datasets[0].prefix, datasets[1].prefix),
         (len(hashes[0]), len(hashes[1])),
         (datasets[0].index.num_tokens, datasets[1].index.num_tokens),
-        match.num_common,
-        len(hashes[0]) - match.num_common,
-        len(hashes[1]) - match.num_common,
-        (len(hashes[0]) - match.num_distinct[0], len(hashes[1]) - match.num_distinct[1]),
+        num_common,
+        len(hashes[0]) - num_common,
+        len(hashes[1]) - num_common,
+        (len(hashes[0]) - distinct[0], len(hashes[1]) - distinct[1]),
         len(breaks),
-        match.removed,
-        match.added,
+        np.flatnonzero(~matched)[:few].tolist(),
+        np.flatnonzero(added)[:few].tolist(),
         breaks[:few].tolist(),
         time.monotonic() - began,
     )
@@ -107,7 +109,7 @@ def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.
     dtype, plain = little_endian(dataset.index.dtype), dataset.source.open_plain()
     if dtype.kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {dtype.name}, documents are compared as integers")
-    dataset.check_index(plain.size, watch)
+    dataset.check_index(watch)
     hashes, first = np.empty((dataset.index.num_documents, 2), np.uint64), 0
     watch.begin(f"hash {dataset.prefix}", dataset.num_bytes, 0)
 
@@ -118,59 +120,37 @@ def hash_documents(dataset: WholeDataset, watch: ProgressWatcher) -> NDArray[np.
         hashes[first : first + len(digests)] = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
         first += len(digests)
         watch.advance(num_bytes)
-    dataset.check_unchanged()
+    dataset.source.check_unchanged()
     return hashes
 
 
-class DocumentMatch:
-    """Matching of the documents of A with those of B.
+def match_documents(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> tuple[NDArray[np.int64], tuple[int, int]]:
+    """Match the documents of A with those of B.
 
     Args:
         left, right: hashes of A and B, shape (num_documents, 2) each.
-        few: how many documents without a match to name.
 
-    Attributes:
-        numbers: number in B of each document of A, -1 without a match; shape (num_documents of A,).
-        num_common: documents with a match.
-        num_distinct: different documents in A and in B.
-        removed, added: the first few without a match.
+    Returns:
+        The number in B of each document of A, -1 without a match, shape (num_documents of A,); and the numbers of
+        different documents in A and in B.
     """
-
-    def __init__(self, left: NDArray[np.uint64], right: NDArray[np.uint64], few: int) -> None:
-        self.numbers = np.full(len(left), -1, np.int64)
-        self.removed: list[int] = []
-        self.added: list[int] = []
-        self.num_common, self.num_distinct = 0, [0, 0]
-        for bucket in range(BUCKETS):
-            in_left, in_right = (np.flatnonzero(each[:, 0] >> np.uint64(60) == bucket) for each in (left, right))
-            hashes = np.concatenate([left[in_left], right[in_right]])
-            if len(hashes):
-                self._match(in_left, in_right, hashes, few)
-
-    def _match(
-        self, in_left: NDArray[np.int64], in_right: NDArray[np.int64], hashes: NDArray[np.uint64], few: int
-    ) -> None:
-        """Sort the bucket so that the copies of A come before those of B for each hash, both in their order."""
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable
-        hashes, numbers = hashes[order], np.concatenate([in_left, in_right])[order]
-        is_a, place = order < len(in_left), np.arange(len(order))
+    numbers, distinct = np.full(len(left), -1, np.int64), [0, 0]
+    for bucket in range(BUCKETS):
+        in_left, in_right = (np.flatnonzero(each[:, 0] >> np.uint64(60) == bucket) for each in (left, right))
+        hashes = np.concatenate([left[in_left], right[in_right]])
+        if not len(hashes):
+            continue
+        # Stable: for each hash the copies of A come before those of B, both in their order.
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        hashes, documents, is_a = hashes[order], np.concatenate([in_left, in_right])[order], order < len(in_left)
         new = np.concatenate([[True], (hashes[1:] != hashes[:-1]).any(1)])
         group, start = np.cumsum(new) - 1, np.flatnonzero(new)
         in_a, in_b = (np.bincount(group[side], minlength=len(start)) for side in (is_a, ~is_a))
-        copy = place - start[group]
-        matched_a = is_a & (copy < in_b[group])
-        unmatched_b = ~is_a & (copy - in_a[group] >= in_a[group])
-        at = np.flatnonzero(matched_a)
-        self.numbers[numbers[at]] = numbers[at + in_a[group[at]]]
-        self.num_common += len(at)
-        for side, count in enumerate((in_a, in_b)):
-            self.num_distinct[side] += int(np.count_nonzero(count))
-        self.removed = _lowest(self.removed, numbers[is_a & ~matched_a], few)
-        self.added = _lowest(self.added, numbers[unmatched_b], few)
-
-
-def _lowest(known: list[int], more: NDArray[np.int64], few: int) -> list[int]:
-    return sorted([*known, *np.sort(more)[:few].tolist()])[:few]
+        copy = np.arange(len(order)) - start[group]
+        at = np.flatnonzero(is_a & (copy < in_b[group]))
+        numbers[documents[at]] = documents[at + in_a[group[at]]]
+        distinct = [distinct[0] + int(np.count_nonzero(in_a)), distinct[1] + int(np.count_nonzero(in_b))]
+    return numbers, (distinct[0], distinct[1])
 
 
 def find_order_breaks(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,28 +14,18 @@ written under the prefix of the list, as row i describes document i.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from binidx.corpus.dataset_target import DatasetTarget, open_target, publish_dataset
-from binidx.corpus.lineage_transfer import LineageOutputs, LineageRows, assign_to_first, copy_lineage
-from binidx.corpus.verify import check_tokenizers
-from binidx.corpus.whole_dataset import (
-    JsonResult,
-    Options,
-    Prefix,
-    WholeDataset,
-    check_all_unchanged,
-    check_compatible,
-    open_datasets,
-    sum_counts,
-)
+from binidx.corpus.origins import LineageTransfer
+from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, Prefix, SourceDatasets, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import get_idx_path
@@ -44,13 +34,13 @@ from binidx.format.source import absolute_uri
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
 from binidx.format.virtual_source import concatenate_seek_tables
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, open_join, piece_bytes
+from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
 from binidx.storage.writing.publish import create_object, object_exists
 
 
 @dataclass(frozen=True)
-class MergeResult(JsonResult):
+class MergeResult(CombinedCounts):
     """Result of a merge.
 
     Attributes:
@@ -60,17 +50,12 @@ class MergeResult(JsonResult):
         lineage: whether a lineage was written.
     """
 
-    target: str
-    num_sources: int
-    num_documents: int
-    num_sequences: int
-    num_tokens: int
     bin_bytes: int
     moved_bytes: int
     how: str
     dropped_sums: bool
     seconds: float
-    lineage: bool = False
+    lineage: bool
 
 
 def merge_datasets(
@@ -103,23 +88,27 @@ def merge_datasets(
     copies bytes after the last sequence, too, which shifts all that it adds later.
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
-    datasets = open_datasets(sources, source_options)
-    for each in datasets:
+    opened = SourceDatasets(sources, source_options)
+    for each in opened.datasets:
         each.source.check_movable()
-    output = open_target(target, check_compatible(datasets)[0], datasets, target_options, overwrite=overwrite)
-    check_tokenizers(datasets)
-    with merged_index(datasets, watch) as columns:
-        rows = LineageRows(datasets if lineage else [], source_options)
-        with closing(LineageOutputs(rows, [output])) as outputs:
-            outputs.fill(rows, assign_to_first, watch)
-            result = merge_tokens(datasets, output, columns, lambda: outputs.replace(0), source_options, watch)
-    return replace(result, lineage=bool(rows), seconds=time.monotonic() - began)
+    codec, _ = opened.check_compatible()
+    output = DatasetTarget.open(target, codec, opened.datasets, target_options, overwrite=overwrite)
+    opened.check_tokenizers()
+    rows = LineageTransfer(opened.datasets if lineage else [], [output])
+    with closing(rows), merged_index(opened, watch) as columns:
+        rows.fill(watch)
+        replace = functools.partial(rows.replace, 0)
+        bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
+    dropped = any(each.source.has_sums for each in opened.datasets)
+    counts, seconds = opened.counts(), time.monotonic() - began
+    return MergeResult(output.prefix, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
 
 
 @contextmanager
-def merged_index(datasets: Sequence[WholeDataset], watch: ProgressWatcher) -> Iterator[IndexColumns]:
+def merged_index(sources: SourceDatasets, watch: ProgressWatcher) -> Iterator[IndexColumns]:
     """Read and check the indices of all datasets, and give the columns of the merged `.idx`."""
-    _, multimodal = check_compatible(datasets)
+    _, multimodal = sources.check_compatible()
+    datasets = sources.datasets
     with closing(IndexColumns(datasets[0].index.dtype, multimodal)) as columns:
         watch.begin("index", sum(each.index.size for each in datasets), 0)
         with closing(map_in_flight(_read_index, datasets, IN_FLIGHT)) as indices:
@@ -136,34 +125,27 @@ def merged_index(datasets: Sequence[WholeDataset], watch: ProgressWatcher) -> It
 
 
 def merge_tokens(
-    datasets: Sequence[WholeDataset],
+    sources: SourceDatasets,
     target: DatasetTarget,
     columns: IndexColumns,
     remove_existing: Callable[[], object],
-    source_options: Options,
     watch: ProgressWatcher,
-) -> MergeResult:
+) -> tuple[int, Join]:
     """Concatenate the tokens of all datasets, call `remove_existing`, and publish tokens and index.
+
+    Returns:
+        The bytes of the `.bin`, and how they were copied.
 
     Raises:
         FormatError: a `.bin` has fewer bytes than its index needs; or it is compressed and has more.
     """
-    began = time.monotonic()
-    pieces = [piece for each in OPENS.map(_token_pieces, datasets) for piece in each]
+    found = OPENS.map(lambda each: each.source.pieces(each.check_size()), sources.datasets)
+    pieces = [piece for each in found for piece in each]
     if target.codec != "raw":
-        tables = [table for each in datasets for table in each.source.tables]
+        tables = [table for each in sources.datasets for table in each.source.tables]
         pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
-    bin_bytes = sum(map(piece_bytes, pieces))
-    join = open_join(target.bin_uri, pieces, source_options=source_options, target_options=target.options)
-    try:
-        watch.begin("tokens", bin_bytes, 0)
-        join.fill(watch.advance)
-        publish_dataset(target, columns, lambda: join.publish(remove_existing), lambda: check_all_unchanged(datasets))
-    finally:
-        join.abandon()
-    dropped, seconds = any(each.source.has_sums for each in datasets), time.monotonic() - began
-    counts = sum_counts(datasets)
-    return MergeResult(target.prefix, len(datasets), *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds)
+    join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
+    return sum(map(piece_bytes, pieces)), join
 
 
 READ_AHEAD_ITEMS = 1 << 17
@@ -178,19 +160,9 @@ def _read_index(dataset: WholeDataset) -> Sequence[Iterable[NDArray[Any]]]:
     return [list(each) for each in columns] if small else columns
 
 
-def _token_pieces(dataset: WholeDataset) -> list[SourcePiece]:
-    return dataset.source.pieces(dataset.check_size(dataset.source.plain_bytes()))
-
-
 @dataclass(frozen=True)
-class VirtualMergeResult(JsonResult):
+class VirtualMergeResult(CombinedCounts):
     """Result of a virtual merge."""
-
-    target: str
-    num_sources: int
-    num_documents: int
-    num_sequences: int
-    num_tokens: int
 
 
 def merge_virtually(
@@ -217,22 +189,25 @@ def merge_virtually(
         raise ObjectExistsError(f"{name}: holds a dataset, which hides a list beside it; needed a free name")
     if not overwrite and object_exists(uri, storage_options):
         raise ObjectExistsError(f"{uri}: exists, needed a free name; --overwrite replaces it")
-    datasets = open_datasets([absolute_uri(os.fspath(each)) for each in sources], storage_options)
-    check_compatible(datasets, mixed=True)
-    check_tokenizers(datasets)
+    opened = SourceDatasets([absolute_uri(os.fspath(each)) for each in sources], storage_options)
+    opened.check_compatible(mixed=True)
+    opened.check_tokenizers()
+    datasets = opened.datasets
     for each in datasets:
         if each.source.num_parts:
             raise ConfigError(f"{each.prefix}: is itself a virtual merge, needed its parts")
     watch.begin("index", sum(each.index.size for each in datasets), 0)
     with closing(map_in_flight(lambda each: each.index.check(), datasets, IN_FLIGHT)) as checked:
         for each, _ in zip(datasets, checked, strict=True):
-            each.check_size(each.source.plain_bytes())
+            each.check_size()
             watch.advance(each.index.size)
-    copy_lineage(datasets, name, storage_options)
+    with closing(LineageTransfer(datasets, [DatasetTarget(name, "raw", storage_options)])) as rows:
+        rows.fill(watch)
+        rows.publish(0)
     parts = [_list_part(absolute_uri(uri), each) for each in datasets]
     with create_object(uri, storage_options) as out:
         out.write(format_parts(datasets[0].index.dtype.__name__, parts))
-    return VirtualMergeResult(name, len(datasets), *sum_counts(datasets))
+    return VirtualMergeResult(name, *opened.counts())
 
 
 def _list_part(uri: str, dataset: WholeDataset) -> VirtualPart:

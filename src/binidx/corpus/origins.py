@@ -1,23 +1,32 @@
-"""Origins of documents: find the lineage rows of documents, and the documents of a row of a file or of an id.
+"""Origins of documents: lineage rows found by document, file or id, and carried along to a new dataset.
 
-Only the needed row groups are read: for documents those that hold their rows, for a row those whose statistics include
-it, and only the columns that are compared.
+Searches read only the needed row groups: for documents those that hold their rows, for a row those whose statistics
+include it, and only the columns that are compared.
+
+In a new dataset row i still describes document i. If only some of several sources have lineage, the documents of the
+others get their prefix as `source`, their number in it as `row`, and nulls, so that each can be found. If none has any,
+none is written. Rows are read and written `BATCH_ROWS` at a time. pyarrow is imported with the first of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.lineage_transfer import lineage_errors
-from binidx.corpus.whole_dataset import Options
+from binidx.corpus.shuffle_buckets import ScratchFile, assign_buckets, plan_shuffle, shuffle_keys, shuffle_order
+from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.storage.open import open_object
-from binidx.storage.writing.publish import object_exists
+from binidx.storage.ranges import cut
+from binidx.storage.threads import OPENS
+from binidx.storage.writing.copy import ProgressWatcher
+from binidx.storage.writing.publish import delete_object, object_exists
 
 
 def read_origins(prefix: str, documents: Sequence[int], options: Options = None) -> dict[int, dict[str, Any]]:
@@ -32,18 +41,15 @@ def read_origins(prefix: str, documents: Sequence[int], options: Options = None)
     uri = prefix + LINEAGE
     if not len(documents) or not object_exists(uri, options):
         return {}
-    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
-
     wanted = np.unique(np.array(documents, np.int64))
-    with lineage_errors(uri):
-        found = open_lineage(open_object(uri, storage_options=options, cache=False))
+    with _opened_lineage(uri, options) as (found, schema):
         metadata, rows = found.metadata, dict[int, dict[str, Any]]()
         if wanted[-1] >= metadata.num_rows:
             raise FormatError(f"{uri}: {metadata.num_rows} rows, needed one for document {wanted[-1]}")
         firsts = np.cumsum([0, *(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))])
         for group in np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist():
             here = wanted[(wanted >= firsts[group]) & (wanted < firsts[group + 1])]
-            table = found.read_row_group(group).take(here - firsts[group]).cast(SCHEMA)
+            table = found.read_row_group(group).take(here - firsts[group]).cast(schema)
             rows.update(zip(here.tolist(), table.to_pylist(), strict=True))
     return rows
 
@@ -91,15 +97,11 @@ def documents_at(prefix: str, file: str, row: int, options: Options = None) -> l
 def _search(
     prefix: str, columns: Sequence[str], matches: Callable[[Any], Mask], options: Options, row: int | None = None
 ) -> list[int]:
-    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
-
     uri, found, first = prefix + LINEAGE, list[int](), 0
-    with lineage_errors(uri):
-        try:
-            file = open_lineage(open_object(uri, storage_options=options, cache=False))
-        except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{uri}: not found; binidx preprocess writes it beside a dataset") from error
-        metadata, number = file.metadata, SCHEMA.get_field_index("row")
+    if not object_exists(uri, options):
+        raise ObjectNotFoundError(f"{uri}: not found; binidx preprocess writes it beside a dataset")
+    with _opened_lineage(uri, options) as (file, schema):
+        metadata, number = file.metadata, schema.get_field_index("row")
         for group in range(metadata.num_row_groups):
             bounds = metadata.row_group(group).column(number).statistics
             if row is None or not (bounds and bounds.has_min_max) or bounds.min <= row <= bounds.max:
@@ -113,3 +115,189 @@ def _equal(column: Any, value: Any) -> Mask:
 
     found: Mask = compute.equal(column, value).combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
     return found
+
+
+BATCH_ROWS = 1 << 16
+
+
+def read_lineage(dataset: WholeDataset) -> Iterator[Any]:
+    """Yield the lineage of a dataset in tables of `SCHEMA`; FormatError if it has not one row for each document."""
+    import pyarrow as pa
+
+    uri, count = dataset.prefix + LINEAGE, dataset.index.num_documents
+    with _opened_lineage(uri, dataset.source.options) as (opened, schema):
+        if opened.metadata.num_rows != count:
+            raise FormatError(f"{uri}: {opened.metadata.num_rows} rows, needed {count}, one for each document")
+        for batch in opened.iter_batches(BATCH_ROWS):
+            yield pa.Table.from_batches([batch]).cast(schema)
+
+
+def _placeholders(dataset: WholeDataset) -> Iterator[Any]:
+    """Yield rows for a dataset without lineage."""
+    from binidx.format.sidecars.lineage import build_lineage_table
+
+    for start, stop in cut((0, dataset.index.num_documents), BATCH_ROWS):
+        rows = np.arange(start, stop)
+        yield build_lineage_table([dataset.prefix], np.zeros(len(rows), np.int32), rows, None, None, None)
+
+
+@contextlib.contextmanager
+def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
+    """Open a lineage file as pyarrow's ParquetFile, with its schema; raise errors about its format as FormatError."""
+    import pyarrow as pa
+
+    from binidx.format.sidecars.lineage import SCHEMA, open_lineage
+
+    try:
+        yield open_lineage(open_object(uri, storage_options=options, cache=False)), SCHEMA
+    except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
+        raise FormatError(f"{uri}: is no lineage ({error}); needed the columns source, row, byte, id, hash") from error
+
+
+Assign = Callable[[int, int], NDArray[np.int64]]
+"""Returns the target of each of the documents first, first + 1, ...; -1 for none. Shape (count,)."""
+
+
+class LineageTransfer:
+    """Lineage of datasets on its way to the targets that get their documents; invisible until `replace`.
+
+    False if no dataset has any: then none is written.
+
+    Args:
+        datasets: sources, one after the other.
+        limit: number of rows after which to stop; None for all.
+
+    Attributes:
+        num_rows: rows of all datasets, up to the limit.
+    """
+
+    def __init__(
+        self, datasets: Sequence[WholeDataset], targets: Sequence[DatasetTarget], limit: int | None = None
+    ) -> None:
+        self._targets = targets
+        present = OPENS.map(lambda each: each.source.has(LINEAGE), datasets)
+        self._sources = [*zip(datasets, present, strict=True)]
+        count = sum(each.index.num_documents for each in datasets)
+        self.num_rows = count if limit is None else min(count, limit)
+        self._writers: list[LineageWriter] = []
+        if any(present):
+            from binidx.format.sidecars.lineage import LineageWriter
+
+            self._writers = [LineageWriter(each.prefix + LINEAGE, each.options) for each in targets]
+
+    def __bool__(self) -> bool:
+        return bool(self._writers)
+
+    def tables(self) -> Iterator[Any]:
+        """Yield the rows in tables of `SCHEMA`.
+
+        Raises:
+            FormatError: a file has another number of rows than its dataset has documents.
+            MissingDriverError: pyarrow is not installed.
+        """
+        left = self.num_rows
+        for dataset, present in self._sources:
+            for table in (read_lineage if present else _placeholders)(dataset):
+                yield table[:left]
+                left -= min(left, len(table))
+                if not left:
+                    return
+
+    def fill(self, watch: ProgressWatcher, tables: Iterable[Any] | None = None, assign: Assign | None = None) -> None:
+        """Append rows to the files of the targets.
+
+        Args:
+            tables: tables of `SCHEMA`; by default the rows in their order. They are read only if any dataset has some.
+            assign: by default all rows are of the first target.
+        """
+        if not self._writers:
+            return
+        import pyarrow as pa
+
+        watch.begin("lineage", self.num_rows, 0)
+        first = 0
+        for table in self.tables() if tables is None else tables:
+            if assign is None:
+                self._writers[0].write(table)
+            else:
+                targets = assign(first, len(table))
+                for number, writer in enumerate(self._writers):
+                    writer.write(table.filter(pa.array(targets == number)))
+            first += len(table)
+            watch.advance(len(table))
+
+    def replace(self, number: int) -> None:
+        """Remove the existing dataset of a target and its sidecars, and publish the new lineage."""
+        self._targets[number].remove_existing()
+        self.publish(number)
+
+    def publish(self, number: int) -> None:
+        """Publish the new lineage of a target; without any, remove the existing one."""
+        if self._writers:
+            self._writers[number].publish()
+        else:
+            delete_object(self._targets[number].prefix + LINEAGE, self._targets[number].options)
+
+    def close(self) -> None:
+        """Remove the files that were not published."""
+        for writer in self._writers:
+            writer.abandon()
+
+
+LINEAGE_ROW_BYTES = 256
+"""Assumed memory of a row and its id while buckets are sorted, in up to three copies."""
+
+
+def shuffle_lineage(
+    tables: Iterable[Any], num_rows: int, seed: int, memory_bytes: int, scratch: str | None
+) -> Iterator[Any]:
+    """Yield the rows of tables of `SCHEMA` in the order of their keys.
+
+    Each bucket is an Arrow stream on the scratch disk, with the numbers of the sources instead of their names.
+
+    Args:
+        num_rows: rows of all tables.
+        memory_bytes, scratch: as in `shuffle_datasets`.
+    """
+    import pyarrow as pa
+
+    from binidx.format.sidecars.lineage import build_lineage_table
+
+    sources: dict[str, int] = {}
+    plan, first = plan_shuffle(memory_bytes, num_rows * LINEAGE_ROW_BYTES, num_rows, 0), 0
+    with contextlib.closing(ScratchFile(scratch, plan.num_buckets)) as file:
+        for table in tables:
+            keys = shuffle_keys(seed, first, len(table))
+            first += len(table)
+            buckets = assign_buckets(keys, plan.num_buckets)
+            order = np.argsort(buckets, kind="stable")
+            rows = _numbered_batch(table, keys, sources).take(pa.array(order))
+            bounds = np.searchsorted(buckets[order], np.arange(plan.num_buckets + 1)).tolist()
+            for bucket, (start, stop) in enumerate(itertools.pairwise(bounds)):
+                if start < stop:
+                    messages = [] if file.sizes[bucket] else [rows.schema.serialize()]
+                    for message in (*messages, rows.slice(start, stop - start).serialize()):
+                        file.append(bucket, np.frombuffer(message, np.uint8))
+        for bucket in np.flatnonzero(file.sizes).tolist():
+            stored = np.empty(file.sizes[bucket], np.uint8)
+            file.read(bucket, 0, stored)
+            rows = pa.ipc.open_stream(pa.py_buffer(stored)).read_all().combine_chunks()
+            order = shuffle_order(rows.column("key").to_numpy())
+            for start, stop in cut((0, len(order)), BATCH_ROWS):
+                found = rows.take(pa.array(order[start:stop]))
+                row, byte, ids, hashes = (found.column(name) for name in ("row", "byte", "id", "hash"))
+                numbers = found.column("source").to_numpy()
+                yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)
+
+
+def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:
+    """Return rows with their keys as one record batch; new sources get the next numbers."""
+    import pyarrow as pa
+
+    table = table.unify_dictionaries().combine_chunks()
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    named = columns["source"]
+    numbers = [sources.setdefault(name, len(sources)) for name in named.dictionary.to_pylist()]
+    columns["source"] = pa.array(np.array(numbers, np.int32)[named.indices.to_numpy()])
+    # A bucket may have more bytes of ids than 32-bit offsets reach.
+    return pa.RecordBatch.from_pydict({**columns, "id": columns["id"].cast(pa.large_string()), "key": pa.array(keys)})

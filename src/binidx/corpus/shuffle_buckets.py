@@ -72,6 +72,9 @@ RECORD_BYTES, COLUMN_BYTES = 40, 24
 Column = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """Bytes of neighbouring records in a column, and where each begins, then the end: shape (n + 1,)."""
 
+Pieces = Iterator[memoryview]
+"""Bytes of sorted records in a column; each piece is valid until the next one."""
+
 
 def shuffle_keys(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     """Return the keys of the records first, first + 1, ...; shape (count,).
@@ -201,28 +204,6 @@ def plan_shuffle(memory_bytes: int, num_bytes: int, num_records: int, num_column
     return ShufflePlan(num_buckets, round_bytes, bucket_bytes)
 
 
-class RecordRun:
-    """Neighbouring records of the new order.
-
-    Attributes:
-        lengths: bytes of each record in each column, shape (n, num_columns).
-    """
-
-    def __init__(self, lengths: NDArray[np.int64], order: NDArray[np.int64], columns: Sequence[_Column]) -> None:
-        self.lengths, self._order, self._columns = lengths, order, columns
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def pieces(self, column: int) -> Iterator[memoryview]:
-        """Yield the bytes of a column in order; each piece is valid until the next one."""
-        return self._columns[column].pieces(self._order)
-
-    def joined(self, column: int) -> bytes:
-        """Return the bytes of a column."""
-        return b"".join(map(bytes, self.pieces(column)))
-
-
 class Buckets:
     """Collect records with their keys and return them sorted by key."""
 
@@ -236,13 +217,11 @@ class Buckets:
         buckets = assign_buckets(keys, self.plan.num_buckets)
         small = np.uint16 if self.plan.num_buckets <= 1 << 16 else np.int64
         order = np.argsort(buckets.astype(small), kind="stable")
-        bounds = np.zeros(self.plan.num_buckets + 1, np.int64)
-        np.cumsum(np.bincount(buckets, minlength=self.plan.num_buckets), out=bounds[1:])
+        bounds = _ends(np.bincount(buckets, minlength=self.plan.num_buckets))
         heads = _heads(keys, [np.diff(each) for _, each in columns])[order]
         self._append(0, heads.view(np.uint8).reshape(-1), bounds * heads.itemsize * heads.shape[1])
         for number, (data, places) in enumerate(columns, 1):
-            ends = np.zeros(len(keys) + 1, np.int64)
-            np.cumsum(heads[:, number], out=ends[1:])
+            ends = _ends(heads[:, number])
             grouped = self._grouped.resize(int(ends[-1]))
             copy_pieces(data, places, order, grouped)
             self._append(number, grouped, ends[bounds])
@@ -258,8 +237,11 @@ class Buckets:
         heads = _heads(key, [np.array([each]) for each in lengths])
         self._scratch.append(self._stream(0, bucket), heads.view(np.uint8).reshape(-1))
 
-    def sorted(self) -> Iterator[RecordRun]:
-        """Yield all records by their keys, in runs of at most `CHUNK_BYTES` or of one record."""
+    def sorted(self) -> Iterator[tuple[NDArray[np.int64], list[Pieces]]]:
+        """Yield all records by their keys, in runs of at most `CHUNK_BYTES` or of one record.
+
+        Each run is the bytes of its n records in each column, shape (n, num_columns), and the pieces of each column.
+        """
         self._grouped = _Buffer()
         buffers = [_Buffer() for _ in range(self.num_columns)]
         for bucket in range(self.plan.num_buckets):
@@ -268,11 +250,9 @@ class Buckets:
             table = heads.view(np.int64).reshape(-1, 1 + self.num_columns)
             order = shuffle_order(table[:, 0].view(np.uint64))
             columns = [self._column(number, bucket, table[:, number], buffers[number - 1]) for number in self._numbers]
-            totals = np.zeros(len(order) + 1, np.int64)
-            np.cumsum(table[order, 1:].sum(axis=1), out=totals[1:])
-            for first, stop in batch_by_size(totals, CHUNK_BYTES):
+            for first, stop in batch_by_size(_ends(table[order, 1:].sum(axis=1)), CHUNK_BYTES):
                 part = order[first:stop]
-                yield RecordRun(table[part, 1:], part, columns)
+                yield table[part, 1:], [each.pieces(part) for each in columns]
 
     def close(self) -> None:
         """Free the disk space."""
@@ -285,15 +265,14 @@ class Buckets:
     def _column(self, number: int, bucket: int, lengths: NDArray[np.int64], buffer: _Buffer) -> _Column:
         """Load a column of a bucket into memory, or leave it on disk if both are too large."""
         stream = self._stream(number, bucket)
-        bounds = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=bounds[1:])
+        bounds = _ends(lengths)
         size = int(bounds[-1])
         sizes = [int(self._scratch.sizes[self._stream(each, bucket)]) for each in self._numbers]
         if sum(sizes) > self.plan.bucket_bytes and size > self.plan.bucket_bytes // (2 * self.num_columns):
-            return _OnDisk(self._scratch, stream, bounds)
+            return _Column(self._scratch, stream, bounds, None)
         data = buffer.resize(size)
         self._scratch.read(stream, 0, data)
-        return _InMemory(data, bounds)
+        return _Column(self._scratch, stream, bounds, data)
 
     def _append(self, column: int, data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> None:
         """Append to each bucket its bytes of a column."""
@@ -305,37 +284,29 @@ class Buckets:
         return column * self.plan.num_buckets + bucket
 
 
-class _InMemory:
-    """Column of a bucket in memory."""
+class _Column:
+    """Column of a bucket, in memory or, if `data` is None, on disk, where it is read record by record."""
 
-    def __init__(self, data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> None:
-        self._data, self._bounds, self._out = data, bounds, _Buffer()
-
-    def pieces(self, order: NDArray[np.int64]) -> Iterator[memoryview]:
-        if len(order) == 1:
-            start, stop = self._bounds[order[0] : order[0] + 2].tolist()
-            yield self._data.data[start:stop]
-        else:
-            out = self._out.resize(CHUNK_BYTES)
-            yield out.data[: copy_pieces(self._data, self._bounds, order, out)]
-
-
-class _OnDisk:
-    """Column of a bucket on disk, read record by record."""
-
-    def __init__(self, scratch: ScratchFile, stream: int, bounds: NDArray[np.int64]) -> None:
-        self._scratch, self._stream, self._bounds = scratch, stream, bounds
+    def __init__(
+        self, scratch: ScratchFile, stream: int, bounds: NDArray[np.int64], data: NDArray[np.uint8] | None
+    ) -> None:
+        self._scratch, self._stream, self._bounds, self._data = scratch, stream, bounds, data
         self._out = _Buffer()
 
-    def pieces(self, order: NDArray[np.int64]) -> Iterator[memoryview]:
+    def pieces(self, order: NDArray[np.int64]) -> Pieces:
+        if self._data is not None and len(order) > 1:
+            out = self._out.resize(CHUNK_BYTES)
+            yield out.data[: copy_pieces(self._data, self._bounds, order, out)]
+            return
         for record in order.tolist():
-            for start, stop in cut(tuple(self._bounds[record : record + 2].tolist()), CHUNK_BYTES):
-                out = self._out.resize(stop - start)
-                self._scratch.read(self._stream, start, out)
+            start, stop = self._bounds[record : record + 2].tolist()
+            if self._data is not None:
+                yield self._data.data[start:stop]
+                return
+            for part in cut((start, stop), CHUNK_BYTES):
+                out = self._out.resize(part[1] - part[0])
+                self._scratch.read(self._stream, part[0], out)
                 yield out.data
-
-
-_Column = _InMemory | _OnDisk
 
 
 class _Buffer:
@@ -355,3 +326,8 @@ class _Buffer:
 def _heads(keys: NDArray[np.uint64], lengths: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return key and lengths of each record, shape (n, 1 + num_columns)."""
     return np.column_stack([keys.view(np.int64), *lengths])
+
+
+def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each item begins, then the end; shape (n + 1,)."""
+    return np.concatenate([[0], np.cumsum(lengths)])

@@ -4,14 +4,13 @@
     in full    every token, too: blocks against their checksums (.bin.xxh3) or frames (.bin.zst), ids against a
                vocabulary, and on demand each document against the hash in its lineage
 
-Tokens are streamed, with 64 MiB of them in memory. `check_tokenizers` compares the manifests of datasets that are to
-become one.
+Tokens are streamed, with 64 MiB of them in memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,20 +18,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.corpus.lineage_transfer import read_lineage
+from binidx.corpus.origins import read_lineage
 from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, read_manifest
-from binidx.format.source import PairSource
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.open import ROUND_BYTES
+from binidx.storage.open import ROUND_BYTES, stream
 from binidx.storage.ranges import cut
-from binidx.storage.threads import OPENS
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import object_exists
-
-PART_BYTES = 8 << 20
 
 DAMAGE_BYTES = 16 << 10
 """Bytes of one read that locates a damaged block: a block of checksums."""
@@ -97,30 +92,19 @@ def verify_dataset(
     if vocab_size is not None and np.dtype(index.dtype).kind == "f":
         raise ConfigError(f"{dataset.prefix}: tokens are {index.dtype.__name__}, a vocabulary needs integers")
     plain = dataset.source.open_plain()
-    dataset.check_index(plain.size, watch)
+    dataset.check_index(watch)
     manifest, token_range, compared = check_manifest(dataset, storage_options), None, None
     if not quick:
         watch.begin("tokens", plain.size, 0)
         token_range = _read_tokens(dataset, plain, vocab_size, watch)
     if lineage:
         compared = check_lineage(dataset, plain, storage_options, watch)
-    dataset.check_unchanged()
-    return Verification(
-        dataset.prefix,
-        index.dtype.__name__,
-        index.num_documents,
-        index.num_sequences,
-        index.num_tokens,
-        sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents()),
-        plain.size,
-        plain.size - dataset.num_bytes,
-        None if quick else dataset.source.checked_by,
-        token_range,
-        vocab_size,
-        manifest,
-        compared,
-        time.monotonic() - began,
-    )
+    dataset.source.check_unchanged()
+    num_empty = sum(int((np.diff(block.bounds) == 0).sum()) for block in index.documents())
+    counts = index.num_documents, index.num_sequences, index.num_tokens, num_empty
+    names, sizes = (dataset.prefix, index.dtype.__name__), (plain.size, plain.size - dataset.num_bytes)
+    checked, seconds = None if quick else dataset.source.checked_by, time.monotonic() - began
+    return Verification(*names, *counts, *sizes, checked, token_range, vocab_size, manifest, compared, seconds)
 
 
 def check_manifest(dataset: WholeDataset, options: Options) -> bool:
@@ -145,28 +129,6 @@ def check_manifest(dataset: WholeDataset, options: Options) -> bool:
     return True
 
 
-def check_tokenizers(datasets: Sequence[WholeDataset]) -> None:
-    """FormatError if the manifests of datasets name different tokenizers."""
-    pairs = [pair for each in datasets for pair in each.source.pairs]
-    tokenizers = OPENS.map(lambda each: _read_tokenizer(each) if each.has(MANIFEST) else None, pairs)
-    known = [(each.prefix, tokenizer) for each, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
-    for prefix, (uri, digest) in known[1:]:
-        first, (first_uri, first_digest) = known[0]
-        if digest != first_digest:
-            raise FormatError(
-                f"{prefix}{MANIFEST}: made by the tokenizer {uri} ({digest[:12]}), needed that of {first}, "
-                f"{first_uri} ({first_digest[:12]}): ids of two mean different text; where they do not, move the "
-                "manifest away"
-            )
-
-
-def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
-    """Return URI and digest of the tokenizer in a manifest, if it has both."""
-    manifest = read_manifest(pair.prefix + MANIFEST, pair.options) or {}
-    tokenizer = manifest.get("job", {}).get("tokenizer", {})
-    return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
-
-
 def check_lineage(dataset: WholeDataset, plain: RangeReader, options: Options, watch: ProgressWatcher) -> int:
     """Compare each document with the hash in its lineage; return how many have one.
 
@@ -180,7 +142,7 @@ def check_lineage(dataset: WholeDataset, plain: RangeReader, options: Options, w
     watch.begin("lineage", dataset.num_bytes, 0)
     first = compared = 0
     batches, hashes = dataset.hash_documents(plain, xxhash.xxh3_64), np.empty(0, np.uint64)
-    for table in read_lineage(dataset.prefix, dataset.index.num_documents, options):
+    for table in read_lineage(dataset):
         while len(hashes) < len(table):
             digests, num_bytes = next(batches)
             hashes = np.concatenate([hashes, np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)])
@@ -200,24 +162,26 @@ def _read_tokens(
 ) -> tuple[float, float] | None:
     """Read all bytes, also those after the last token; return the smallest and the largest token."""
     dtype, num_bytes, bounds = little_endian(dataset.index.dtype), dataset.num_bytes, list[Any]()
-    for around in cut((0, plain.size), ROUND_BYTES):
-        for (start, stop), data in zip(cut(around, PART_BYTES), _read(dataset, plain, around), strict=True):
-            tokens = np.frombuffer(data[: max(min(stop, num_bytes) - start, 0)], dtype)
-            if len(tokens):
-                low, high = tokens.min().item(), tokens.max().item()
-                if vocab_size is not None and (low < 0 or high >= vocab_size):
-                    raise _vocabulary_error(dataset, tokens, start // dtype.itemsize, vocab_size)
-                bounds = [min([low, *bounds]), max([high, *bounds])]
-            watch.advance(stop - start)
+    for start, data in _stream(dataset, plain):
+        tokens = np.frombuffer(data[: max(num_bytes - start, 0)], dtype)
+        if len(tokens):
+            low, high = tokens.min().item(), tokens.max().item()
+            if vocab_size is not None and (low < 0 or high >= vocab_size):
+                raise _vocabulary_error(dataset, tokens, start // dtype.itemsize, vocab_size)
+            bounds = [min([low, *bounds]), max([high, *bounds])]
+        watch.advance(len(data))
     return (bounds[0], bounds[1]) if bounds else None
 
 
-def _read(dataset: WholeDataset, plain: RangeReader, around: Range) -> list[memoryview]:
-    """Read a range in parts; an error names the document that is damaged."""
+def _stream(dataset: WholeDataset, plain: RangeReader) -> Iterator[tuple[int, memoryview]]:
+    """Yield the tokens in blocks, each after its first byte; an error names the document that is damaged."""
+    start = 0
     try:
-        return plain.read(cut(around, PART_BYTES))
+        for data in stream(plain):
+            yield start, data
+            start += len(data)
     except FormatError as error:
-        place = _first_damage(plain, around)
+        place = _first_damage(plain, (start, min(start + ROUND_BYTES, plain.size)))
         raise FormatError(f"{error}; {_locate(dataset, place // dataset.index.item_bytes)}") from error
 
 

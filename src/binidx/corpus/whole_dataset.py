@@ -1,24 +1,39 @@
-"""Dataset opened to be read from end to end: its index in blocks, its tokens as stored or plain.
+"""Datasets read from end to end, and datasets about to be written.
 
-The commands of this package open their sources here, so that all check the same things in the same way.
+Sources are opened here, so that all commands check the same things in the same way. All objects of a target are written
+invisibly first. Then the old `.idx` is removed, `.bin` and sidecars appear, and the `.idx` comes last. A reader
+therefore never combines an index with other tokens.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from binidx.errors import ConfigError, FormatError
+from numpy.typing import DTypeLike
+
+from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.format.bin_file import BinWriter, delete_objects, superseded_objects
+from binidx.format.idx import get_idx_path
 from binidx.format.index_stream import batch_by_size
+from binidx.format.index_writer import IndexColumns
 from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS, read_manifest
+from binidx.format.source import PairSource, absolute_uri
+from binidx.format.virtual import SUFFIX as PARTS
 from binidx.format.virtual_source import is_multimodal, open_source
+from binidx.storage.codecs.checksums import SUFFIX
+from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
+from binidx.storage.writing.concatenate import Join, SourcePiece, open_join, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher
+from binidx.storage.writing.publish import create_object, object_exists, object_identity
 
 Options = Mapping[str, Any] | None
 Prefix = str | os.PathLike[str]
@@ -36,11 +51,23 @@ class JsonResult:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class CombinedCounts(JsonResult):
+    """Counts of a dataset that was made of several."""
+
+    target: str
+    num_sources: int
+    num_documents: int
+    num_sequences: int
+    num_tokens: int
+
+
 class WholeDataset:
     """Dataset under a prefix: a pair of files or a virtual merge.
 
     Args:
         listed: the pair as a list of its folder shows it, if such a list was made.
+        distrust_sums: its checksums are about to be replaced, so the tokens are not checked against them.
 
     Attributes:
         source: the objects of the dataset.
@@ -52,9 +79,11 @@ class WholeDataset:
         ObjectChangedError: a part of a virtual merge was replaced since it was listed.
     """
 
-    def __init__(self, prefix: Prefix, options: Options = None, listed: ListedPair | None = None) -> None:
+    def __init__(
+        self, prefix: Prefix, options: Options = None, listed: ListedPair | None = None, *, distrust_sums: bool = False
+    ) -> None:
         self.prefix = os.fspath(prefix)
-        self.source = open_source(self.prefix, options, listed=listed)
+        self.source = open_source(self.prefix, options, distrust_sums=distrust_sums, listed=listed)
         self.index = self.source.open_index()
 
     @property
@@ -62,8 +91,9 @@ class WholeDataset:
         """Bytes of all tokens; known once the index was read."""
         return self.index.num_tokens * self.index.item_bytes
 
-    def check_size(self, plain_bytes: int) -> int:
+    def check_size(self) -> int:
         """Return `num_bytes`; FormatError if the `.bin` is smaller."""
+        plain_bytes = self.source.plain_bytes()
         if plain_bytes < self.num_bytes:
             raise FormatError(
                 f"{self.source.bin_uri}: {plain_bytes} bytes, its .idx needs {self.num_bytes} "
@@ -71,7 +101,7 @@ class WholeDataset:
             )
         return self.num_bytes
 
-    def check_index(self, plain_bytes: int, watch: ProgressWatcher) -> None:
+    def check_index(self, watch: ProgressWatcher) -> None:
         """Read and check the whole index, and compare it with the size of the `.bin`.
 
         Raises:
@@ -79,16 +109,8 @@ class WholeDataset:
         """
         watch.begin("index", self.index.size, 0)
         self.index.check()
-        self.check_size(plain_bytes)
+        self.check_size()
         watch.advance(self.index.size)
-
-    def check_unchanged(self, listed: ListedPair | None = None) -> None:
-        """ObjectChangedError if a file was replaced since the dataset was opened.
-
-        Args:
-            listed: the pair in a list made now; by default the store is asked.
-        """
-        self.source.check_unchanged(listed)
 
     def hash_documents(
         self, plain: RangeReader, digest: Callable[..., Any], widen: Callable[[memoryview], memoryview] = memoryview
@@ -115,45 +137,198 @@ class WholeDataset:
                 yield [digest(data[at:end]).digest() for at, end in itertools.pairwise(places.tolist())], stop - start
 
 
-def open_datasets(sources: Sequence[Prefix], options: Options) -> list[WholeDataset]:
-    """Open many datasets at the same time, with lists of their folders where that saves requests."""
-    listed = list_pairs([os.fspath(each) for each in sources], options)
-    return OPENS.map(lambda each: WholeDataset(each, options, listed.get(os.fspath(each))), sources)
-
-
-def check_all_unchanged(datasets: Sequence[WholeDataset]) -> None:
-    """ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
-    listed = list_pairs([each.prefix for each in datasets], datasets[0].source.options)
-    OPENS.map(lambda each: each.check_unchanged(listed.get(each.prefix)), datasets)
-
-
-def check_compatible(datasets: Sequence[WholeDataset], *, mixed: bool = False) -> tuple[str, bool]:
-    """Return the codec of all datasets and whether they have modes; those without sequences fit either way.
-
-    Args:
-        mixed: whether some may be compressed and others not.
+class SourceDatasets:
+    """Datasets that become one, opened at the same time, with lists of their folders where that saves requests.
 
     Raises:
-        ConfigError: there is no dataset, or the codecs differ.
-        FormatError: dtypes differ, or some have modes and others not.
+        ConfigError: there is none.
+        ObjectNotFoundError, FormatError, ObjectChangedError: as `WholeDataset`.
     """
-    if not datasets:
-        raise ConfigError("merge: 0 datasets, needed at least one")
-    first = datasets[0]
-    for each in datasets:
-        if each.index.dtype is not first.index.dtype:
-            found, needed = each.index.dtype.__name__, first.index.dtype.__name__
-            raise FormatError(f"{each.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
-        if each.source.codec != first.source.codec and not mixed:
-            raise ConfigError(
-                f"{each.source.bin_uri}: stored otherwise than {first.source.bin_uri}, needed all compressed or none; "
-                "binidx convert --plain or --compress brings them together"
-            )
-    return first.source.codec, is_multimodal([each.index for each in datasets])
+
+    def __init__(self, prefixes: Sequence[Prefix], options: Options) -> None:
+        if not prefixes:
+            raise ConfigError("merge: 0 datasets, needed at least one")
+        names = [os.fspath(each) for each in prefixes]
+        listed = list_pairs(names, options)
+        self.options = options
+        self.datasets = OPENS.map(lambda each: WholeDataset(each, options, listed.get(each)), names)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return the number of datasets, and of documents, sequences and tokens of all."""
+        indices = [each.index for each in self.datasets]
+        documents, sequences = sum(each.num_documents for each in indices), sum(each.num_sequences for each in indices)
+        return len(indices), documents, sequences, sum(each.num_tokens for each in indices)
+
+    def check_unchanged(self) -> None:
+        """ObjectChangedError if a file of one of the datasets was replaced since it was opened."""
+        listed = list_pairs([each.prefix for each in self.datasets], self.options)
+        OPENS.map(lambda each: each.source.check_unchanged(listed.get(each.prefix)), self.datasets)
+
+    def check_compatible(self, *, mixed: bool = False) -> tuple[str, bool]:
+        """Return the codec of all datasets and whether they have modes; those without sequences fit either way.
+
+        Args:
+            mixed: whether some may be compressed and others not.
+
+        Raises:
+            ConfigError: the codecs differ.
+            FormatError: dtypes differ, or some have modes and others not.
+        """
+        first = self.datasets[0]
+        for each in self.datasets:
+            if each.index.dtype is not first.index.dtype:
+                found, needed = each.index.dtype.__name__, first.index.dtype.__name__
+                raise FormatError(f"{each.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
+            if each.source.codec != first.source.codec and not mixed:
+                raise ConfigError(
+                    f"{each.source.bin_uri}: stored otherwise than {first.source.bin_uri}, needed all compressed or "
+                    "none; binidx convert --plain or --compress brings them together"
+                )
+        return first.source.codec, is_multimodal([each.index for each in self.datasets])
+
+    def check_tokenizers(self) -> None:
+        """FormatError if the manifests of the datasets name different tokenizers."""
+        pairs = [pair for each in self.datasets for pair in each.source.pairs]
+        tokenizers = OPENS.map(lambda each: _read_tokenizer(each) if each.has(MANIFEST) else None, pairs)
+        known = [(each.prefix, tokenizer) for each, tokenizer in zip(pairs, tokenizers, strict=True) if tokenizer]
+        for prefix, (uri, digest) in known[1:]:
+            first, (first_uri, first_digest) = known[0]
+            if digest != first_digest:
+                raise FormatError(
+                    f"{prefix}{MANIFEST}: made by the tokenizer {uri} ({digest[:12]}), needed that of {first}, "
+                    f"{first_uri} ({first_digest[:12]}): ids of two mean different text; where they do not, move the "
+                    "manifest away"
+                )
 
 
-def sum_counts(datasets: Sequence[WholeDataset]) -> tuple[int, int, int]:
-    """Return the number of documents, sequences and tokens of all datasets."""
-    indices = [each.index for each in datasets]
-    documents, sequences = sum(each.num_documents for each in indices), sum(each.num_sequences for each in indices)
-    return documents, sequences, sum(each.num_tokens for each in indices)
+def _read_tokenizer(pair: PairSource) -> tuple[str, str] | None:
+    """Return URI and digest of the tokenizer in a manifest, if it has both."""
+    manifest = read_manifest(pair.prefix + MANIFEST, pair.options) or {}
+    tokenizer = manifest.get("job", {}).get("tokenizer", {})
+    return (str(tokenizer["uri"]), str(tokenizer["digest"])) if {"uri", "digest"} <= tokenizer.keys() else None
+
+
+BIN_SUFFIXES = tuple(f"bin{codec.suffix}" for codec in CODECS.values())
+OBJECT_SUFFIXES = (*BIN_SUFFIXES, f"bin{SUFFIX}", "idx")
+"""Objects of a dataset in the order in which they are written: tokens first, index last."""
+
+
+class DatasetTarget:
+    """Prefix of a dataset to write, with its tokens stored by `codec`."""
+
+    def __init__(self, prefix: str, codec: str, options: Options) -> None:
+        self.prefix, self.codec, self.options = prefix, codec, options
+        self.bin_suffix = f"bin{CODECS[codec].suffix}"
+        self.bin_uri, self.idx_uri = self.uri(self.bin_suffix), get_idx_path(prefix)
+
+    @classmethod
+    def open(
+        cls, prefix: Prefix, codec: str, sources: Sequence[WholeDataset], options: Options, *, overwrite: bool
+    ) -> DatasetTarget:
+        """Return the target under a prefix that may be written.
+
+        Raises:
+            ConfigError: the prefix is a folder, or one of the sources.
+            ObjectExistsError: an object exists there, and `overwrite` is False.
+        """
+        name = os.fspath(prefix)
+        if name.endswith("/"):
+            raise ConfigError(f"{name}: a folder, needed a prefix such as {name}en")
+        if any(absolute_uri(name) in each.source.uris for each in sources):
+            raise ConfigError(f"{name}: is read and written, needed another prefix to write to")
+        target = cls(name, codec, options)
+        if not overwrite:
+            target.check_free()
+        return target
+
+    def uri(self, suffix: str) -> str:
+        """Return the URI of an object by its suffix, such as "bin.zst"."""
+        return f"{self.prefix}.{suffix}"
+
+    def size(self) -> int:
+        """Return the bytes of `.bin` and `.idx` together."""
+        return sum(int(object_identity(uri, self.options)["size"]) for uri in (self.bin_uri, self.idx_uri))
+
+    def check_free(self, published: dict[str, Any] | None = None, *, resumed: bool = False) -> None:
+        """Check that nothing exists under the prefix but a lone `.bin` that an earlier run published.
+
+        Args:
+            published: identity of the `.bin` that an earlier run, of any source, verified.
+            resumed: whether an earlier run of the same source exists.
+
+        Raises:
+            ObjectExistsError: something else exists.
+        """
+        found = [
+            suffix for suffix in (*BIN_SUFFIXES, "idx", PARTS[1:]) if object_exists(self.uri(suffix), self.options)
+        ]
+        is_bin = len(found) == 1 and found[0] in BIN_SUFFIXES
+        if not found or (is_bin and (resumed or object_identity(self.uri(found[0]), self.options) == published)):
+            return
+        names = ", ".join(f".{suffix}" for suffix in found)
+        raise ObjectExistsError(f"{self.prefix}: holds {names}, needed a free name; --overwrite replaces it")
+
+    def remove_existing(self) -> None:
+        """Remove the old index first, then the list of a virtual merge, other forms of the tokens, and sidecars."""
+        others = [self.prefix + suffix for suffix in (PARTS, *SIDECARS)]
+        delete_objects([self.idx_uri, *superseded_objects(self.bin_uri), *others], self.options)
+
+    def publish(self, columns: IndexColumns, *steps: Callable[[], object]) -> None:
+        """Write the `.idx` invisibly; then call all steps, and make the `.idx` visible last."""
+
+        def before_publish() -> None:
+            for step in steps:
+                step()
+
+        with create_object(self.idx_uri, self.options, before_publish=before_publish) as writer:
+            for piece in columns.format():
+                writer.write(piece)
+
+    def publish_pieces(
+        self,
+        columns: IndexColumns,
+        pieces: Sequence[SourcePiece],
+        source_options: Options,
+        watch: ProgressWatcher,
+        check: Callable[[], object],
+        remove_existing: Callable[[], object],
+    ) -> Join:
+        """Assemble the tokens from pieces, inside the store where it can; then publish the dataset.
+
+        Args:
+            check, remove_existing: called right before the tokens become visible.
+        """
+        join = open_join(self.bin_uri, pieces, source_options=source_options, target_options=self.options)
+        try:
+            watch.begin("tokens", sum(map(piece_bytes, pieces)), 0)
+            join.fill(watch.advance)
+            self.publish(columns, check, lambda: join.publish(remove_existing))
+        finally:
+            join.abandon()
+        return join
+
+
+class DatasetOutput:
+    """Unpublished dataset whose tokens pass through this process.
+
+    Attributes:
+        columns: of its `.idx`.
+    """
+
+    def __init__(self, target: DatasetTarget, dtype: DTypeLike, multimodal: bool) -> None:
+        self.target, self.columns = target, IndexColumns(dtype, multimodal)
+
+    @functools.cached_property
+    def bin(self) -> BinWriter:
+        """Writer of its tokens."""
+        return BinWriter(self.target.bin_uri, self.target.options)
+
+    def publish(self, *steps: Callable[[], object]) -> None:
+        """Call all steps, and make the dataset visible."""
+        self.target.publish(self.columns, *steps, self.bin.publish)
+
+    def close(self) -> None:
+        """Remove what was not published."""
+        self.columns.close()
+        if "bin" in vars(self):
+            self.bin.abandon()

@@ -85,8 +85,9 @@ class GlobalOrder:
             IndexError: a step is not complete.
         """
         self._check_steps(steps)
-        parts = [self._rows(part, size, rank) for part, size in self._runs(steps)]
-        return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else _no_rows()
+        runs = [*self._runs(steps)] or [(steps, self.schedule.block)]
+        parts = [self._rows(part, size, rank) for part, size in runs]
+        return SampleReads(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def served_at(self, samples: Numbers, stop: int) -> SampleReads:
         """Return the reads of samples at positions below `stop`; a sample that is read twice has two rows, in order.
@@ -170,7 +171,3 @@ class GlobalOrder:
         if steps.step != 1 or steps.start < 0 or (count is not None and len(steps) and steps.stop > count):
             has = "as many as you like" if count is None else f"{count}"
             raise IndexError(f"steps {steps.start} to {steps.stop}: the run has {has}, counted from 0")
-
-
-def _no_rows() -> SampleReads:
-    return SampleReads(*(np.empty(0, np.int64) for _ in SampleReads._fields))

@@ -117,6 +117,9 @@ class Run:
             uri: path or URI of the file.
             storage_options: options of the stores of the file and of the run's data.
 
+        Returns:
+            The run, equal to the one that was saved.
+
         Raises:
             ConfigError: the file is not a JSON object, has unknown or missing fields, or an invalid value.
             ObjectNotFoundError: there is no such file.
@@ -128,7 +131,16 @@ class Run:
             raise ConfigError(f"{uri}: {error}") from error
 
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        """Write the file atomically."""
+        """Write the file atomically.
+
+        Args:
+            uri: path or URI of the file.
+            storage_options: options of its store.
+
+        Raises:
+            ConfigError: the tokenizer has no `unique_identifiers`.
+            StorageError: the store refuses a request.
+        """
         with create_object(uri, storage_options) as out:
             out.write(format_run(self))
 
@@ -137,11 +149,22 @@ class Run:
 
         Args:
             on_outcome: called with the outcome of each index while they are built, by any thread.
+
+        Returns:
+            Three datasets; None for a split without samples.
+
+        Raises:
+            ObjectNotFoundError, FormatError, StorageError: the data is absent, malformed or unreachable.
         """
         if "_built" not in vars(self):
-            vars(self)["_built"] = self._build(on_outcome)
-        built: Built = vars(self)["_built"]
-        return built
+            built = self._builder().build(on_outcome=on_outcome)
+            if self.stages is not None:
+                context = BuildContext(on_outcome=on_outcome)
+                train = StagedBlendedDataset.built_with(context, GPTDataset, self.stages, self.config)
+                built = [train, *built[1:]]
+            vars(self)["_built"] = built
+        found: Built = vars(self)["_built"]
+        return found
 
     @property
     def schedule(self) -> BatchSchedule:
@@ -158,34 +181,36 @@ class Run:
     @cached_property
     def reading_order(self) -> GlobalOrder:
         """The global order of the samples of train; step 0 is the first after `consumed_samples`."""
-        return GlobalOrder(self.schedule, self._num_samples, self.dataloader_type, self.data_sharding)
+        train = self.build()[0]
+        if train is None:
+            raise ConfigError("run: has no train split to take samples from")
+        return GlobalOrder(self.schedule, len(train), self.dataloader_type, self.data_sharding)
 
     def samples_of_step(self, step: int, rank: int | None = None) -> list[int]:
-        """Return the samples of train that a rank reads at a step; for rank None, those of all ranks in turn.
+        """Return the samples of train that a rank reads at a step.
 
-        Step 0 is the first after `consumed_samples`. Empty after the end.
+        Args:
+            step: 0 is the first step after `consumed_samples`.
+            rank: a data parallel rank; None for all, in turn.
+
+        Returns:
+            Sample numbers; empty after the end of the run.
         """
         return next(self.samples_of_steps(range(step, step + 1), rank), [])
 
     def samples_of_steps(self, steps: range, rank: int | None = None) -> Iterator[list[int]]:
-        """Return the samples of consecutive steps, up to the end of the run; a cyclic run has no end."""
+        """Return the samples of consecutive steps, up to the end of the run; a cyclic run has no end.
+
+        Args:
+            steps: steps, counted from the run's `consumed_samples`.
+            rank: a data parallel rank; None for all, in turn.
+
+        Returns:
+            Sample numbers, a list for each step.
+        """
         count = self.reading_order.num_steps()
         for step in steps if count is None else range(steps.start, min(steps.stop, count)):
             yield self.reading_order.readings(range(step, step + 1), rank).sample.tolist()
-
-    @cached_property
-    def _num_samples(self) -> int:
-        train = self.build()[0]
-        if train is None:
-            raise ConfigError("run: has no train split to take samples from")
-        return len(train)
-
-    def _build(self, on_outcome: OnOutcome) -> Built:
-        built = self._builder().build(on_outcome=on_outcome)
-        if self.stages is None:
-            return built
-        context = BuildContext(on_outcome=on_outcome)
-        return [StagedBlendedDataset.built_with(context, GPTDataset, self.stages, self.config), *built[1:]]
 
     def _builder(self) -> BlendedMegatronDatasetBuilder:
         return BlendedMegatronDatasetBuilder(GPTDataset, self.sizes, lambda: True, self.config)
@@ -240,15 +265,12 @@ def _pair(blend: Any) -> Any:
 def _model_of_file(kind: type, left_out: Sequence[str] = (), **types: Any) -> type:
     """Return the dataclass of the fields of `kind` that a file has, some with other types."""
     hints = {**get_type_hints(kind), **types}
-    kept = [each for each in fields(kind) if each.init and each.name not in left_out]
-    return make_dataclass(
-        kind.__name__,
-        [
-            (each.name, hints[each.name], field(default=each.default, default_factory=each.default_factory))
-            for each in kept
-        ],
-        kw_only=True,
-    )
+    described = [
+        (each.name, hints[each.name], field(default=each.default, default_factory=each.default_factory))
+        for each in fields(kind)
+        if each.init and each.name not in left_out
+    ]
+    return make_dataclass(kind.__name__, described, kw_only=True)
 
 
 # Its values are checked as the file has them: a model's floats would write another file than the one that was read.

@@ -74,9 +74,7 @@ class BatchSchedule:
 
     def batch_size(self, consumed_samples: int) -> int:
         """Return the samples of the step that begins after a number of consumed samples."""
-        size = self._asked_size(consumed_samples)
-        if self.decrease_batch_size_if_needed:
-            size -= size % self.block
+        size = self._unchecked_size(consumed_samples)
         if size < self.block or size % self.block:
             raise ConfigError(
                 f"batch size: {size} after {consumed_samples} samples, needs a multiple of {self.block}, "
@@ -87,9 +85,10 @@ class BatchSchedule:
     @cached_property
     def stages(self) -> list[BatchSizeStage]:
         """The stages of equal batch size."""
+        grown = max(self.rampup[2] + 1 if self.rampup else 0, self.consumed_samples)
         stages = [BatchSizeStage(0, self.consumed_samples, self.batch_size(self.consumed_samples))]
-        while stages[-1].batch_size != self.batch_size(self._grown):
-            stages.append(self._after(stages[-1]))
+        while stages[-1].batch_size != self.batch_size(grown):
+            stages.append(self._next_stage(stages[-1], grown))
         return stages
 
     def samples_before(self, step: int) -> int:
@@ -102,30 +101,20 @@ class BatchSchedule:
         stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
         return stage.first_step + (sample - stage.first_sample) // stage.batch_size
 
-    @property
-    def _grown(self) -> int:
-        """Samples after which the ramp is complete."""
-        return max(self.rampup[2] + 1 if self.rampup else 0, self.consumed_samples)
+    def _unchecked_size(self, consumed_samples: int) -> int:
+        size = self.global_batch_size
+        if self.rampup is not None and consumed_samples <= self.rampup[2]:
+            start, increment, samples = self.rampup
+            samples_per_increment = samples / ((size - start) // increment)
+            size = start + int(consumed_samples / samples_per_increment) * increment
+        return size - size % self.block if self.decrease_batch_size_if_needed else size
 
-    def _asked_size(self, consumed_samples: int) -> int:
-        if self.rampup is None or consumed_samples > self.rampup[2]:
-            return self.global_batch_size
-        start, increment, _ = self.rampup
-        return start + int(consumed_samples / self._samples_an_increment) * increment
-
-    @property
-    def _samples_an_increment(self) -> float:
-        start, increment, samples = self.rampup or (0, 1, 0)
-        return samples / ((self.global_batch_size - start) // increment)
-
-    def _after(self, stage: BatchSizeStage) -> BatchSizeStage:
-        """Return the next stage: computed to about the end of the increment's samples, then to the step."""
-        grown = (stage.batch_size - (self.rampup or (0, 1, 0))[0]) // (self.rampup or (0, 1, 0))[1] + 1
-        about = min(grown * self._samples_an_increment, self._grown)
-        steps = max(1, int((about - stage.first_sample) // stage.batch_size) - 1)
-        while self.batch_size(stage.first_sample + steps * stage.batch_size) == stage.batch_size:
-            steps += 1
-        consumed = stage.first_sample + steps * stage.batch_size
+    def _next_stage(self, stage: BatchSizeStage, grown: int) -> BatchSizeStage:
+        """Return the stage after one of the ramp, which is complete after `grown` samples."""
+        first, size = stage.first_sample, stage.batch_size
+        most = (grown - first) // size + 1
+        steps = bisect_right(range(most + 1), size, key=lambda step: self._unchecked_size(first + step * size))
+        consumed = first + steps * size
         return BatchSizeStage(stage.first_step + steps, consumed, self.batch_size(consumed))
 
 

@@ -19,7 +19,7 @@ from binidx.dataset.kinds.best_fit_gpt import BestFitGPTDataset
 from binidx.errors import IndexBuildError
 from binidx.index.best_fit import cut_documents
 from binidx.native.mappings import best_fit
-from binidx.run.provenance.contents import contents_of
+from binidx.run.provenance.contents import trace_contents
 
 
 def build(prefix: str, size: int | None = None, **options: Any) -> Any:
@@ -129,7 +129,7 @@ def test_the_cache_gives_the_same_samples(prefix: str, tmp_path: Path) -> None:
 
 def test_its_documents_can_be_traced(prefix: str) -> None:
     dataset = build(prefix)
-    contents = contents_of(dataset, np.arange(len(dataset)))
+    contents = trace_contents(dataset, np.arange(len(dataset)))
     assert contents.spans.length.sum() == dataset.pieces[:, 2].sum()
     assert (contents.epoch == 0).all()
 

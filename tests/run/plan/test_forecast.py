@@ -17,7 +17,6 @@ import binidx
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import plan_epochs
-from binidx.run.plan.costs import source_costs, total_costs
 from binidx.run.plan.forecast import (
     Link,
     Medium,
@@ -26,6 +25,8 @@ from binidx.run.plan.forecast import (
     cache_fill_cost,
     gpt_index_bytes,
     pieces_per_sample,
+    source_costs,
+    total_costs,
     vectored_read_cost,
 )
 from binidx.run.plan.inventory import take_inventory

@@ -11,7 +11,6 @@ import pytest
 from helpers.gpt_data import Tokenizer
 
 import binidx
-from binidx.run.provenance.export import WHO_AND_WHAT
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import SavedTokenizer
 
@@ -40,5 +39,6 @@ def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_every_column_has_its_row() -> None:
-    for name in [*(name for name, _ in WHO_AND_WHAT), "docs", "start", "stop", "spans", "input_ids"]:
+    places = ["step", "rank", "slot", "sample", "source", "epoch"]
+    for name in [*places, "docs", "start", "stop", "spans", "input_ids"]:
         assert re.search(rf"^\| .*`{name}`", PAGE, re.MULTILINE), name

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from helpers.traceable_runs import random_run
 
-from binidx.run.provenance.contents import contents_of, sources_of
-from binidx.run.provenance.run_order import places_of, samples_with
+from binidx.run.provenance.contents import list_sources, trace_contents
+from binidx.run.provenance.run_order import find_positions, samples_with
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_samples_with_a_document_are_those_that_trace_to_it(seed: int, tmp_path: Path) -> None:
     dataset, choose = random_run(tmp_path, seed), random.Random(seed)
-    contents = contents_of(dataset, np.arange(len(dataset)))
+    contents = trace_contents(dataset, np.arange(len(dataset)))
     spans = contents.spans
     owner = np.repeat(np.arange(len(dataset)), np.diff(spans.bounds))
-    for number, source in enumerate(sources_of(dataset)):
+    for number, source in enumerate(list_sources(dataset)):
         count = len(source.dataset.document_indices) - 1
         for documents in ([choose.randrange(count)], choose.sample(range(count), 3), range(count)):
             here = (contents.source[owner] == number) & np.isin(spans.document, list(documents)) & (spans.length > 0)
@@ -38,4 +38,4 @@ def test_places_are_found_across_stretches(monkeypatch: pytest.MonkeyPatch) -> N
     index = np.random.default_rng(0).integers(0, 9, 100)
     for values in ([3], [3, 4, 5], [1, 7], []):
         needed = np.flatnonzero(np.isin(index, values)).tolist()
-        assert places_of(index, np.array(values, np.int64)).tolist() == needed
+        assert find_positions(index, np.array(values, np.int64)).tolist() == needed

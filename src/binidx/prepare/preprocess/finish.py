@@ -35,9 +35,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from binidx.corpus.dataset_target import DatasetTarget
 from binidx.corpus.merge import merge_tokens, merged_index
-from binidx.corpus.whole_dataset import WholeDataset, open_datasets
+from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
 from binidx.errors import FormatError, ObjectExistsError, redacted
 from binidx.format.bin_file import delete_objects, superseded_objects
 from binidx.format.index_writer import IndexColumns
@@ -150,12 +149,12 @@ def merge_key(
     """Merge the parts of one key into its dataset."""
     job = uris.job
     target = DatasetTarget(job.datasets[key], job.codec, job.target_options)
-    opened = open_datasets([uris.prefix(part, key) for part in parts], job.target_options)
+    opened = SourceDatasets([uris.prefix(part, key) for part in parts], job.target_options)
     with merged_index(opened, watch) as columns:
-        check_part_counts(key, parts, records, opened)
+        check_part_counts(key, parts, records, opened.datasets)
         old = obsolete_objects(target, columns, overwrite)
         remove_old = functools.partial(delete_objects, old, target.options)
-        merge_tokens(opened, target, columns, remove_old, job.target_options, watch)
+        merge_tokens(opened, target, columns, remove_old, watch)
 
 
 def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened: Sequence[WholeDataset]) -> None:

@@ -103,8 +103,8 @@ def shuffle_lines(
                 watch.advance(num_bytes)
         watch.begin("in order", size, 0)
         with create_object(name, target_options) as stored, _compressing_writer(name, stored) as out:
-            for run in buckets.sorted():
-                for text in run.pieces(0):
+            for _, (pieces_in_order,) in buckets.sorted():
+                for text in pieces_in_order:
                     out.write(text)
                     watch.advance(len(text))
     return ShuffledLines(name, len(found), count, size, plan.num_buckets, time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""Cost of reading, computed from sizes alone: pieces of documents, requests, bytes, time. Pure arithmetic.
+"""Forecast of a run's reads, from its inventory: pieces of documents, requests, bytes, time, and the phases of a start.
 
     S + 1 tokens of shuffled documents of m tokens     1 + S / m pieces: one, and one more for each boundary
     a piece                                            a range somewhere in the .bin, of S / pieces tokens
@@ -10,20 +10,42 @@ x = L + gap
     requests    1 + (n - 1) q^n
     bytes       L + (n - 1) (the spacings up to x, and L for each longer one)
 
+    source                     reads
+    local                      nothing
+    with a cache_dir           each chunk once per node
+    remote, up to 32 MiB       each chunk once per process, in memory
+    other remote sources       the requests of each vectored read
+
 Source: ours; uniform spacings, as in any book on order statistics. `tests/run/plan/test_forecast.py` compares
 the formulas with the counts of a proxy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, expm1
+from math import ceil, expm1, floor
+from statistics import median
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
+from binidx.format.idx import get_bin_path
+from binidx.format.summary import DatasetSummary
 from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
+from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
+from binidx.run.plan.inventory import MISSING, STALE, THERE, UNPROVEN, RunInventory
+from binidx.run.run_file import Run
+from binidx.storage.cache.layout import CHUNK_BYTES
+from binidx.storage.cache.memory import STORE
+from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
+from binidx.storage.open import SEGMENTS, open_stored
+from binidx.storage.requests.remote_reader import MAX_REQUEST
+from binidx.storage.settings import ReadSettings
+from binidx.storage.stores.registry import local_path, open_store, prices_of
+from binidx.storage.threads import OPENING_THREADS
 
 SECONDS_PER_DOCUMENT = 20e-9
 """Of a build, for each document of each epoch, its samples included: `python -m tests.bench billion` on two cores."""
@@ -91,22 +113,6 @@ def vectored_read_cost(medium: Medium, num_ranges: float, range_bytes: float) ->
     requests = 1 + more * longer
     num_bytes = min(length + more * (shorter + length * longer), free)
     return ReadCost(requests + num_bytes // medium.max_request_bytes, num_bytes)
-
-
-def samples_read_cost(
-    medium: Medium, num_samples: float, sample_bytes: float, pieces: float, samples_at_once: float
-) -> ReadCost:
-    """Return the cost of reading samples of one source, a fixed number of them in each vectored read.
-
-    Args:
-        sample_bytes: plain bytes of a sample.
-        pieces: ranges per sample.
-    """
-    if num_samples <= 0:
-        return NOTHING
-    # Fewer than one of this source in a read: then as many reads as samples have one of it.
-    at_once = max(samples_at_once, 1.0)
-    return vectored_read_cost(medium, pieces * at_once, sample_bytes / pieces).times(num_samples / at_once)
 
 
 def cache_fill_cost(medium: Medium, num_pieces: float, piece_bytes: float, chunk_bytes: int) -> ReadCost:
@@ -184,16 +190,179 @@ class StartPhase:
     seconds: float = 0.0
 
 
-def start_seconds(waits: Sequence[StartPhase], link: Link | None) -> float:
-    """Return the time of a whole start; without a link, the time of its local phases."""
-    return sum(each.seconds + (link.seconds(each.round_trips, each.num_bytes) if link else 0.0) for each in waits)
+SUMS_COVER = CHUNK_BYTES // SUM_BYTES * BLOCK_BYTES
+"""Bytes of a `.bin` whose checksums are one chunk."""
+
+PROBES = 5
+PROBE_BYTES, STREAM_BYTES, STREAMS = 4096, 1 << 20, 8
 
 
-def rounds_of_many(count: int, round_trips: float, at_once: int) -> float:
-    """Return the consecutive round trips of `count` operations, `at_once` of them concurrently."""
-    return ceil(count / at_once) * round_trips
+@dataclass(frozen=True)
+class Costs:
+    """Use of one source in training, and its store traffic, all nodes together.
+
+    Attributes:
+        documents, tokens: counts of its train split.
+        samples: samples served, all ranks together.
+        epochs: passes over its tokens.
+        store: name under which requests are counted and billed: "s3", "gs", ...
+        pieces_per_sample: ranges per sample.
+        epoch_bytes: bytes of a node's disk cache for its part of one epoch.
+    """
+
+    summary: DatasetSummary
+    documents: int
+    tokens: int
+    samples: float
+    epochs: float
+    store: str
+    pieces_per_sample: float
+    reading: ReadCost
+    epoch_bytes: float
+
+    @property
+    def repeated_documents(self) -> int:
+        """Documents that are read more than once, over whole and partial epochs."""
+        return floor(min(max(self.epochs - 1, 0.0), 1.0) * self.documents)
 
 
-def sample_memory_bytes(sequence_length: int, *, attention_mask: bool = False) -> int:
-    """Return the memory of a sample: three int64 columns and a float32 one; and the mask on request."""
-    return sequence_length * (3 * 8 + 4) + (sequence_length**2 if attention_mask else 0)
+def is_remote_prefix(prefix: str) -> bool:
+    return local_path(prefix) is None
+
+
+def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_once: float | None = None) -> list[Costs]:
+    """Return the costs of each source when training on a number of samples.
+
+    Args:
+        nodes: nodes that share the ranks.
+        at_once: samples per vectored read; by default the loader's first read-ahead, a quarter of its first window.
+    """
+    run, length = inventory.run, inventory.run.config.sequence_length
+    extra = run.config.add_extra_token_to_sequence
+    each_read = at_once or min(SAMPLES_IN_GROUP, run.micro_batch_size * FIRST_WINDOW // GROUPS_IN_FLIGHT)
+    large = (each for each in inventory.summaries.values() if each.compressed and each.plain_bytes > STORE.largest)
+    compressed_bytes = sum(each.plain_bytes for each in large)
+    found = []
+    for index, share in inventory.shares():
+        summary, samples, epoch = inventory.summaries[index.wanted.prefix], num_samples * share, index.tokens / length
+        pieces = pieces_per_sample(length, index.tokens / max(index.documents, 1), add_extra_token=extra)
+        reading, epoch_bytes = NOTHING, 0.0
+        if is_remote_prefix(summary.prefix):
+            ranges = pieces, (length + extra) * summary.item_bytes / pieces
+            reading, epoch_bytes = _traffic(
+                run, summary, samples, epoch, ranges, each_read * share, nodes, compressed_bytes
+            )
+        counts = index.documents, index.tokens, samples, samples / epoch if epoch else 0.0
+        found.append(Costs(summary, *counts, prices_of(summary.prefix).store, pieces, reading, epoch_bytes))
+    return found
+
+
+def _traffic(
+    run: Run,
+    summary: DatasetSummary,
+    samples: float,
+    epoch_samples: float,
+    ranges: tuple[float, float],
+    at_once: float,
+    nodes: int,
+    compressed_bytes: int,
+) -> tuple[ReadCost, float]:
+    """Return the cost of reading samples of a remote source, and the bytes of a node's disk cache for an epoch.
+
+    Args:
+        ranges: ranges per sample, and plain bytes of each.
+        compressed_bytes: plain bytes of all compressed sources that are cached in segments.
+    """
+    options, (pieces, piece_bytes) = run.config.storage_options, ranges
+    settings, gap = ReadSettings.of(options), open_store(get_bin_path(summary.prefix), options).max_gap
+    sizes = max(summary.plain_bytes, 1), max(summary.stored_bytes, 1)
+    medium = Medium(*sizes, gap, summary.block_bytes, MAX_REQUEST)
+
+    def fill(samples: float, caches: int, chunk_bytes: int) -> ReadCost:
+        return cache_fill_cost(medium, samples * pieces / caches, piece_bytes, chunk_bytes)
+
+    disk_chunk, ranks = settings.cache_chunk_bytes or CHUNK_BYTES, run.data_parallel_size
+    if settings.cache_dir is not None:
+        reading = fill(samples, nodes, disk_chunk).times(nodes)
+    elif summary.plain_bytes <= STORE.largest:
+        reading = fill(samples, ranks, CHUNK_BYTES).times(ranks)
+    elif summary.compressed and compressed_bytes <= SEGMENTS.budget:
+        reading = fill(samples, ranks, summary.block_bytes).times(ranks)
+    else:
+        # Fewer than one sample of this source in a read: then as many reads as samples have one of it.
+        at_once = max(at_once, 1.0)
+        missing = 1 - (SEGMENTS.budget / compressed_bytes if summary.compressed else 0)
+        reading = vectored_read_cost(medium, pieces * at_once, piece_bytes).times(samples / at_once * missing)
+    if summary.checked and samples:
+        reading += ReadCost(ranks * ceil(summary.plain_bytes / SUMS_COVER), 0.0)
+    return reading, fill(epoch_samples, nodes, disk_chunk).num_bytes
+
+
+def total_costs(costs: Sequence[Costs]) -> ReadCost:
+    return sum((each.reading for each in costs), NOTHING)
+
+
+def start_phases(inventory: RunInventory, costs: Sequence[Costs]) -> list[StartPhase]:
+    """Return the phases of a start of one process, from the builder to its first batch; imports come on top."""
+    remote = [each for each in inventory.summaries.values() if is_remote_prefix(each.prefix)]
+    if not remote:
+        return _index_phases(inventory, remote=False)
+    rounds = ceil(len(remote) / OPENING_THREADS) * 3
+    run, whole = inventory.run, total_costs(costs)
+    batch_bytes = run.micro_batch_size * (run.config.sequence_length + 1) * 2
+    share = run.micro_batch_size / max(inventory.num_samples, 1)
+    return [
+        StartPhase("connections", 2),
+        StartPhase("opening", rounds, sum(each.idx_bytes for each in remote)),
+        *_index_phases(inventory, remote=True),
+        StartPhase("first batch", 1, max(whole.num_bytes * share, batch_bytes)),
+    ]
+
+
+def _index_phases(inventory: RunInventory, *, remote: bool) -> list[StartPhase]:
+    """Return the phases of loading caches: splits of a prefix in sequence, prefixes concurrently, then blends."""
+    directory = inventory.run.config.path_to_cache
+    far = remote if directory is None else is_remote_prefix(directory)
+    cached = [each for each in inventory.indices if each.cache.state in (THERE, UNPROVEN)]
+    built = [each for each in inventory.indices if each.plan and each.cache.state in (MISSING, STALE)]
+    blends = [each for each in inventory.blends if each.cache.state in (THERE, UNPROVEN)]
+    drawn = [each for each in inventory.blends if each not in blends]
+    phases = []
+    if cached or blends:
+        manifests = [each.cache.manifest for each in cached] + [each.cache.manifest for each in blends]
+        num_bytes = sum(array.bytes for each in manifests if each for array in each.arrays.values())
+        rounds = 2 * (len({each.wanted.split for each in cached}) + len(blends))
+        phases.append(StartPhase("indices from their caches", rounds * far, num_bytes * far))
+    if built:
+        seconds = sum(build_seconds(each.documents, each.plan) for each in built if each.plan)
+        rounds = 9 * len({each.wanted.split for each in built})
+        phases.append(StartPhase("indices to be built, by one process of all", rounds * far, 0, seconds))
+    if drawn:
+        seconds = sum(each.size for each in drawn) * SECONDS_PER_BLENDED_SAMPLE
+        rounds = 9 * len(drawn) if directory is not None else 0
+        phases.append(StartPhase("blends to be drawn", rounds * far, 0, seconds))
+    return phases
+
+
+def measure_link(summary: DatasetSummary, storage_options: Mapping[str, Any] | None) -> Link:
+    """Measure the link to a store by requests for tokens of a dataset: PROBES small ones, then 8 MiB at once.
+
+    Raises:
+        StorageError: the store does not respond.
+    """
+    uri = get_bin_path(summary.prefix) + (".zst" if summary.compressed else "")
+    reader = open_stored(uri, storage_options=storage_options)
+    times = []
+    for number in range(PROBES + 1):
+        at = reader.size * number // (PROBES + 1)
+        began = perf_counter()
+        reader.read([(at, min(at + PROBE_BYTES, reader.size))])
+        times.append(perf_counter() - began)
+    latency = median(times[1:])  # the first one connects
+    streams = min(STREAMS, max(1, reader.size // STREAM_BYTES))
+    step = reader.size // streams
+    wanted = [(each * step, each * step + min(STREAM_BYTES, step)) for each in range(streams)]
+    began = perf_counter()
+    moved = sum(map(len, reader.read(wanted)))
+    seconds = max(perf_counter() - began - latency, 1e-4)
+    return Link(latency, moved / seconds, open_store(uri, storage_options).max_in_flight)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
@@ -37,8 +36,6 @@ from binidx.run.run_file import Run
 from binidx.storage.stores.identity import same_object
 from binidx.storage.threads import OPENS
 
-"""Prefixes looked at together."""
-
 THERE, MISSING, STALE, UNPROVEN, SMALL_ONE, UNNAMED = "there", "missing", "stale", "to be proven", "not kept", "none"
 """States of a cache. UNPROVEN: its `.idx` is another object, maybe of the same content: a start compares it."""
 
@@ -63,12 +60,14 @@ class IndexInventory:
 
     Attributes:
         documents, tokens: counts of the split.
+        fingerprint: of the split and the config, as in the manifest of its cache.
         plan: epochs over them; None if the split is empty, and `problem` is the reason.
     """
 
     wanted: RequiredIndex
     documents: int
     tokens: int
+    fingerprint: Fields
     plan: EpochPlan | None
     order: OrderKey | None
     cache: Cache
@@ -89,46 +88,24 @@ class BlendInventory:
 
 
 @dataclass(frozen=True)
-class SourceInventory:
-    """Use of one source in training.
-
-    Attributes:
-        samples: samples served, all ranks together.
-        epochs: passes over its tokens.
-    """
-
-    headline: DatasetSummary
-    documents: int
-    tokens: int
-    samples: float
-    epochs: float
-
-
-@dataclass(frozen=True)
 class RunInventory:
-    """State of all indices, blends and sources of a run.
-
-    Attributes:
-        num_samples: samples of train.
-    """
+    """State of all indices, blends and sources of a run."""
 
     run: Run
     summaries: Mapping[str, DatasetSummary]
     indices: Sequence[IndexInventory]
     blends: Sequence[BlendInventory]
-    num_samples: int
 
-    def sources(self, samples_read: int) -> list[SourceInventory]:
-        """Return the use of each source of train after a number of samples."""
-        length, found = self.run.config.sequence_length, []
-        for each, share in self._shares():
-            samples = samples_read * share
-            epochs = samples * length / each.tokens if each.tokens else 0.0
-            headline = self.summaries[each.wanted.prefix]
-            found.append(SourceInventory(headline, each.documents, each.tokens, samples, epochs))
-        return found
+    @property
+    def num_samples(self) -> int:
+        """Samples of train."""
+        if self.run.stages is not None:
+            return sum(stage.num_samples for stage in self.run.stages)
+        sizes = [each.size for each in self.blends if each.wanted.split is Split.train]
+        return sum(sizes or (each.num_samples for each in self.indices if each.wanted.split is Split.train))
 
-    def _shares(self) -> list[tuple[IndexInventory, float]]:
+    def shares(self) -> list[tuple[IndexInventory, float]]:
+        """Return the index of each source of train, and its share of the samples."""
         train = [each for each in self.indices if each.wanted.split is Split.train]
         if self.run.stages is not None:
             total = sum(stage.num_samples for stage in self.run.stages)
@@ -157,19 +134,16 @@ def take_inventory(run: Run) -> RunInventory:
     options = run.config.storage_options
     found = list_pairs(prefixes, options)
     summaries = dict(OPENS.map(lambda prefix: (prefix, read_summary(prefix, options, found.get(prefix))), prefixes))
-    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted, run.config), summaries.values()), strict=True))
-    indices = OPENS.map(
-        lambda each: inspect_index(each, summaries[each.prefix], bounds[each.prefix], run.config), wanted.indices
-    )
-    blends = OPENS.map(lambda each: _look_at_blend(each, indices, run.config), wanted.blends)
-    return RunInventory(run, summaries, indices, blends, _train_size(run, indices, blends))
+    indices = OPENS.map(lambda each: inspect_index(each, summaries[each.prefix], run.config), wanted.indices)
+    blends = OPENS.map(lambda each: _inspect_blend(each, indices, run.config), wanted.blends)
+    return RunInventory(run, summaries, indices, blends)
 
 
 def indices_needed(run: Run) -> RequiredIndices:
     """Return the indices that a run needs; of stages, those of the first round of each source."""
-    if run.stages is None:
-        return required_indices(run.config, run.sizes)
     rest = required_indices(run.config, run.sizes)
+    if run.stages is None:
+        return rest
     matrix = run.config.split_matrix or [WHOLE] * len(Split)
     first: dict[str, RequiredIndex] = {}
     for stage in run.stages:
@@ -181,27 +155,24 @@ def indices_needed(run: Run) -> RequiredIndices:
     return RequiredIndices([*first.values(), *others], [each for each in rest.blends if each.split is not Split.train])
 
 
-def inspect_index(
-    wanted: RequiredIndex, headline: DatasetSummary, bounds: Mapping[int, int], config: GPTDatasetConfig
-) -> IndexInventory:
-    """Return the state of one index, by its manifest.
-
-    Args:
-        bounds: tokens before its first sequence, and before the one after its last.
-    """
-    documents = split_range(wanted.bookends, headline.num_sequences)
-    begin, end = bounds[documents.start], bounds[documents.stop]
+def inspect_index(wanted: RequiredIndex, summary: DatasetSummary, config: GPTDatasetConfig) -> IndexInventory:
+    """Return the state of one index, by its manifest."""
+    documents = split_range(wanted.bookends, summary.num_sequences)
+    begin, end = summary.tokens_before([documents.start, documents.stop], config.storage_options)
+    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
     drop = drops_last_partial(wanted.split, config)
     extra, length = config.add_extra_token_to_sequence, config.sequence_length
     try:
         plan = plan_epochs(end - begin, length, wanted.num_samples, add_extra_token=extra, drop_last_partial=drop)
     except IndexBuildError as error:
-        return IndexInventory(wanted, len(documents), end - begin, None, None, Cache(UNNAMED), str(error))
+        return IndexInventory(wanted, len(documents), end - begin, fingerprint, None, None, Cache(UNNAMED), str(error))
     order = get_order_key(plan, length, add_extra_token=extra)
-    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
-    small = len(documents) * plan.num_epochs + plan.num_samples <= SMALL and not config.cache_small_indices
-    cache = Cache(SMALL_ONE) if small else inspect_cache(wanted.files(config), fingerprint, _idx_of(headline))
-    return IndexInventory(wanted, len(documents), end - begin, plan, order, cache)
+    if len(documents) * plan.num_epochs + plan.num_samples <= SMALL and not config.cache_small_indices:
+        cache = Cache(SMALL_ONE)
+    else:
+        idx = {} if summary.num_parts else get_idx_identity(get_idx_path(summary.prefix), summary.identities["idx"])
+        cache = inspect_cache(wanted.files(config), fingerprint, idx)
+    return IndexInventory(wanted, len(documents), end - begin, fingerprint, plan, order, cache)
 
 
 def inspect_cache(files: IndexFiles, fingerprint: Fields, idx: Fields | None) -> Cache:
@@ -234,37 +205,20 @@ def order_changes(inventory: RunInventory) -> list[str]:
         for each in inventory.indices
         if each.cache.manifest
     }
-    found, config = [], inventory.run.config
+    found = []
     for each in inventory.indices:
         content = contents.get(each.wanted.prefix)
         if content is None or each.order is None or each.cache.state not in (MISSING, STALE):
             continue
-        documents = split_range(each.wanted.bookends, inventory.summaries[each.wanted.prefix].num_sequences)
-        fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, each.wanted.split, config)}
-        name = each.wanted.files(config).name
-        record = each.wanted.files(config).named(hash_fields(fingerprint, content))
+        files = each.wanted.files(inventory.run.config)
+        record = files.named(hash_fields(each.fingerprint, content))
         with suppress(StorageError):
-            if words := describe_change(parse_known(record.read_small(ORDERS) or b""), each.order, name):
+            if words := describe_change(parse_known(record.read_small(ORDERS) or b""), each.order, files.name):
                 found.append(f"{each.wanted.prefix}, {each.wanted.split.name}: {words}")
     return found
 
 
-def _bounds(wanted: RequiredIndices, config: GPTDatasetConfig, headline: DatasetSummary) -> dict[int, int]:
-    """Return the tokens before the ends of all splits of a prefix, by one read."""
-    splits = [
-        split_range(each.bookends, headline.num_sequences) for each in wanted.indices if each.prefix == headline.prefix
-    ]
-    ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
-    return dict(zip(ends, headline.tokens_before(ends, config.storage_options), strict=True))
-
-
-def _idx_of(headline: DatasetSummary) -> Fields:
-    if headline.num_parts:
-        return {}
-    return get_idx_identity(get_idx_path(headline.prefix), headline.identities["idx"])
-
-
-def _look_at_blend(
+def _inspect_blend(
     wanted: RequiredBlend, indices: Sequence[IndexInventory], config: GPTDatasetConfig
 ) -> BlendInventory:
     lengths = [each.num_samples for each in indices if each.wanted.split is wanted.split]
@@ -274,12 +228,3 @@ def _look_at_blend(
     files = wanted.files(config, lengths)
     cache = Cache(SMALL_ONE) if files is None else inspect_cache(files, {"algorithm": ALGORITHM}, None)
     return BlendInventory(wanted, size, cache)
-
-
-def _train_size(run: Run, indices: Sequence[IndexInventory], blends: Sequence[BlendInventory]) -> int:
-    if run.stages is not None:
-        return sum(stage.num_samples for stage in run.stages)
-    blend = next((each for each in blends if each.wanted.split is Split.train), None)
-    if blend is not None:
-        return blend.size
-    return sum(each.num_samples for each in indices if each.wanted.split is Split.train)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import floor
 from typing import Any
 
 from binidx.dataset.config import Split
 from binidx.errors import ConfigError
 from binidx.run.global_order import GlobalOrder
-from binidx.run.plan.costs import (
-    Costs,
-    epoch_bytes_per_node,
-    is_remote_prefix,
-    measure_link,
-    request_dollars,
-    source_costs,
-    start_phases,
-    total_costs,
-)
 from binidx.run.plan.forecast import (
     SECONDS_PER_BLENDED_SAMPLE,
+    Costs,
     Link,
     ReadCost,
     StartPhase,
@@ -29,11 +21,30 @@ from binidx.run.plan.forecast import (
     build_memory_bytes,
     build_seconds,
     gpt_index_bytes,
-    start_seconds,
+    is_remote_prefix,
+    measure_link,
+    source_costs,
+    start_phases,
+    total_costs,
 )
-from binidx.run.plan.inventory import BlendInventory, IndexInventory, RunInventory, take_inventory
-from binidx.run.plan.warnings import run_warnings
+from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, RunInventory, order_changes, take_inventory
 from binidx.run.run_file import Run
+from binidx.storage.stats import bytes_text
+from binidx.storage.stores.registry import prices_of
+
+MAX_EPOCHS = 4.0
+"""After so many epochs repeated tokens teach less than new ones. Source: Muennighoff et al. 2023,
+https://arxiv.org/abs/2305.16264"""
+
+MAX_NAMED = 3
+"""Number of problems of a kind that are named; of others the number."""
+
+
+INDEX_COLUMNS = (
+    *("split", "source", "documents", "samples", "epochs"),
+    *("num_bytes", "memory_bytes", "build_seconds", "cache", "why"),
+)
+"""Keys of a row of `RunPlan.index_rows`."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,6 @@ class RunPlan:
         nodes: nodes that share the ranks.
         link: connection to the largest remote source; None if all sources are local.
         same_order_up_to: largest number of train samples that keeps the present order; None if unknown.
-        epoch_bytes: bytes of a node's disk cache for its part of an epoch.
     """
 
     inventory: RunInventory
@@ -56,7 +66,6 @@ class RunPlan:
     costs: Sequence[Costs]
     link: Link | None
     waits: Sequence[StartPhase]
-    epoch_bytes: float
     same_order_up_to: int | None
     cautions: Sequence[str]
 
@@ -71,15 +80,25 @@ class RunPlan:
 
     @property
     def dollars(self) -> Mapping[str, float]:
-        return request_dollars(self.costs)
+        """The list price of the requests, by store."""
+        found: dict[str, float] = {}
+        for each in self.costs:
+            if price := prices_of(each.summary.prefix).dollars_per_read:
+                found[each.store] = found.get(each.store, 0.0) + each.reading.requests * price
+        return found
+
+    @property
+    def epoch_bytes(self) -> float:
+        """Bytes of a node's disk cache for its part of one epoch of all remote sources."""
+        return sum(each.epoch_bytes for each in self.costs)
 
     @property
     def start_seconds(self) -> float:
-        return start_seconds(self.waits, self.link)
-
-    def repeated_documents(self, costs: Costs) -> int:
-        """Return the documents of a source that are read more than once, over whole and partial epochs."""
-        return floor(min(max(costs.source.epochs - 1, 0.0), 1.0) * costs.source.documents)
+        """The time of a whole start; without a link, the time of its local phases."""
+        link = self.link
+        return sum(
+            each.seconds + (link.seconds(each.round_trips, each.num_bytes) if link else 0) for each in self.waits
+        )
 
     def index_rows(self) -> list[dict[str, Any]]:
         """Return each index as JSON values, split by split; the blend of a split comes first."""
@@ -87,7 +106,7 @@ class RunPlan:
         for split in Split:
             rows += [_blend_row(each) for each in self.inventory.blends if each.wanted.split is split]
             rows += [_index_row(each) for each in self.inventory.indices if each.wanted.split is split]
-        return rows
+        return [dict(zip(INDEX_COLUMNS, row, strict=True)) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -98,67 +117,42 @@ class RunPlan:
             "ranks": self.inventory.run.data_parallel_size,
             "nodes": self.nodes,
             "same_order_up_to": self.same_order_up_to,
-            "sources": [self._source(each) for each in self.costs],
+            "sources": [_source_row(each) for each in self.costs],
             "indices": self.index_rows(),
-            "requests": self.reading.requests,
-            "num_bytes": self.reading.num_bytes,
-            "dollars": dict(self.dollars),
+            **vars(self.reading),
+            "dollars": self.dollars,
             "epoch_on_a_node_bytes": self.epoch_bytes,
             "link": None if self.link is None else vars(self.link),
             "start": {"seconds": self.start_seconds, "waits": [vars(each) for each in self.waits]},
             "cautions": [*self.cautions],
         }
 
-    def _source(self, costs: Costs) -> dict[str, Any]:
-        source, headline = costs.source, costs.source.headline
-        return {
-            "prefix": headline.prefix,
-            "store": costs.store,
-            "documents": source.documents,
-            "tokens": source.tokens,
-            "samples": source.samples,
-            "epochs": source.epochs,
-            "repeated_documents": self.repeated_documents(costs),
-            "pieces_per_sample": costs.pieces,
-            "stored_bytes": headline.stored_bytes,
-            "idx_bytes": headline.idx_bytes,
-            "compressed": headline.compressed,
-            "checked": headline.checked,
-            "num_parts": headline.num_parts,
-            "requests": costs.reading.requests,
-            "num_bytes": costs.reading.num_bytes,
-        }
 
-
-def _blend_row(blend: BlendInventory) -> dict[str, Any]:
+def _source_row(costs: Costs) -> dict[str, Any]:
+    counts = ("store", "documents", "tokens", "samples", "epochs", "repeated_documents", "pieces_per_sample")
+    sizes = ("stored_bytes", "idx_bytes", "compressed", "checked", "num_parts")
     return {
-        "split": blend.wanted.split.name,
-        "source": f"blend of {len(blend.wanted.members):,}",
-        "documents": None,
-        "samples": blend.size,
-        "epochs": None,
-        "num_bytes": blend_bytes(blend.size),
-        "memory_bytes": blend_bytes(blend.size),
-        "build_seconds": blend.size * SECONDS_PER_BLENDED_SAMPLE,
-        "cache": blend.cache.state,
-        "why": blend.cache.why,
+        "prefix": costs.summary.prefix,
+        **{name: getattr(costs, name) for name in counts},
+        **{name: getattr(costs.summary, name) for name in sizes},
+        **vars(costs.reading),
     }
 
 
-def _index_row(index: IndexInventory) -> dict[str, Any]:
-    plan = index.plan
-    return {
-        "split": index.wanted.split.name,
-        "source": index.wanted.prefix,
-        "documents": index.documents,
-        "samples": index.num_samples,
-        "epochs": plan.num_epochs if plan else 0,
-        "num_bytes": gpt_index_bytes(index.documents, plan) if plan else 0,
-        "memory_bytes": build_memory_bytes(index.documents, plan) if plan else 0,
-        "build_seconds": build_seconds(index.documents, plan) if plan else 0.0,
-        "cache": index.cache.state,
-        "why": index.problem or index.cache.why,
-    }
+def _blend_row(blend: BlendInventory) -> tuple[Any, ...]:
+    size, num_bytes, cache = blend.size, blend_bytes(blend.size), blend.cache
+    source, seconds = f"blend of {len(blend.wanted.members):,}", size * SECONDS_PER_BLENDED_SAMPLE
+    return blend.wanted.split.name, source, None, size, None, num_bytes, num_bytes, seconds, cache.state, cache.why
+
+
+def _index_row(index: IndexInventory) -> tuple[Any, ...]:
+    documents, plan, why = index.documents, index.plan, index.problem or index.cache.why
+    sizes: tuple[float, ...] = (0, 0, 0, 0.0)
+    if plan is not None:
+        memory, seconds = build_memory_bytes(documents, plan), build_seconds(documents, plan)
+        sizes = (plan.num_epochs, gpt_index_bytes(documents, plan), memory, seconds)
+    name = index.wanted.split.name, index.wanted.prefix
+    return *name, documents, index.num_samples, *sizes, index.cache.state, why
 
 
 def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None) -> RunPlan:
@@ -175,14 +169,15 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
     if nodes < 1 or (tokens_per_second is not None and not tokens_per_second > 0):
         raise ConfigError(f"plan: found {nodes} nodes, {tokens_per_second} tokens/s, needs numbers above 0")
     inventory = take_inventory(run)
-    order = _order_of(run, inventory)
+    order = None
+    if inventory.num_samples >= run.schedule.block:
+        order = GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
     steps = order.num_steps() if order else 0
     num_samples = inventory.num_samples if steps is None else run.schedule.samples_before(steps) - run.consumed_samples
     costs = source_costs(inventory, num_samples, nodes=nodes)
     remote = [each for each in inventory.summaries.values() if is_remote_prefix(each.prefix) and not each.num_parts]
     largest = max(remote, key=lambda each: each.stored_bytes, default=None)
     link = measure_link(largest, run.config.storage_options) if largest and largest.stored_bytes else None
-    epoch_bytes = epoch_bytes_per_node(inventory, nodes=nodes)
     return RunPlan(
         inventory,
         num_samples,
@@ -192,16 +187,9 @@ def plan_run(run: Run, *, nodes: int = 1, tokens_per_second: float | None = None
         costs,
         link,
         start_phases(inventory, costs),
-        epoch_bytes,
         _same_order_up_to(inventory),
-        run_warnings(inventory, order, costs, link, tokens_per_second, epoch_bytes),
+        [*_warnings(inventory, order, costs, link, tokens_per_second)],
     )
-
-
-def _order_of(run: Run, inventory: RunInventory) -> GlobalOrder | None:
-    if inventory.num_samples < run.schedule.block:
-        return None
-    return GlobalOrder(run.schedule, inventory.num_samples, run.dataloader_type, run.data_sharding)
 
 
 def _same_order_up_to(inventory: RunInventory) -> int | None:
@@ -211,3 +199,78 @@ def _same_order_up_to(inventory: RunInventory) -> int | None:
     if not asked or not train or inventory.run.stages is not None:
         return None
     return floor(min(asked * each.order.most / (each.wanted.num_samples or 1) for each in train if each.order))
+
+
+def _warnings(
+    inventory: RunInventory,
+    order: GlobalOrder | None,
+    costs: Sequence[Costs],
+    link: Link | None,
+    tokens_per_second: float | None,
+) -> Iterator[str]:
+    """Yield all warnings of a plan, one line each."""
+    kinds: Sequence[Iterable[str]] = (
+        _empty_indices(inventory),
+        _order_warnings(inventory, order),
+        _repeated_sources(costs),
+        order_changes(inventory),
+        _stale_caches(inventory),
+    )
+    for kind in kinds:
+        lines = iter(kind)
+        yield from islice(lines, MAX_NAMED)
+        if more := len([*lines]):
+            yield f"... and {more:,} more of this kind"
+    if link is None or tokens_per_second is None:
+        return
+    run, samples = inventory.run, sum(each.samples for each in costs) or 1.0
+    needed = tokens_per_second / run.data_parallel_size / run.config.sequence_length
+    reading = total_costs(costs).times(1 / samples)
+    most = link.most_samples_per_second(reading.requests, reading.num_bytes)
+    if needed > most:
+        yield (
+            f"a rank needs {needed:.3g} samples/s, and can have {most:.3g} of this store: {link.requests_in_flight} "
+            f"requests in flight, {link.latency_seconds * 1000:.0f} ms, {reading.requests:.3g} requests a sample, "
+            f"{bytes_text(link.bytes_per_second)}/s; a cache_dir, longer documents or more ranks help"
+        )
+
+
+def _empty_indices(inventory: RunInventory) -> Iterator[str]:
+    for each in inventory.indices:
+        name = f"{each.wanted.prefix}, {each.wanted.split.name}"
+        if each.problem:
+            yield f"{name}: {each.problem}"
+        elif not each.num_samples and each.wanted.num_samples != 0:
+            yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens"
+
+
+def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Iterator[str]:
+    run = inventory.run
+    if order is None:
+        yield f"train: {inventory.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
+        return
+    steps = order.num_steps()
+    if steps is not None:
+        left = inventory.num_samples - run.schedule.samples_before(steps)
+        if steps and left > 0:
+            size = run.schedule.stages[-1].batch_size
+            yield f"the last {left:,} samples fill no step of {size:,}, and are not read"
+    elif rest := inventory.num_samples % run.schedule.block:
+        yield f"cyclic: {rest:,} samples fill no micro-batch of all ranks, and are never read"
+
+
+def _repeated_sources(costs: Sequence[Costs]) -> Iterator[str]:
+    for each in sorted(costs, key=lambda each: -each.epochs):
+        if each.epochs > MAX_EPOCHS:
+            yield (
+                f"{each.summary.prefix}: read {each.epochs:.1f} times; after about "
+                f"{MAX_EPOCHS:.0f} passes repeated tokens teach less"
+            )
+
+
+def _stale_caches(inventory: RunInventory) -> Iterator[str]:
+    caches = [(each.wanted.prefix, each.wanted.split, each.cache) for each in inventory.indices]
+    caches += [("blend", each.wanted.split, each.cache) for each in inventory.blends]
+    for source, split, cache in caches:
+        if cache.state == STALE:
+            yield f"{source}, {split.name}: cache stale: {cache.why}"

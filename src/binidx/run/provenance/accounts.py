@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.gpt import GPTDataset
-from binidx.run.provenance.contents import contents_of, documents_of, of_each
+from binidx.run.provenance.contents import find_documents, map_sources, trace_contents
 from binidx.run.provenance.run_order import RunOrder
 
 Numbers = NDArray[np.int64]
@@ -77,21 +77,13 @@ def account(order: RunOrder, stop_step: int, *, repeats: bool = False) -> list[S
     length = order.dataset.config.sequence_length
 
     def of(number: int) -> SourceAccount:
-        source, tokens_read = order.sources[number], int(read[number]) * length
-        tokens = _tokens_of(source)
-        return SourceAccount(
-            order.prefixes[number],
-            len(source.own_sequences),
-            tokens,
-            len(source),
-            int(in_run[number]),
-            int(read[number]),
-            tokens_read,
-            tokens_read / max(tokens, 1),
-            seen[number],
-        )
+        source, num_read = order.sources[number], int(read[number])
+        tokens, tokens_read = _tokens_of(source), num_read * length
+        built = len(source.own_sequences), tokens, len(source), int(in_run[number])
+        used = num_read, tokens_read, tokens_read / max(tokens, 1)
+        return SourceAccount(order.prefixes[number], *built, *used, seen[number])
 
-    return of_each(order.sources, range(len(order.sources)), of)
+    return map_sources(order.sources, range(len(order.sources)), of)
 
 
 def _tokens_of(source: GPTDataset) -> int:
@@ -129,7 +121,7 @@ def _times_seen(order: RunOrder, stop: int) -> list[tuple[int, ...]]:
     ]
     length, count = order.dataset.config.sequence_length, 0
     for positions in _stretches(stop):
-        contents = contents_of(order.dataset, order.reading.samples_at(positions))
+        contents = trace_contents(order.dataset, order.reading.samples_at(positions))
         spans = contents.spans
         # What begins at S is the last label; the next sample of the stream feeds it.
         begun = (spans.start == 0) & (spans.length > 0) & (spans.target < length)
@@ -146,7 +138,7 @@ def _histogram(source: GPTDataset, counts: NDArray[Any]) -> tuple[int, ...]:
     own, found, last = source.own_sequences, np.zeros(int(counts.max(initial=0)) + 1, np.int64), -1
     parts = (own[part[0] : part[-1] + 1] for part in _stretches(len(own))) if isinstance(own, range) else [own]
     for part in parts:
-        documents = np.unique(documents_of(source.dataset.index, np.asarray(part, np.int64))[0])
+        documents = np.unique(find_documents(source.dataset.index, np.asarray(part, np.int64))[0])
         # A document whose sequences lie in two stretches counts in the first.
         found += np.bincount(counts[documents[documents > last]], minlength=len(found))
         last = int(documents[-1]) if len(documents) else last

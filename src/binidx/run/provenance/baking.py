@@ -20,7 +20,7 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
-from binidx.run.provenance.contents import sources_at
+from binidx.run.provenance.contents import locate_samples
 from binidx.run.provenance.run_order import RunOrder
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, join_uri, put_if_absent
@@ -38,6 +38,9 @@ def plan_bake(order: RunOrder, steps: range) -> Baked:
     Args:
         order: the order of the run.
         steps: steps to bake.
+
+    Returns:
+        The description, which `bake` publishes beside the parts.
 
     Raises:
         IndexError: a step is beyond the end of the run.
@@ -88,50 +91,32 @@ def bake(
 
     Source: ours.
     """
-    _claim(directory, baked, storage_options)
+    # The description comes before any part, so that no directory holds parts of two runs.
+    uri = join_uri(directory, "baked.json")
+    if not put_if_absent(uri, baked.format(), storage_options) and read_baked(uri, storage_options) != baked:
+        raise ObjectExistsError(f"{uri}: another run was baked here, or other steps of it; bake into another directory")
 
     def write(part: range) -> bool:
         prefix = part_prefix(directory, part)
         if IndexedDataset.exists(prefix, storage_options=storage_options):
             watch(len(part))
             return False
-        _write_part(order, baked, part, prefix, storage_options, watch)
+        samples = order.reading.samples_at(np.asarray(part, np.int64))
+        if baked.blended:
+            ids = io.BytesIO()
+            np.save(ids, locate_samples(order.dataset, samples)[0].astype(np.int16))
+            with create_object(f"{prefix}-dataset_id.npy", storage_options) as out:
+                out.write(ids.getvalue())
+        with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:
+            for first in range(0, len(samples), READ_SAMPLES):
+                texts = order.read(samples[first : first + READ_SAMPLES])
+                for text in texts:
+                    if len(text) != baked.stored_length:
+                        raise ConfigError(f"{prefix}: a sample of {len(text)} tokens, needs {baked.stored_length}")
+                    builder.add_document(text, [len(text)])
+                watch(len(texts))
+            builder.finalize(f"{prefix}.idx")
         return True
 
     with OPENS.executor(threads) as pool:
         return sum(pool.map(write, baked.parts()[shard::num_shards]))
-
-
-def _claim(directory: str, baked: Baked, storage_options: Mapping[str, Any] | None) -> None:
-    """Publish the description before any part, so that no directory holds parts of two runs."""
-    uri = join_uri(directory, "baked.json")
-    if put_if_absent(uri, baked.format(), storage_options):
-        return
-    found = read_baked(uri, storage_options)
-    if found != baked:
-        raise ObjectExistsError(f"{uri}: another run was baked here, or other steps of it; bake into another directory")
-
-
-def _write_part(
-    order: RunOrder,
-    baked: Baked,
-    part: range,
-    prefix: str,
-    storage_options: Mapping[str, Any] | None,
-    watch: Callable[[int], object],
-) -> None:
-    samples = order.reading.samples_at(np.asarray(part, np.int64))
-    if baked.blended:
-        ids = io.BytesIO()
-        np.save(ids, sources_at(order.dataset, samples)[0].astype(np.int16))
-        with create_object(f"{prefix}-dataset_id.npy", storage_options) as out:
-            out.write(ids.getvalue())
-    with IndexedDatasetBuilder(f"{prefix}.bin", order.token_dtype, storage_options=storage_options) as builder:
-        for first in range(0, len(samples), READ_SAMPLES):
-            texts = order.read(samples[first : first + READ_SAMPLES])
-            for text in texts:
-                if len(text) != baked.stored_length:
-                    raise ConfigError(f"{prefix}: a sample of {len(text)} tokens, needs {baked.stored_length} of each")
-                builder.add_document(text, [len(text)])
-            watch(len(texts))
-        builder.finalize(f"{prefix}.idx")

@@ -8,7 +8,6 @@ Only `read_text` reads tokens.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset
-from binidx.dataset.builder import run_concurrently
 from binidx.dataset.gpt import GPTDataset
 from binidx.errors import ConfigError
 from binidx.format.idx import SequenceIndex
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
+from binidx.storage.threads import OPENS
 
 Numbers = NDArray[np.int64]
 Result = TypeVar("Result")
@@ -51,7 +50,7 @@ class SampleOrigins:
     """Sources of n samples.
 
     Attributes:
-        source: number of the dataset in `sources_of`, shape (n,).
+        source: number of the dataset in `list_sources`, shape (n,).
         sample: number of the sample there, in the order it is served, shape (n,).
         epoch: complete passes over the source before the sample begins, shape (n,).
     """
@@ -89,7 +88,7 @@ class DocumentContents(SampleOrigins):
     stop: NDArray[Any]
 
 
-def sources_of(dataset: Any) -> list[GPTDataset]:
+def list_sources(dataset: Any) -> list[GPTDataset]:
     """Return the GPT datasets of which a dataset of the builder is composed, in their order.
 
     Raises:
@@ -102,77 +101,78 @@ def sources_of(dataset: Any) -> list[GPTDataset]:
     return found
 
 
-def sources_at(dataset: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
+def locate_samples(dataset: Any, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """Return the source of each sample and its number there; both in the shape of `numbers`."""
     if not isinstance(dataset, BlendedDataset):
         return np.zeros_like(numbers), numbers
     return dataset.dataset_index[numbers].astype(np.int64), dataset.dataset_sample_index[numbers].astype(np.int64)
 
 
-def origins_of(dataset: Any, numbers: Numbers) -> SampleOrigins:
+def trace_origins(dataset: Any, numbers: Numbers) -> SampleOrigins:
     """Return the sources of these samples, shape (n,), without their documents."""
-    datasets = sources_of(dataset)
-    source, sample = sources_at(dataset, numbers)
-    epoch = np.zeros_like(numbers)
-    present = np.unique(source).tolist()
-    epochs = of_each(datasets, present, lambda each: datasets[each].epochs_of(sample[source == each]))
-    for each, found in zip(present, epochs, strict=True):
-        epoch[source == each] = found
+    source, sample, (epoch,), _, _ = _gather(dataset, numbers, _epochs_of_source)
     return SampleOrigins(source, sample, epoch)
 
 
-def contents_of(dataset: Any, numbers: Numbers) -> SampleContents:
+def trace_contents(dataset: Any, numbers: Numbers) -> SampleContents:
     """Return the contents of these samples, shape (n,). Costs about 1 us a sample, most of it cache misses."""
-    datasets = sources_of(dataset)
-    source, sample = sources_at(dataset, numbers)
-    present = np.unique(source).tolist()
-    if len(present) == 1:
-        epoch, spans = _of_source(datasets[present[0]], sample)
-        return SampleContents(source, sample, epoch, spans)
-    epoch, counts = np.zeros_like(numbers), np.zeros(len(numbers) + 1, np.int64)
-    found: list[tuple[Numbers, Spans]] = []
-    places = [np.flatnonzero(source == each) for each in present]
-    parts = of_each(datasets, present, lambda each: _of_source(datasets[each], sample[source == each]))
-    for here, (epochs, spans) in zip(places, parts, strict=True):
-        epoch[here] = epochs
-        counts[here + 1] = np.diff(spans.bounds)
-        found.append((here, spans))
-    return SampleContents(source, sample, epoch, _in_order(np.cumsum(counts), found))
+    source, sample, (epoch,), bounds, pieces = _gather(dataset, numbers, _spans_of_source)
+    return SampleContents(source, sample, epoch, Spans(bounds, *pieces))
 
 
-def documents_in(dataset: Any, numbers: Numbers) -> DocumentContents:
+def trace_documents(dataset: Any, numbers: Numbers) -> DocumentContents:
     """Return the documents of these samples, shape (n,), without the lengths of the inner documents.
 
-    If each document is one sequence, this costs a tenth of `contents_of`: it looks up no document.
+    If each document is one sequence, this costs a tenth of `trace_contents`: it looks up no document.
     """
-    datasets = sources_of(dataset)
-    source, sample = sources_at(dataset, numbers)
-    present = np.unique(source).tolist() if len(datasets) > 1 else [0]
-    places = [np.flatnonzero(source == each) if len(present) > 1 else slice(None) for each in present]
-    parts = [_ends_of_source(datasets[each], sample[here]) for each, here in zip(present, places, strict=True)]
-    if len(parts) == 1:
-        epoch, *rest = parts[0]
-        return DocumentContents(source, sample, epoch, *rest)
-    epoch, start, stop = (np.zeros(len(numbers), np.int64) for _ in range(3))
-    counts = np.zeros(len(numbers) + 1, np.int64)
-    for here, (epochs, bounds, _, starts, stops) in zip(places, parts, strict=True):
-        epoch[here], start[here], stop[here] = epochs, starts, stops
-        counts[1:][here] = np.diff(bounds)
-    whole = np.cumsum(counts)
-    document = np.empty(int(whole[-1]), np.int64)
-    for here, (_, bounds, documents, *_) in zip(places, parts, strict=True):
-        document[_into(whole[:-1][here], bounds)] = documents
-    return DocumentContents(source, sample, epoch, whole, document, start, stop)
+    source, sample, (epoch, start, stop), bounds, (document,) = _gather(dataset, numbers, _ends_of_source)
+    return DocumentContents(source, sample, epoch, bounds, document, start, stop)
+
+
+Columns = tuple[Sequence[NDArray[Any]], Numbers, Sequence[NDArray[Any]]]
+"""Columns with a value for each sample; bounds of the pieces of each sample; columns with a value for each piece."""
+
+
+def _gather(
+    dataset: Any, numbers: Numbers, of_source: Callable[[GPTDataset, Numbers], Columns]
+) -> tuple[Numbers, Numbers, Sequence[NDArray[Any]], Numbers, Sequence[NDArray[Any]]]:
+    """Return the source of each sample and its number there, and the columns of all sources in the order of `numbers`.
+
+    Args:
+        of_source: returns the columns of some samples of one source.
+    """
+    datasets = list_sources(dataset)
+    source, sample = locate_samples(dataset, numbers)
+    present = np.unique(source).tolist() if len(datasets) > 1 and len(numbers) else [0]
+    if len(present) == 1:
+        return source, sample, *of_source(datasets[present[0]], sample)
+    places = {each: np.flatnonzero(source == each) for each in present}
+    parts = map_sources(datasets, present, lambda each: of_source(datasets[each], sample[places[each]]))
+    counts = np.zeros(len(numbers), np.int64)
+    for here, (_, bounds, _) in zip(places.values(), parts, strict=True):
+        counts[here] = np.diff(bounds)
+    whole = np.concatenate([[0], np.cumsum(counts)])
+    rows, pieces = (
+        [np.empty(length, np.int64) for _ in columns]
+        for length, columns in ((len(numbers), parts[0][0]), (int(whole[-1]), parts[0][2]))
+    )
+    for here, (own_rows, bounds, own_pieces) in zip(places.values(), parts, strict=True):
+        into = np.repeat(whole[here] - bounds[:-1], np.diff(bounds)) + np.arange(int(bounds[-1]))
+        for column, own in zip(rows, own_rows, strict=True):
+            column[here] = own
+        for column, own in zip(pieces, own_pieces, strict=True):
+            column[into] = own
+    return source, sample, rows, whole, pieces
 
 
 def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     """Return the stored tokens of samples, S and the one after, fewer if one is truncated, by one vectored read."""
-    datasets = sources_of(dataset)
-    source, sample = sources_at(dataset, numbers)
+    datasets = list_sources(dataset)
+    source, sample = locate_samples(dataset, numbers)
     wanted: list[tuple[IndexedDataset, list[Span]]] = []
     places: list[tuple[Numbers, Numbers]] = []
     present = np.unique(source).tolist()
-    found = of_each(datasets, present, lambda each: datasets[each].orders.spans(sample[source == each]))
+    found = map_sources(datasets, present, lambda each: datasets[each].orders.spans(sample[source == each]))
     for each, (spans, bounds) in zip(present, found, strict=True):
         here = np.flatnonzero(source == each)
         wanted.append((datasets[each].dataset, [(sequence, first, count) for sequence, first, count in spans.tolist()]))
@@ -184,37 +184,36 @@ def read_text(dataset: Any, numbers: Numbers) -> list[NDArray[Any]]:
     return text
 
 
-def of_each(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
+def map_sources(datasets: Sequence[GPTDataset], present: Sequence[int], work: Callable[[int], Result]) -> list[Result]:
     """Return the results of `work` for some sources, computed concurrently if they read from a store."""
-    if datasets[0].access == "load":
-        return [work(each) for each in present]
-    return run_concurrently([functools.partial(_without_check, work, each) for each in present], [True][: len(present)])
+    return [work(each) for each in present] if datasets[0].access == "load" else OPENS.map(work, present)
 
 
-def _without_check(work: Callable[[int], Result], number: int, _: object) -> Result:
-    return work(number)
+def _epochs_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
+    """Return the epochs of samples of one source, and no pieces."""
+    return [dataset.epochs_of(samples)], np.zeros(len(samples) + 1, np.int64), []
 
 
-def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
-    """Return epoch and pieces of samples of one source."""
+def _spans_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
+    """Return the epochs of samples of one source, and their pieces, as the columns of `Spans`."""
     spans, bounds = dataset.orders.spans(samples)
-    document, offset = documents_of(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
+    document, offset = find_documents(dataset.dataset.index, np.ascontiguousarray(spans[:, 0]))
     length = np.ascontiguousarray(spans[:, 2])
     before = np.cumsum(length) - length
     target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
-    return dataset.epochs_of(samples), Spans(bounds, document, offset + spans[:, 1], length, target)
+    return [dataset.epochs_of(samples)], bounds, [document, offset + spans[:, 1], length, target]
 
 
-def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Any, Any, Any]:
-    """Return epoch, bounds, documents, starts and stops of samples of one source."""
-    if not dataset.dataset.documents_are_sequences:
-        epoch, spans = _of_source(dataset, samples)
-        ends = spans.start + spans.length
-        return epoch, spans.bounds, spans.document, spans.start[spans.bounds[:-1]], ends[spans.bounds[1:] - 1]
-    return dataset.epochs_of(samples), *dataset.orders.ends(samples)
+def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
+    """Return the epochs, starts and stops of samples of one source, and their documents."""
+    if dataset.dataset.documents_are_sequences:
+        bounds, documents, starts, stops = dataset.orders.ends(samples)
+        return [dataset.epochs_of(samples), starts, stops], bounds, [documents]
+    epochs, bounds, (document, start, length, _) = _spans_of_source(dataset, samples)
+    return [*epochs, start[bounds[:-1]], (start + length)[bounds[1:] - 1]], bounds, [document]
 
 
-def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
+def find_documents(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
     """Return the document of each sequence, and the number of tokens of that document before the sequence."""
     if index.documents_are_sequences:
         return sequences, np.zeros_like(sequences)
@@ -226,18 +225,3 @@ def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Num
     document = bounds.searchsorted(sequences, side="right") - 1
     bytes_before = index.sequence_pointers[sequences] - index.sequence_pointers[bounds[document]]
     return document.astype(np.int64), bytes_before // index.dtype_size
-
-
-def _into(firsts: Numbers, bounds: Numbers) -> Numbers:
-    """Return the target positions of consecutive pieces, those of each sample from its first position on."""
-    return np.repeat(firsts - bounds[:-1], np.diff(bounds)) + np.arange(int(bounds[-1]))
-
-
-def _in_order(bounds: Numbers, found: list[tuple[Numbers, Spans]]) -> Spans:
-    """Merge the pieces of all sources in the order of their samples."""
-    columns = [np.empty(int(bounds[-1]), np.int64) for _ in range(4)]
-    for here, own in found:
-        into = _into(bounds[here], own.bounds)
-        for column, part in zip(columns, (own.document, own.start, own.length, own.target), strict=True):
-            column[into] = part
-    return Spans(bounds, *columns)

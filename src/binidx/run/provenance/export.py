@@ -28,6 +28,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +39,6 @@ from binidx.run.global_order import SampleReads
 from binidx.run.provenance.contents import DocumentContents, SampleContents, SampleOrigins, Spans
 from binidx.run.provenance.run_order import Docs
 from binidx.storage.adapters import ReadableFile, WritableFile
-from binidx.storage.interfaces import Writer
 from binidx.storage.open import open_object
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.publish import create_object, join_uri
@@ -50,17 +50,7 @@ except ImportError as error:  # pragma: no cover - the message is the point
     raise MissingDriverError("order tables: need pyarrow; pip install 'binidx[parquet]'") from error
 
 
-SOURCE = pa.dictionary(pa.int16(), pa.string())
-SPAN = [("doc", pa.int64()), ("start", pa.int32()), ("len", pa.int32()), ("dst", pa.int32())]
-
-WHO_AND_WHAT = [
-    ("step", pa.int32()),
-    ("rank", pa.int16()),
-    ("slot", pa.int16()),
-    ("sample", pa.int64()),
-    ("source", SOURCE),
-    ("epoch", pa.int16()),
-]
+SPAN = {"doc": pa.int64(), "start": pa.int32(), "len": pa.int32(), "dst": pa.int32()}
 
 
 def to_table(
@@ -72,7 +62,7 @@ def to_table(
         sources: the prefix of each source.
         tokens: tokens of each row, all of one integer dtype.
     """
-    columns = _who_and_what(readings, contents.source, sources, contents.epoch)
+    columns = _place_columns(readings, contents.source, sources, contents.epoch)
     if isinstance(contents, SampleContents):
         columns["spans"] = _spans(contents.spans)
     if isinstance(contents, DocumentContents):
@@ -85,7 +75,7 @@ def packed_table(
     readings: SampleReads, blocks: NDArray[np.int64], names: Sequence[str], tokens: Sequence[NDArray[Any]] | None = None
 ) -> pa.Table:
     """Return the table of rows (set, file, block, pass) of packed files."""
-    columns = _who_and_what(readings, blocks[:, 0], names, blocks[:, 3])
+    columns = _place_columns(readings, blocks[:, 0], names, blocks[:, 3])
     columns |= {"file": pa.array(blocks[:, 1], pa.int32()), "block": pa.array(blocks[:, 2], pa.int32())}
     return _table(columns | _input_ids(tokens))
 
@@ -101,17 +91,18 @@ def _lists(bounds: NDArray[np.int64], values: Any) -> Any:
     return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), values, type=kind)
 
 
-def _who_and_what(
+def _place_columns(
     readings: SampleReads, source: NDArray[np.int64], sources: Sequence[str], epoch: NDArray[np.int64]
 ) -> dict[str, Any]:
     names = pa.array(list(sources), pa.string())
-    values = [readings.step, readings.rank, readings.slot, readings.sample, source, epoch]
-    columns = {
-        name: pa.array(value, kind.index_type if kind == SOURCE else kind)
-        for (name, kind), value in zip(WHO_AND_WHAT, values, strict=True)
+    return {
+        "step": pa.array(readings.step, pa.int32()),
+        "rank": pa.array(readings.rank, pa.int16()),
+        "slot": pa.array(readings.slot, pa.int16()),
+        "sample": pa.array(readings.sample, pa.int64()),
+        "source": pa.DictionaryArray.from_arrays(pa.array(source, pa.int16()), names),
+        "epoch": pa.array(epoch, pa.int16()),
     }
-    columns["source"] = pa.DictionaryArray.from_arrays(columns["source"], names)
-    return columns
 
 
 def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
@@ -124,8 +115,8 @@ def _input_ids(tokens: Sequence[NDArray[Any]] | None) -> dict[str, Any]:
 
 def _spans(spans: Spans) -> Any:
     values = (spans.document, spans.start, spans.length, spans.target)
-    arrays = [pa.array(value, kind) for value, (_, kind) in zip(values, SPAN, strict=True)]
-    fields = [pa.field(name, kind, nullable=False) for name, kind in SPAN]
+    arrays = [pa.array(value, kind) for value, kind in zip(values, SPAN.values(), strict=True)]
+    fields = [pa.field(name, kind, nullable=False) for name, kind in SPAN.items()]
     return _lists(spans.bounds, pa.StructArray.from_arrays(arrays, fields=fields))
 
 
@@ -143,7 +134,6 @@ GROUP_BYTES = 32 << 20
 """Of a row group, about, without and with tokens; at least one step."""
 
 METADATA = b"binidx"
-SPAN_PARTS = ("doc", "start", "len", "dst")
 
 LAYOUT: Mapping[str, Any] = {
     "use_dictionary": ["source"],
@@ -151,7 +141,7 @@ LAYOUT: Mapping[str, Any] = {
     "column_encoding": {"sample": "DELTA_BINARY_PACKED"},
     "compression": {
         **dict.fromkeys(["step", "rank", "slot", "sample", "epoch"], "lz4"),
-        **{f"spans.list.element.{part}": "lz4" for part in SPAN_PARTS},
+        **{f"spans.list.element.{part}": "lz4" for part in SPAN},
         "input_ids.list.element": "zstd",
     },
 }
@@ -190,10 +180,8 @@ def plan_by_steps(steps: range, steps_per_file: int) -> list[ExportPart]:
     """Return one file for each `steps_per_file` steps, counted from step 0."""
     if steps_per_file < 1:
         raise ConfigError(f"steps_per_file: found {steps_per_file}, needs at least 1")
-    bounds = sorted(
-        {steps.start, *range(-(-steps.start // steps_per_file) * steps_per_file, steps.stop, steps_per_file)}
-    )
-    stretches = zip(bounds, [*bounds[1:], steps.stop], strict=True)
+    starts = [*range(steps.start // steps_per_file * steps_per_file, steps.stop, steps_per_file), steps.stop]
+    stretches = [(max(first, steps.start), stop) for first, stop in pairwise(starts)]
     return [ExportPart(f"steps-{a:09d}-{b:09d}.parquet", range(a, b), None) for a, b in stretches if a < b]
 
 
@@ -232,29 +220,18 @@ def export(
             watch(rows)
             return False
         with create_object(uri, storage_options) as out:
-            _write_part(order, part, columns, mark, out, watch)
+            tables = _groups(order, part, columns)
+            first = next(tables)
+            marked = first.schema.with_metadata({METADATA: json.dumps(mark)})
+            writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
+            for table in chain([first], tables):
+                writer.write_table(table.cast(marked), row_group_size=max(len(table), 1))
+                watch(len(table))
+            writer.close()
         return True
 
     with OPENS.executor(threads) as pool:
         return sum(pool.map(write, parts))
-
-
-def _write_part(
-    order: Order,
-    part: ExportPart,
-    columns: Mapping[str, Any],
-    mark: Mapping[str, Any],
-    out: Writer,
-    watch: Callable[[int], object],
-) -> None:
-    writer: Any = None
-    for table in _groups(order, part, columns):
-        if writer is None:
-            marked = table.schema.with_metadata({METADATA: json.dumps(mark)})
-            writer = parquet.ParquetWriter(WritableFile(out), marked, **LAYOUT)
-        writer.write_table(table.cast(writer.schema), row_group_size=max(len(table), 1))
-        watch(len(table))
-    writer.close()
 
 
 def _groups(order: Order, part: ExportPart, columns: Mapping[str, Any]) -> Iterator[pa.Table]:

@@ -32,11 +32,11 @@ from binidx.run.global_order import GlobalOrder, SampleReads
 from binidx.run.provenance.contents import (
     SampleContents,
     SampleOrigins,
-    contents_of,
-    documents_in,
-    origins_of,
+    list_sources,
     read_text,
-    sources_of,
+    trace_contents,
+    trace_documents,
+    trace_origins,
 )
 from binidx.run.run_file import Run
 
@@ -55,29 +55,28 @@ def samples_with(dataset: Any, source: int, documents: Sequence[int]) -> Numbers
     Raises:
         IndexError: there is no such source or document.
     """
-    sources = sources_of(dataset)
+    sources = list_sources(dataset)
     if not 0 <= source < len(sources):
         raise IndexError(f"source {source}: the run has {len(sources)}, counted from 0")
     served = _served(sources[source], np.unique(np.asarray(documents, np.int64)))
     numbers = _numbers_of(dataset, source, served)
-    return numbers[_holding(dataset, numbers, documents)]
+    # A candidate may end right before a document.
+    spans = trace_contents(dataset, numbers).spans
+    hits = np.isin(spans.document, documents) & (spans.length > 0)
+    total = np.concatenate([[0], np.cumsum(hits)])
+    return numbers[total[spans.bounds[1:]] > total[spans.bounds[:-1]]]
 
 
 def _served(dataset: GPTDataset, documents: Numbers) -> Numbers:
     """Return the samples, as the source serves them, that may hold a token of the documents; ascending."""
-    places = places_of(dataset.document_index, _sequences_of(dataset, documents))
+    places = find_positions(dataset.document_index, _sequences_of(dataset, documents))
     # Row j ends where row j + 1 starts, and may take its last token from there: both ends count.
-    first = np.maximum(_starting_until(dataset.sample_index, places - 1) - 1, 0)
-    last = np.minimum(_starting_until(dataset.sample_index, places), len(dataset.sample_index) - 1)
+    # Searched for values of its own type, or all of it would be converted to another.
+    starts, kind = dataset.sample_index[:, 0], dataset.sample_index.dtype
+    first = np.maximum(starts.searchsorted((places - 1).astype(kind), side="right") - 1, 0)
+    last = np.minimum(starts.searchsorted(places.astype(kind), side="right"), len(dataset.sample_index) - 1)
     rows = [np.arange(low, high) for low, high in zip(first.tolist(), last.tolist(), strict=True)]
-    return places_of(dataset.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
-
-
-def _starting_until(sample_index: Any, places: Numbers) -> Numbers:
-    """Count the rows that start at or before each position of document_index."""
-    # Of its own type, or all of it would be made into another.
-    found: Numbers = sample_index[:, 0].searchsorted(places.astype(sample_index.dtype), side="right")
-    return found
+    return find_positions(dataset.shuffle_index, np.unique(np.concatenate([np.empty(0, np.int64), *rows])))
 
 
 def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
@@ -89,20 +88,12 @@ def _sequences_of(dataset: GPTDataset, documents: Numbers) -> Numbers:
     return np.concatenate([np.empty(0, np.int64), *ranges])
 
 
-def places_of(index: NDArray[Any], values: Numbers) -> Numbers:
+def find_positions(index: NDArray[Any], values: Numbers) -> Numbers:
     """Return the positions of an index that hold one of the values, which are ascending; ascending."""
     if not len(values):
         return np.empty(0, np.int64)
-    found = [first + np.flatnonzero(_among(part, values)) for first, part in _stretches(index)]
+    found = [first + np.flatnonzero(np.isin(part, values)) for first, part in _stretches(index)]
     return np.concatenate([np.empty(0, np.int64), *found])
-
-
-def _among(part: NDArray[Any], values: Numbers) -> NDArray[np.bool_]:
-    """Return a mask of the elements that are among the values; a contiguous range of values costs two comparisons."""
-    if len(values) == int(values[-1] - values[0]) + 1:
-        inside: NDArray[np.bool_] = (part >= values[0]) & (part <= values[-1])
-        return inside
-    return np.isin(part, values)
 
 
 def _stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -122,20 +113,12 @@ def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
     return np.concatenate([np.empty(0, np.int64), *found])
 
 
-def _holding(dataset: Any, numbers: Numbers, documents: Sequence[int]) -> NDArray[np.bool_]:
-    """Return a mask of the samples that hold a token; a candidate may end right before a document."""
-    spans = contents_of(dataset, numbers).spans
-    hits = np.isin(spans.document, documents) & (spans.length > 0)
-    total = np.concatenate([[0], np.cumsum(hits)])
-    return total[spans.bounds[1:]] > total[spans.bounds[:-1]]
-
-
 Docs = Literal["ends", "spans"] | None
 
 CONTENTS: Mapping[Docs, Callable[[Any, Numbers], SampleOrigins]] = {
-    "ends": documents_in,
-    "spans": contents_of,
-    None: origins_of,
+    "ends": trace_documents,
+    "spans": trace_contents,
+    None: trace_origins,
 }
 """`docs` of a table -> the function that computes its columns."""
 
@@ -160,7 +143,17 @@ class RunOrder:
 
     @classmethod
     def of(cls, run: Run) -> RunOrder:
-        """Return the order of a saved run; its indices are loaded whole, or built."""
+        """Return the order of a saved run; its indices are loaded whole, or built.
+
+        Args:
+            run: the saved run.
+
+        Returns:
+            The order of its train split.
+
+        Raises:
+            ConfigError: the run has no train split.
+        """
         return cls(run.build()[0], run.reading_order)
 
     @classmethod
@@ -170,6 +163,12 @@ class RunOrder:
         A step of a run over 300 million documents in a bucket is traced in some thousand small requests, and again
         without any. `where` reads whole index arrays, some megabytes at a time. An index that is not cached is built as
         for training, and a run in stages is opened whole.
+
+        Args:
+            run: the saved run.
+
+        Returns:
+            The order of its train split.
 
         Raises:
             ConfigError: the run has no train split.
@@ -186,7 +185,7 @@ class RunOrder:
 
     @functools.cached_property
     def sources(self) -> list[GPTDataset]:
-        return sources_of(self.dataset)
+        return list_sources(self.dataset)
 
     @property
     def prefixes(self) -> list[str]:
@@ -195,14 +194,26 @@ class RunOrder:
 
     @property
     def num_ranks(self) -> int:
+        """Number of data parallel ranks."""
         return self.reading.schedule.data_parallel_size
 
     def num_steps(self) -> int | None:
-        """Return the number of whole steps until the loaders end; None if they start over."""
+        """Count the steps of the run.
+
+        Returns:
+            The number of whole steps until the loaders end; None if they start over.
+        """
         return self.reading.num_steps()
 
     def num_rows(self, steps: range) -> int:
-        """Return the number of samples of these steps, over all ranks."""
+        """Count the rows of the table of some steps.
+
+        Args:
+            steps: steps, counted from the run's `consumed_samples`.
+
+        Returns:
+            The number of samples of these steps, over all ranks.
+        """
         return self.reading.schedule.samples_before(steps.stop) - self.reading.schedule.samples_before(steps.start)
 
     def trace(self, steps: range, rank: int | None = None) -> tuple[SampleReads, SampleContents]:
@@ -219,7 +230,7 @@ class RunOrder:
             IndexError: a step is beyond the end of the run.
         """
         readings = self.reading.readings(steps, rank)
-        return readings, contents_of(self.dataset, readings.sample)
+        return readings, trace_contents(self.dataset, readings.sample)
 
     def where(self, source: int, documents: Sequence[int], stop_step: int) -> tuple[SampleReads, SampleContents]:
         """Return all reads, in the steps before `stop_step`, of samples with a token of one of these documents.
@@ -238,7 +249,7 @@ class RunOrder:
         samples = samples_with(self.dataset, source, documents)
         stop = self.reading.schedule.samples_before(stop_step)
         readings = self.reading.served_at(samples, stop)
-        return readings, contents_of(self.dataset, readings.sample)
+        return readings, trace_contents(self.dataset, readings.sample)
 
     def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
         """Return the result of `trace` as an Arrow table; `run/provenance/export.py` has its columns.
@@ -249,6 +260,13 @@ class RunOrder:
             docs: "ends" for the documents of each sample and its ends in the first and last one; "spans" for each piece
                 with its length, at five times the price; None for neither.
             tokens: include the stored tokens, with pads.
+
+        Returns:
+            One row for each sample, sorted by step, rank and slot.
+
+        Raises:
+            IndexError: a step is beyond the end of the run.
+            MissingDriverError: pyarrow is not installed.
         """
         from binidx.run.provenance.export import to_table
 
@@ -257,7 +275,17 @@ class RunOrder:
         return to_table(readings, contents, self.prefixes, self.read(readings.sample) if tokens else None)
 
     def read(self, samples: Numbers) -> list[NDArray[Any]]:
-        """Return the stored tokens of samples: S and the one after, fewer if one is truncated."""
+        """Read the tokens of samples by one vectored read.
+
+        Args:
+            samples: numbers of samples of the train split, shape (n,).
+
+        Returns:
+            The stored tokens of each sample: S and the one after, fewer if a sample is truncated.
+
+        Raises:
+            StorageError: the tokens cannot be read.
+        """
         return [text.astype(self.token_dtype) for text in read_text(self.dataset, samples)]
 
     @property
