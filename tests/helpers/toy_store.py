@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from binidx.storage.interfaces import ObjectInfo, Prices, Range
+from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.registry import Provider
-from binidx.storage.stores.response_check import check_unchanged
 
 OBJECTS: dict[str, tuple[int, bytes]] = {}
 """URI -> version and content."""

@@ -33,8 +33,7 @@ from binidx.format.idx_bundle import IdxBundle
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.interfaces import ObjectInfo
-from binidx.storage.requests.head import Found
-from binidx.storage.requests.listing import PAGE_KEYS, list_objects
+from binidx.storage.requests.metadata import PAGE_KEYS, Found, list_objects
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 

@@ -23,7 +23,7 @@ from binidx.errors import FormatError
 from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_idx_counts
 from binidx.storage.interfaces import Range, RangeReader, stored_reader
 from binidx.storage.open import open_object
-from binidx.storage.requests.head import Found
+from binidx.storage.requests.metadata import Found
 from binidx.storage.settings import OURS
 
 Numbers = NDArray[np.int64]

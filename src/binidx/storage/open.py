@@ -25,7 +25,7 @@ from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, codec_of
 from binidx.storage.interfaces import RangeReader, as_block_reader
 from binidx.storage.ranges import cut
-from binidx.storage.requests.head import Found, find_object, recorded_object
+from binidx.storage.requests.metadata import Found, find_object, recorded_object
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import LocalFile

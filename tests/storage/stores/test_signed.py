@@ -1,4 +1,4 @@
-"""Questions by signed URLs: either way tells the same, and a store that refuses them is not asked each one twice."""
+"""HEAD requests and deletions on S3: identities, absent and busy stores, versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.proxied_store import distant_store
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import AccessError
-from binidx.storage.requests.head import find_object
+from binidx.storage.requests.metadata import find_object
 from binidx.storage.stores.driver_errors import HTTPStatusError
 from binidx.storage.stores.fsspec_store import open_filesystem
 from binidx.storage.stores.registry import open_store
@@ -37,23 +37,6 @@ def test_what_identifies_an_object_is_the_same_by_either_way(etag: Callable[[byt
     told += [each.info.identity for each in found if each]
     assert told == [told[0]] * 4
     assert len(told[0]) == 2
-
-
-def test_after_a_refusal_looks_are_the_drivers_for_a_while() -> None:
-    with http_objects({"/b/k": bytes(10)}) as server:
-        server.behaviour, options = "no signed URLs", options_of(server, True)
-        for _ in range(3):
-            assert object_exists("s3://b/k", options)
-            assert find_object("s3://b/k", options)
-        assert [method for method, _, _ in server.requests] == ["HEAD"] * 7
-
-
-def test_who_wants_the_driver_is_not_asked_for_by_signed_urls() -> None:
-    with http_objects({"/b/k": bytes(10)}) as server:
-        server.behaviour, options = "no signed URLs", options_of(server, False)
-        assert object_exists("s3://b/k", options)
-        assert find_object("s3://b/k", options)
-        assert [method for method, _, _ in server.requests] == ["HEAD"] * 2
 
 
 def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> None:

@@ -47,7 +47,7 @@ from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, format_manifest, parse_manifest
 from binidx.storage.interfaces import stored_reader
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.head import Found, recorded_object
+from binidx.storage.requests.metadata import Found, recorded_object
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 from binidx.storage.vectored_reads import read_many

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from binidx.storage import stats
 from binidx.storage.interfaces import Prices
 
 
@@ -26,7 +25,7 @@ class Provider:
     Attributes:
         store_class: "module:class", or a function; called with a URI and storage options it returns a `ReadableStore`
             or a `BlockingStore`.
-        prices: see `Prices`; other providers are counted as "other".
+        prices: see `Prices`; requests to stores that `stats.STORES` does not name are counted as "other".
         package, install: the driver that must be installed, and the argument of pip.
         credentials: where its users set credentials; part of error messages.
     """
@@ -78,10 +77,6 @@ PROVIDERS: dict[str, Provider] = {
     "memory": OTHER,
 }
 """URL scheme -> its row."""
-
-
-for _scheme, _provider in PROVIDERS.items():
-    stats.declare_store(_scheme, _provider.prices.store, _provider.prices.dollars_per_read)
 
 
 def provider_of(scheme: str) -> Provider:

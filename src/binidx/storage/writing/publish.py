@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.storage.interfaces import Bytes, ObjectInfo, Store, Writer
-from binidx.storage.requests.head import head
+from binidx.storage.requests.metadata import head
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import hidden_cause, storage_errors
 from binidx.storage.stores.local import staging_path, sync_directory
