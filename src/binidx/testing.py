@@ -24,7 +24,8 @@ from typing import Any, cast
 
 from binidx.errors import BinidxError, ObjectNotFoundError, ShortReadError
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import (
+from binidx.storage.interfaces import Range, RangeReader, VersionedReader, as_block_reader, stored_reader
+from binidx.storage.store_protocols import (
     BlockingStore,
     ComposingStore,
     ListableStore,
@@ -32,14 +33,9 @@ from binidx.storage.interfaces import (
     MultipartStore,
     ObjectInfo,
     Prices,
-    Range,
-    RangeReader,
     ReadableStore,
     Store,
-    VersionedReader,
     WritableStore,
-    as_block_reader,
-    stored_reader,
 )
 from binidx.storage.stores.driver_errors import translated
 from binidx.storage.stores.identity import same_identity
@@ -355,7 +351,7 @@ MakeObject = Callable[[str, bytes], tuple[Store, str]]
 
 
 def check_object_store(make: MakeObject) -> None:
-    """Check that a store keeps the promises of `storage.interfaces`: those of reading, and of each protocol it has.
+    """Check that a store keeps the promises of each protocol of `storage.store_protocols` that it has.
 
     Args:
         make: see `MakeObject`; the names are in one folder, which is empty at first.

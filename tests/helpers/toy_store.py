@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from binidx.storage.interfaces import ObjectInfo, Prices, Range
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.registry import Provider
 

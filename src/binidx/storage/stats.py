@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from binidx.storage.interfaces import Prices
+from binidx.storage.store_protocols import Prices
 
 Usage = Mapping[str, float]
 """Counter -> value, such as "s3 requests": 12; the names are those of NAMES."""

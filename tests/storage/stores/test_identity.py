@@ -20,8 +20,9 @@ from servers.http_objects import Server, http_objects
 
 import binidx
 from binidx.errors import ObjectChangedError, ShortReadError
-from binidx.storage.interfaces import ObjectInfo, RangeReader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
+from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.identity import check_response, parse_content_range
 
 OLD, SAME_SIZE, LARGER, SMALLER = b"o" * 300, b"n" * 300, b"l" * 400, b"s" * 299

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,7 @@ from servers.http_objects import Server, http_objects
 
 from binidx.errors import AccessError
 from binidx.storage.requests.metadata import find_object
-from binidx.storage.stores.driver_errors import HTTPStatusError
 from binidx.storage.stores.fsspec_store import open_filesystem
-from binidx.storage.stores.registry import open_store
-from binidx.storage.threads import io_loop
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity
 
 KEYS = {"key": "k", "secret": "s"}
@@ -48,13 +44,6 @@ def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> Non
         assert find_object("s3://b/k", options) is None
         assert find_object("s3://b/l", options) is None
         assert len(server.requests) - before == 2
-
-
-def test_a_store_that_is_busy_says_so_in_words(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    with distant_store("s3 fast", request, tmp_path, delay_ms=0, faults={"503": 1.0}, only="all") as far:
-        uri = f"{far.base}/a"
-        with pytest.raises(HTTPStatusError, match="503 SlowDown"):
-            asyncio.run_coroutine_threadsafe(open_store(uri, far.options()).head(uri), io_loop()).result()
 
 
 def test_a_store_that_says_404_to_a_deletion_has_no_such_object(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ def test_existence_never_comes_from_a_stale_listing(s3: Bucket) -> None:
     # The one that is asked: as it is opened to be read.
     fs, path = open_filesystem(base, caching, reading=DIRECT_CONCURRENCY)
     for call in (f"put_if_absent({uri!r}, b'x')", f"delete_object({uri!r})", f"put_if_absent({uri!r}, b'y')"):
+        fs.invalidate_cache()
         fs.ls(path)
         subprocess.run([sys.executable, "-c", f"from binidx.storage.writing.publish import *; {call}"], check=True)
         assert fs.exists(f"{path}/x") is not call.startswith("put"), "the listing is not stale: this test shows nothing"

@@ -38,7 +38,7 @@ from binidx.prepare.text.stored_bytes import REQUEST_BYTES
 from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.storage.interfaces import Prices
+from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.registry import local_path, prices_of
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
 

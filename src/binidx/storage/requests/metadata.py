@@ -26,10 +26,10 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from binidx.errors import StorageError
-from binidx.storage.interfaces import BlockingStore, ListableStore, ListRequest, ObjectInfo, Store
 from binidx.storage.requests.retries import retried
 from binidx.storage.requests.scheduler import ReadRequests, scheduler
 from binidx.storage.settings import ReadSettings
+from binidx.storage.store_protocols import BlockingStore, ListableStore, ListRequest, ObjectInfo, Store
 from binidx.storage.stores.driver_errors import http_status
 from binidx.storage.stores.identity import is_weak
 from binidx.storage.stores.registry import open_store

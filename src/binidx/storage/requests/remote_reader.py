@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
-from binidx.storage.interfaces import BlockingStore, ObjectInfo, Range, ReadableStore
+from binidx.storage.interfaces import Range
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
 from binidx.storage.requests.metadata import head
@@ -20,6 +20,7 @@ from binidx.storage.requests.retries import retried
 from binidx.storage.requests.scheduler import ReadRequests, scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
+from binidx.storage.store_protocols import BlockingStore, ObjectInfo, ReadableStore
 from binidx.storage.stores.driver_errors import http_status
 from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.registry import open_store, prices_of

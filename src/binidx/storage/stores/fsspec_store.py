@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError, StorageError
-from binidx.storage.interfaces import ObjectInfo, Prices, Range
+from binidx.storage.interfaces import Range
 from binidx.storage.settings import ReadSettings, drivers_own
+from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import cause_of, http_status, missing_driver, storage_errors, translated
 from binidx.storage.stores.identity import check_length, check_unchanged, identity_from_info, object_info
 from binidx.storage.stores.registry import links, local_path, open_store, prices_of, protocols, store_class
@@ -53,7 +54,7 @@ class FsspecStore:
     """
 
     has_session = False
-    """Whether requests may go past the driver, over its HTTP session."""
+    """True if the driver has an HTTP session over which requests may be sent directly."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         self.uri = uri

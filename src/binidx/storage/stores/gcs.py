@@ -16,7 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from binidx.storage.interfaces import ListRequest, ObjectInfo, Range
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ListRequest, ObjectInfo
 from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
 from binidx.storage.stores.http import (
     PLAIN,

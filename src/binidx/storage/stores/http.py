@@ -19,7 +19,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from binidx.storage.interfaces import ObjectInfo, Range
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, HTTPStatusError, driver_text
 from binidx.storage.stores.fsspec_store import AsyncFsspecStore, checked_info
 from binidx.storage.stores.identity import (
@@ -124,7 +125,7 @@ class DirectStore(AsyncFsspecStore):
 
 
 class _Route:
-    """How one object is requested until a time: at an address, or by the driver if that is None."""
+    """Way to request one object until a time: at an address, or by the driver if that is None."""
 
     def __init__(self) -> None:
         self.address: Address | None = None

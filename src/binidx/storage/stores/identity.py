@@ -27,7 +27,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from binidx.errors import ObjectChangedError, ShortReadError
-from binidx.storage.interfaces import ObjectInfo, Range
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ObjectInfo
 
 PROVING = ("etag", "generation", "version", "inode")
 """One of these in an identity makes equal identities mean equal bytes, unless the ETag is a weak one."""

@@ -27,9 +27,10 @@ import numpy as np
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.native.pieces import Mapped
-from binidx.storage.interfaces import Prices, Range
+from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
+from binidx.storage.store_protocols import Prices
 
 # A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
 READ_AT_ONCE = 256 << 10

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from binidx.storage.interfaces import Prices
+from binidx.storage.store_protocols import Prices
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> An
         storage_options: fsspec's own, and ours under the key "binidx".
 
     Returns:
-        A `ReadableStore` or a `BlockingStore`; test for further protocols of `storage.interfaces` by `isinstance`.
+        A `ReadableStore` or a `BlockingStore`; test for further protocols of `store_protocols` by `isinstance`.
 
     Example:
         >>> open_store("memory://bucket/key").prices().store

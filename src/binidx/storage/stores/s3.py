@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from binidx.storage.interfaces import ListRequest, ObjectInfo, Range
-from binidx.storage.stores.driver_errors import http_status, storage_errors
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ListRequest, ObjectInfo
+from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, http_status, storage_errors
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info
 from binidx.storage.stores.http import (
     PLAIN,
@@ -122,13 +123,15 @@ class S3Store(FsspecWrites, DirectStore):
         return found, page.get("NextContinuationToken", "") if page.get("IsTruncated") else ""
 
     def send(self, call: Callable[[Any], Result]) -> Result:
-        """Send by the client that reads, as another takes 11 MB and 0.1 s; after a failure by one that retries."""
+        """Send by the client that reads, as another takes 11 MB; after a transient failure by one that retries."""
         try:
             return call(self.fs)
         except (FileNotFoundError, FileExistsError):
             raise
-        except Exception:  # the other client meets it too if it matters
-            return super().send(call)
+        except Exception as error:
+            if http_status(error) not in {None, *TRANSIENT_STATUSES}:
+                raise
+        return super().send(call)
 
     def upload(self, uri: str, token: str = "") -> S3Upload:
         return S3Upload(self, uri, token)

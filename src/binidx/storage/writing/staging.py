@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from binidx.errors import StorageError
-from binidx.storage.interfaces import Bytes, MultipartStore, StreamingStore, WritableStore
+from binidx.storage.interfaces import Bytes
+from binidx.storage.store_protocols import MultipartStore, StreamingStore, WritableStore
 from binidx.storage.stores.local import raise_descriptor_limit, staging_path, sync_directory
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.part_upload import PartStream, WriteBuffer
