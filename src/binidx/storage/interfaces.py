@@ -8,8 +8,8 @@
     BlockReader        fetch whole blocks                              compressed and checksummed objects
     LayeredReader      read through another reader                     caches, codecs, checksums
 
-A capability is a Protocol beside `RangeReader`. Each is queried by one function: `as_block_reader` and `stored_reader`
-below, and in `vectored_reads`, for every batch, `as_mapped`, `as_composite` and `as_concurrent`.
+A capability is a Protocol beside `RangeReader`. Each is queried by one function of `vectored_reads`: `as_mapped`,
+`as_composite`, `as_concurrent`, `as_block_reader` and `stored_reader`.
 """
 
 from __future__ import annotations
@@ -250,29 +250,3 @@ class Writer(Protocol):
             StorageError: the store failed.
         """
         ...
-
-
-def as_block_reader(reader: RangeReader) -> BlockReader | None:
-    """Query the capability `BlockReader`.
-
-    Args:
-        reader: any reader.
-
-    Returns:
-        The reader if it is a `BlockReader`, else None.
-    """
-    return reader if isinstance(reader, BlockReader) else None
-
-
-def stored_reader(reader: RangeReader) -> RangeReader:
-    """Return the lowest reader of a stack.
-
-    Args:
-        reader: a reader, perhaps with layers.
-
-    Returns:
-        The one that sends requests to the store.
-    """
-    while isinstance(reader, LayeredReader):
-        reader = reader.reader
-    return reader
