@@ -79,7 +79,7 @@ def test_a_look_and_a_deletion_that_fail_are_made_again(
         assert not object_exists(uri, options)
 
 
-@pytest.mark.parametrize("fault", ["503", "500", "403", "reset", "close", "reset-late", "truncate"])
+@pytest.mark.parametrize("fault", ["503", "500", "reset", "close", "reset-late", "truncate"])
 def test_a_request_that_fails_is_sent_again(request: pytest.FixtureRequest, tmp_path: Path, fault: str) -> None:
     with distant_store("s3 fast", request, tmp_path, delay_ms=0, script=[fault], only="all") as far:
         uri = put(far, "a", DATA)
