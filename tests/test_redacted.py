@@ -21,7 +21,7 @@ from binidx.errors import (
     redacted_text,
 )
 from binidx.prepare.text.batch import Problem
-from binidx.storage.requests.retries import passes
+from binidx.storage.requests.retries import is_transient
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
 
 SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
@@ -80,7 +80,7 @@ def test_a_cause_that_tells_one_is_replaced_and_says_as_much_of_what_failed() ->
     for reason, retried, status in ((reset, True, None), (refused, False, 403)):
         found = driver(SIGNED, reason)
         assert "5ec4e7" not in "".join(traceback.format_exception(found))
-        assert passes(found) == retried
+        assert is_transient(found) == retried
         assert http_status(found) == status
     plain = ValueError("of no URL")
     assert cause_of(plain) is plain

@@ -25,7 +25,8 @@ from typing import Any, cast
 
 from binidx.errors import BinidxError, ObjectNotFoundError, ShortReadError
 from binidx.storage.adapters import InMemory
-from binidx.storage.interfaces import (
+from binidx.storage.interfaces import Range, RangeReader, VersionedReader
+from binidx.storage.store_protocols import (
     BlockingStore,
     ComposingStore,
     ListableStore,
@@ -33,19 +34,14 @@ from binidx.storage.interfaces import (
     MultipartStore,
     ObjectInfo,
     Prices,
-    Range,
-    RangeReader,
     ReadableStore,
     Store,
-    VersionedReader,
     WritableStore,
-    as_block_reader,
-    stored_reader,
 )
 from binidx.storage.stores.driver_errors import translated
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import READS, io_loop
-from binidx.storage.vectored_reads import as_composite, as_concurrent, as_mapped
+from binidx.storage.vectored_reads import as_block_reader, as_composite, as_concurrent, as_mapped, stored_reader
 
 MakeReader = Callable[[bytes], RangeReader]
 """Factory of a reader over an object with this content."""
@@ -326,7 +322,7 @@ MakeObject = Callable[[str, bytes], tuple[Store, str]]
 
 
 def check_object_store(make: MakeObject) -> None:
-    """Check that a store keeps the promises of `storage.interfaces`: those of reading, and of each protocol it has.
+    """Check that a store keeps the promises of each protocol of `storage.store_protocols` that it has.
 
     Args:
         make: see `MakeObject`; the names are in one folder, which is empty at first.

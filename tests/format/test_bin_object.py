@@ -25,7 +25,7 @@ from binidx.storage.cache.memory import STORE, ChunkCache
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.open import SEGMENTS, open_object, read_whole
-from binidx.storage.requests.head import find_object
+from binidx.storage.requests.metadata import find_object
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.writing.publish import delete_object, object_exists, object_identity
 from binidx.testing import ended_well, forked

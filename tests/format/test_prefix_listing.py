@@ -17,12 +17,11 @@ from binidx.format import prefix_listing as listing
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair, group_prefixes, list_pairs
-from binidx.storage.interfaces import ObjectInfo
-from binidx.storage.requests import listing as storage_listing
-from binidx.storage.requests.listing import common_start, list_objects, stretches_of
+from binidx.storage.requests import metadata as storage_listing
+from binidx.storage.requests.metadata import list_objects, stretches_of
+from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.gcs import GcsStore
-from binidx.storage.stores.http_session import NotDirectError
-from binidx.storage.stores.s3 import S3Store, parse_page
+from binidx.storage.stores.s3 import S3Store
 from binidx.storage.writing.publish import create_object, delete_object, object_identity
 
 
@@ -175,20 +174,5 @@ def test_stretches_have_each_name_and_all_between(names: list[str], count: int) 
         assert any(after < name <= stop for after, stop in stretches) or name > max(names)
 
 
-def test_a_page_without_etags_is_left_to_the_driver() -> None:
-    with pytest.raises(NotDirectError):
-        parse_page(b"<ListBucketResult><Contents><Key>a</Key><Size>1</Size></Contents></ListBucketResult>")
-    text = b"<l><EncodingType>url</EncodingType></l>".replace(b"l>", b"ListBucketResult>")
-    one = b"<Contents><Key>a%2Bb+c</Key><Size>1</Size><ETag>&quot;x&quot;</ETag></Contents></ListBucketResult>"
-    needed = {"a+b c": ObjectInfo("a+b c", 1, {"size": 1, "etag": '"x"'})}
-    assert parse_page(text.replace(b"</ListBucketResult>", one)) == (needed, "")
-
-
 def test_a_folder_of_too_many_other_objects_is_not_listed_to_its_end(prefixes) -> None:
     assert list_objects([f"{prefix}.bin" for prefix in prefixes], most_pages=0) is None
-
-
-def test_common_start() -> None:
-    assert common_start(["s3://b/p1.bin", "s3://b/p23.bin", "s3://b/p2.bin"]) == "s3://b/p"
-    assert common_start(["same", "same"]) == "same"
-    assert common_start(["a", "ab"]) == "a"

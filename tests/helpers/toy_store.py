@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from binidx.storage.interfaces import ObjectInfo, Prices, Range
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ObjectInfo, Prices
+from binidx.storage.stores.identity import check_unchanged
 from binidx.storage.stores.registry import Provider
-from binidx.storage.stores.response_check import check_unchanged
 
 OBJECTS: dict[str, tuple[int, bytes]] = {}
 """URI -> version and content."""

@@ -14,6 +14,7 @@ from binidx.storage import stats
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.stores.registry import prices_of
 
 
 def used(**counts: float) -> dict[str, float]:
@@ -29,7 +30,7 @@ def test_a_line_names_all_that_happened() -> None:
     line = stats.report_line(used(
         samples=200, tokens=819_200, seconds=4.1, wait_seconds=0.0205,
         s3__requests=1412, s3__bytes_asked=1.8e6, s3__bytes_moved=1.96e6, s3__retries=2, gs__hedges=1,
-        layers__added=0.16e6, memory__hits=12, memory__misses=88,
+        layers__added=0.16e6, memory__hits=12, memory__misses=88, dollars=1412 * 0.0004 / 1_000,
     ))  # fmt: skip
     assert line == (
         "819,200 tokens in 4.10 s, waited 0.02 s (0.5%); 1,412 requests (2 retries, 1 hedge) moved 1.96 MB for "
@@ -53,11 +54,17 @@ def test_a_line_leaves_out_what_did_not_happen(counts: dict[str, float], line: s
     assert stats.report_line(used(**counts)) == line
 
 
-def test_requests_cost_what_the_stores_ask() -> None:
-    assert stats.dollars_of(used(s3__requests=1_000)) == pytest.approx(0.0004)
-    assert stats.dollars_of(used(gs__requests=10_000)) == pytest.approx(0.004)
-    assert stats.dollars_of(used(http__requests=1, file__requests=1, other__requests=1)) == 0
-    twice = stats.report_line(used(s3__requests=1_000_000, tokens=1e9, samples=1, seconds=1), run_tokens=2e9)
+@pytest.mark.parametrize(
+    ("uri", "dollars"), [("s3://b/k", 0.4), ("gs://b/k", 0.4), ("http://h/k", 0), ("/a", 0), ("memory://a", 0)]
+)
+def test_requests_cost_what_the_stores_ask(uri: str, dollars: float) -> None:
+    before = stats.usage()
+    stats.ObjectStats(prices_of(uri)).add(requests=1_000_000)
+    assert stats.since(before)["dollars"] == pytest.approx(dollars)
+
+
+def test_the_cost_of_a_run_is_that_of_its_tokens() -> None:
+    twice = stats.report_line(used(dollars=0.4, tokens=1e9, samples=1, seconds=1), run_tokens=2e9)
     assert twice.endswith("requests $0.4 at list price, $0.80 for 2e+09 tokens")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from binidx.errors import ConfigError
-from binidx.storage.settings import PARSERS, ReadSettings, parse_bytes
+from binidx.storage.settings import RULES, ReadSettings, parse_bytes
 from binidx.storage.stores.fsspec_store import driver_options
 
 
@@ -18,7 +18,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_setting_can_be_given_by_the_environment() -> None:
-    assert list(PARSERS) == [each.name for each in fields(ReadSettings)]
+    assert list(RULES) == [each.name for each in fields(ReadSettings)]
 
 
 def test_options_win_over_the_environment_and_that_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_heade
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, check_level, codec_of
 from binidx.storage.interfaces import Bytes, RangeReader
 from binidx.storage.open import layered, open_stored
-from binidx.storage.requests.head import Found, find_object, is_absent
+from binidx.storage.requests.metadata import Found, find_object, is_absent
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS

@@ -31,7 +31,7 @@ import xxhash
 from binidx.errors import FormatError, StorageError
 from binidx.json_models import Count, JsonFile
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.head import is_absent
+from binidx.storage.requests.metadata import is_absent
 from binidx.storage.stores.identity import proves_content, same_object
 from binidx.storage.writing.publish import create_object, join_uri
 

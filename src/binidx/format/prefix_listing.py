@@ -32,9 +32,8 @@ from binidx.format.idx import get_bin_path, get_idx_path
 from binidx.format.idx_bundle import IdxBundle
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.interfaces import ObjectInfo
-from binidx.storage.requests.head import Found
-from binidx.storage.requests.listing import PAGE_KEYS, list_objects
+from binidx.storage.requests.metadata import PAGE_KEYS, Found, list_objects
+from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 

@@ -21,10 +21,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_idx_counts
-from binidx.storage.interfaces import Range, RangeReader, stored_reader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
-from binidx.storage.requests.head import Found
+from binidx.storage.requests.metadata import Found
 from binidx.storage.settings import OURS
+from binidx.storage.vectored_reads import stored_reader
 
 Numbers = NDArray[np.int64]
 BLOCK_BYTES = 4096

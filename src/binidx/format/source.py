@@ -22,7 +22,7 @@ from binidx.storage.codecs.seek_table import SeekTable
 from binidx.storage.codecs.segments import CODECS, codec_of, read_table
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import layered, open_object, open_stored
-from binidx.storage.requests.head import recorded_object
+from binidx.storage.requests.metadata import recorded_object
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.concatenate import SourcePiece

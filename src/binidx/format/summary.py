@@ -22,8 +22,9 @@ from binidx.format.bin_file import open_bin, open_listed_bin
 from binidx.format.idx import HEADER, get_idx_path, parse_idx_counts
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.virtual import get_parts_path, read_parts
-from binidx.storage.interfaces import RangeReader, as_block_reader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
+from binidx.storage.vectored_reads import as_block_reader
 
 Options = Mapping[str, Any] | None
 SEGMENT_BYTES = 64 << 10

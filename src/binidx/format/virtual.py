@@ -34,7 +34,7 @@ from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
 from binidx.json_models import Count, JsonFile
 from binidx.storage.open import read_document
-from binidx.storage.requests.head import is_absent
+from binidx.storage.requests.metadata import is_absent
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.writing.publish import join_uri
 

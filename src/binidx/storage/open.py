@@ -23,14 +23,14 @@ from binidx.storage.cache.layout import CHUNK_BYTES, directory_of_index
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, codec_of
-from binidx.storage.interfaces import RangeReader, as_block_reader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import cut
-from binidx.storage.requests.head import Found, find_object, recorded_object
+from binidx.storage.requests.metadata import Found, find_object, recorded_object
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.stores.registry import local_path
-from binidx.storage.vectored_reads import as_mapped
+from binidx.storage.vectored_reads import as_block_reader, as_mapped
 
 Keep = bool | Literal["disk"] | None
 """Argument `cache` of `open_object`."""

@@ -59,9 +59,9 @@ class ReadSettings:
     max_gap: int | None = None
 
     def __post_init__(self) -> None:
-        for name, minimum in MINIMUMS.items():
+        for name, (_, minimum) in RULES.items():
             value = getattr(self, name)
-            if value is None and getattr(type(self), name) is None:
+            if minimum is None or (value is None and getattr(type(self), name) is None):
                 continue
             if not isinstance(value, int | float) or not value >= minimum or math.isnan(value):
                 raise ConfigError(f"{name}: found {value!r}, needs a number, at least {minimum}")
@@ -77,9 +77,9 @@ class ReadSettings:
         Text has the same meaning in both, so that options may come from a file: {"cache_bytes": "500GB"}.
         """
         given = (storage_options or {}).get(OURS) or {}
-        unknown = sorted(given.keys() - PARSERS.keys()) if isinstance(given, Mapping) else [repr(given)]
+        unknown = sorted(given.keys() - RULES.keys()) if isinstance(given, Mapping) else [repr(given)]
         if unknown:
-            raise ConfigError(f"storage_options['{OURS}']: found {', '.join(unknown)}, needs {', '.join(PARSERS)}")
+            raise ConfigError(f"storage_options['{OURS}']: found {', '.join(unknown)}, needs {', '.join(RULES)}")
         set_here = tuple((name, text) for name, variable in VARIABLES if (text := os.environb.get(variable)))
         if not given:
             return _of_environment(set_here)
@@ -122,35 +122,25 @@ def _parsed(subject: str, name: str, value: Any) -> Any:
     if not isinstance(value, str | os.PathLike):
         return value
     try:
-        return PARSERS[name](os.fspath(value))
+        return RULES[name][0](os.fspath(value))
     except (KeyError, ValueError, OverflowError) as error:
         raise ConfigError(f"{subject}: found {value!r}, which is no value for it") from error
 
 
-PARSERS: dict[str, Callable[[str], Any]] = {
-    "fast": parse_flag,
-    "cache_dir": str,
-    "cache_bytes": parse_bytes,
-    "cache_chunk_bytes": parse_bytes,
-    "index_dir": parse_index_dir,
-    "index_bytes": parse_bytes,
-    "verify": parse_flag,
-    "deadline_seconds": float,
-    "hedge": parse_flag,
-    "concurrency": int,
-    "max_gap": parse_bytes,
+RULES: dict[str, tuple[Callable[[str], Any], float | None]] = {
+    "fast": (parse_flag, None),
+    "cache_dir": (str, None),
+    "cache_bytes": (parse_bytes, 0),
+    "cache_chunk_bytes": (parse_bytes, 1),
+    "index_dir": (parse_index_dir, None),
+    "index_bytes": (parse_bytes, 0),
+    "verify": (parse_flag, None),
+    "deadline_seconds": (float, 0),
+    "hedge": (parse_flag, None),
+    "concurrency": (int, 1),
+    "max_gap": (parse_bytes, 0),
 }
-"""Setting -> parser of its text."""
+"""Setting -> parser of its text, and the minimum of a number."""
 
-VARIABLES = [(name, f"BINIDX_{name.upper()}".encode()) for name in PARSERS]
+VARIABLES = [(name, f"BINIDX_{name.upper()}".encode()) for name in RULES]
 """Settings and their variables in bytes, as `os.environb` has them: text would take ten times as long."""
-
-MINIMUMS: dict[str, float] = {
-    "cache_bytes": 0,
-    "cache_chunk_bytes": 1,
-    "index_bytes": 0,
-    "deadline_seconds": 0,
-    "concurrency": 1,
-    "max_gap": 0,
-}
-"""Numeric setting -> its minimum."""

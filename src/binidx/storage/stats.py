@@ -19,8 +19,21 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from binidx.storage.store_protocols import Prices
+
+Usage = Mapping[str, float]
+"""Counter -> value, such as "s3 requests": 12; the names are those of NAMES."""
+
+STORES = ("s3", "gs", "http", "file", "other")
+"""Names of `Prices` under which requests are counted; those of all other stores count as "other"."""
+
+CACHES = {"memory": "chunk cache", "disk": "disk cache"}
+"""Kind of cache -> name in the report."""
+
+AGAIN = {"retries": "retry", "hedges": "hedge"}
 
 
 @dataclass
@@ -34,28 +47,18 @@ class ReadStats:
     retries: int = 0
     hedges: int = 0
 
-    def add(
-        self,
-        *,
-        requests: int = 0,
-        bytes_asked: int = 0,
-        bytes_moved: int = 0,
-        seconds: float = 0.0,
-        retries: int = 0,
-        hedges: int = 0,
-    ) -> None:
+    def add(self, **counts: float) -> None:
+        """Add to the counters of these names, and to the sums of the process."""
         with _lock:
-            for each in self._counted_in():
-                each.requests += requests
-                each.bytes_asked += bytes_asked
-                each.bytes_moved += bytes_moved
-                each.seconds += seconds
-                each.retries += retries
-                each.hedges += hedges
+            self._increase(counts)
+            self._add_to_usage(counts)
 
-    def _counted_in(self) -> tuple[ReadStats, ...]:
-        """Return all counters to which `add` adds: these, and sums."""
-        return (self,)
+    def _increase(self, counts: Usage) -> None:
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
+
+    def _add_to_usage(self, counts: Usage) -> None:
+        """Add to the sums of the process; the caller holds the lock."""
 
     def __sub__(self, before: ReadStats) -> ReadStats:
         """Return the difference to earlier counters."""
@@ -63,81 +66,65 @@ class ReadStats:
 
 
 class ObjectStats(ReadStats):
-    """Counters of a reader that sends requests to a store; they also count in `total()`.
+    """Counters of a reader that sends requests to a store; `total` and `usage` sum them.
 
     Args:
-        store: protocol, "file" for local files; the price of a request depends on it.
+        prices: name and prices of the store.
     """
 
-    def __init__(self, store: str = "other") -> None:
+    def __init__(self, prices: Prices) -> None:
         super().__init__()
-        self.store = store
-        with _lock:
-            self._in_store = _stores.setdefault(store, ReadStats())
+        self.prices = prices
+        self._name = prices.store if prices.store in STORES else "other"
 
-    def _counted_in(self) -> tuple[ReadStats, ...]:
-        return self, self._in_store
+    def _add_to_usage(self, counts: Usage) -> None:
+        _total._increase(counts)
+        for name, count in counts.items():
+            _usage[f"{self._name} {name}"] += count
+        _usage["dollars"] += self.prices.dollars_per_read * counts.get("requests", 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectStats, (self.store,)  # another process counts from zero
-
-
-class LayerStats(ReadStats):
-    """Counters of a reader over another one; `requests` and `bytes_moved` are of its reads of that one."""
-
-    def _counted_in(self) -> tuple[ReadStats, ...]:
-        return self, _layers
+        return ObjectStats, (self.prices,)  # another process counts from zero
 
 
 @dataclass
-class CacheStats(LayerStats):
-    """Counters of a cache.
+class LayerStats(ReadStats):
+    """Counters of a reader over another one; `requests` and `bytes_moved` are of its reads of that one.
 
     hits, misses    requested chunks that were cached, and that were not
     waits           of the misses: chunks that another read was fetching
     damaged         of the misses: cached chunks that differ from their checksums
-    cache           kind of the cache: "memory" or "disk"
+    cache           kind of the cache: "memory" or "disk"; "" for a reader without one
     """
 
     hits: int = 0
     misses: int = 0
     waits: int = 0
     damaged: int = 0
-    cache: str = "memory"
+    cache: str = ""
 
-    def count_chunks(self, *, hits: int = 0, misses: int = 0, waits: int = 0, damaged: int = 0) -> None:
-        with _lock:
-            for each in (self, _caches.setdefault(self.cache, CacheStats(cache=self.cache))):
-                each.hits += hits
-                each.misses += misses
-                each.waits += waits
-                each.damaged += damaged
+    def _add_to_usage(self, counts: Usage) -> None:
+        _usage["layers added"] += counts.get("bytes_moved", 0) - counts.get("bytes_asked", 0)
+        if self.cache:
+            _usage[f"{self.cache} hits"] += counts.get("hits", 0)
+            _usage[f"{self.cache} misses"] += counts.get("misses", 0)
 
 
-def total() -> ReadStats:
-    """Return the sum of all readers that send requests in this process; reads of caches do not count."""
-    found = ReadStats()
-    for each in by_store().values():
-        found.add(**asdict(each))
-    return found
+NAMES = [
+    *(f"{store} {each.name}" for store in STORES for each in fields(ReadStats)),
+    *(f"{cache} {count}" for cache in CACHES for count in ("hits", "misses")),
+    "dollars",
+    "layers added",
+    *("samples", "tokens", "seconds", "wait_seconds"),
+]
+"""Counters of a process. "dollars": list price of the requests. "layers added": bytes that layers moved beyond those
+asked of them. The last four are of loaders: samples and tokens served, seconds since the first batch, seconds that the
+trainer waited."""
 
-
-def by_store() -> dict[str, ReadStats]:
-    """Return the sums of each protocol."""
-    with _lock:
-        return {store: replace(each) for store, each in _stores.items()}
-
-
-def in_layers() -> ReadStats:
-    """Return the sums of all layers; `bytes_moved` minus `bytes_asked` are the bytes that layers added."""
-    with _lock:
-        return replace(_layers)
-
-
-def by_cache() -> dict[str, CacheStats]:
-    """Return the sums of each kind of cache; only its chunks are counted here."""
-    with _lock:
-        return {cache: replace(each) for cache, each in _caches.items()}
+# One lock for all counters: a lock in each would have to be found and renewed after a fork.
+_lock = threading.Lock()
+_usage = dict.fromkeys(NAMES, 0.0)
+_total = ReadStats()
 
 
 def _after_fork() -> None:
@@ -146,76 +133,26 @@ def _after_fork() -> None:
     _lock = threading.Lock()
 
 
-# One lock for all counters: a lock in each would have to be found and renewed after a fork.
-_lock = threading.Lock()
-_stores: dict[str, ReadStats] = {}
-_caches: dict[str, CacheStats] = {}
-_layers = ReadStats()
-
-
 os.register_at_fork(after_in_child=_after_fork)
 
 
-Usage = Mapping[str, float]
-"""Counter -> value, such as "s3 requests": 12; the names are those of NAMES."""
-
-DOLLARS_PER_REQUEST = {"s3": 0.0004 / 1_000, "gs": 0.004 / 10_000}
-"""List price of a GET from standard storage; transfer within a region is free, between regions it is not counted.
-
-S3 Standard, us-east-1: $0.0004 per 1,000 GET requests (aws.amazon.com/s3/pricing).
-GCS Standard, one region: $0.004 per 10,000 class B operations (cloud.google.com/storage/pricing).
-Both as known in November 2026; other regions cost up to half as much again.
-"""
-
-STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "http": "http", "https": "http", "file": "file"}
-"""Protocol -> store in the table; all others are "other"."""
-
-CACHES = {"memory": "chunk cache", "disk": "disk cache"}
-"""Kind of cache -> name in the report."""
-
-AGAIN = {"retries": "retry", "hedges": "hedge"}
-SERVED = ("samples", "tokens", "seconds", "wait_seconds")
-"""Counters of loaders: samples and tokens served, seconds since the first batch, seconds that the trainer waited."""
-
-NAMES = [
-    *(f"{store} {each.name}" for store in dict.fromkeys([*STORES.values(), "other"]) for each in fields(ReadStats)),
-    *(f"{cache} {count}" for cache in CACHES for count in ("hits", "misses")),
-    "layers added",
-    *SERVED,
-]
-
-
-def declare_store(scheme: str, name: str, dollars_per_read: float) -> None:
-    """Count the requests to a URL scheme under the name of its store; other schemes are counted as "other"."""
-    STORES[scheme] = name
-    if dollars_per_read:
-        DOLLARS_PER_REQUEST[name] = dollars_per_read
-    for each in fields(ReadStats):
-        if (counter := f"{name} {each.name}") not in NAMES:
-            NAMES.append(counter)
-            _added.setdefault(counter, 0.0)
+def total() -> ReadStats:
+    """Return the sum of all readers that send requests in this process; reads of caches do not count."""
+    with _lock:
+        return replace(_total)
 
 
 def usage() -> dict[str, float]:
     """Return all counters of this process, those of its loaders' workers included."""
-    found = dict.fromkeys(NAMES, 0.0)
-    for protocol, reads in by_store().items():
-        for each in fields(ReadStats):
-            found[f"{STORES.get(protocol, 'other')} {each.name}"] += getattr(reads, each.name)
-    for cache, chunks in by_cache().items():
-        found[f"{cache} hits"] += chunks.hits
-        found[f"{cache} misses"] += chunks.misses
-    layers = in_layers()
-    found["layers added"] = layers.bytes_moved - layers.bytes_asked
     with _lock:
-        return {name: count + _added[name] for name, count in found.items()}
+        return dict(_usage)
 
 
 def add_usage(counts: Usage) -> None:
     """Add counters of other processes, or of loaders, to those of this process."""
     with _lock:
         for name, count in counts.items():
-            _added[name] += count
+            _usage[name] += count
 
 
 def since(before: Usage) -> dict[str, float]:
@@ -280,21 +217,16 @@ def caches_parts(used: Usage) -> list[str]:
 
 def cost_part(used: Usage, run_tokens: float) -> str:
     """Return the list price of the requests, and of a run of `run_tokens` tokens at the same rate."""
-    dollars = dollars_of(used)
+    dollars = used["dollars"]
     if not dollars:
         return ""
     of_run = f", ${dollars / used['tokens'] * run_tokens:,.2f} for {run_tokens:.3g} tokens" if used["tokens"] else ""
     return f"requests ${dollars:.2g} at list price{of_run}"
 
 
-def dollars_of(used: Usage) -> float:
-    """Return the list price of the requests."""
-    return sum(used[f"{store} requests"] * price for store, price in DOLLARS_PER_REQUEST.items())
-
-
 def remote(used: Usage, count: str) -> float:
     """Return a counter summed over all stores except local files."""
-    return sum(used[f"{store} {count}"] for store in {*STORES.values(), "other"} - {"file"})
+    return sum(used[f"{store} {count}"] for store in STORES if store != "file")
 
 
 def counted(count: float, one: str, many: str) -> str:
@@ -308,9 +240,3 @@ def bytes_text(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB"
-
-
-_added = dict.fromkeys(NAMES, 0.0)
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -15,8 +15,10 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 from binidx.storage.interfaces import (
+    BlockReader,
     CompositeReader,
     ConcurrentReader,
+    LayeredReader,
     MappedReader,
     PendingRead,
     Piece,
@@ -94,3 +96,29 @@ def as_composite(reader: RangeReader) -> CompositeReader | None:
 def as_concurrent(reader: RangeReader) -> ConcurrentReader | None:
     """Return the reader if it is a `ConcurrentReader`, else None."""
     return cast("ConcurrentReader", reader) if _provides(type(reader), ConcurrentReader) else None
+
+
+def as_block_reader(reader: RangeReader) -> BlockReader | None:
+    """Query the capability `BlockReader`.
+
+    Args:
+        reader: any reader.
+
+    Returns:
+        The reader if it is a `BlockReader`, else None.
+    """
+    return reader if isinstance(reader, BlockReader) else None
+
+
+def stored_reader(reader: RangeReader) -> RangeReader:
+    """Return the lowest reader of a stack.
+
+    Args:
+        reader: a reader, perhaps with layers.
+
+    Returns:
+        The one that sends requests to the store.
+    """
+    while isinstance(reader, LayeredReader):
+        reader = reader.reader
+    return reader

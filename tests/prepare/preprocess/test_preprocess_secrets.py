@@ -33,7 +33,7 @@ from binidx.prepare.preprocess.tokenize_part import PartTask, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Extent, check_extents, plan_slices
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.storage.requests.retries import passes
+from binidx.storage.requests.retries import is_transient
 
 LINES = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts(40))
 
@@ -96,11 +96,11 @@ def test_what_is_not_there_or_refused_or_not_reached_is_named_without_them(s3: B
     clean(lambda: find_inputs(with_user(signed(f"{s3.fresh()}/none.jsonl"))), "matches no object")
     refused = clean(lambda: find_inputs(url[:-4] + "0000"), "access denied")
     assert isinstance(refused, AccessError)
-    assert not passes(refused)
+    assert not is_transient(refused)
     port = s3.server.endpoint.rpartition(":")[2]
     away = clean(lambda: find_inputs(url.replace(f":{port}/", ":1/")), "Cannot connect")
     assert isinstance(away, UnreachableError)
-    assert passes(away)
+    assert is_transient(away)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])

@@ -27,8 +27,7 @@ from binidx.errors import (
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.open import open_object
 from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
-from binidx.storage.stores.fsspec_store import driver_options, open_filesystem
-from binidx.storage.stores.http_session import MAX_GAP
+from binidx.storage.stores.fsspec_store import DIRECT_MAX_GAP, driver_options, open_filesystem
 from binidx.storage.writing.multipart import StreamParts
 from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked
@@ -64,7 +63,7 @@ def lying(request: pytest.FixtureRequest, web: Server) -> Iterator[RemoteObject]
 def test_neighbours_share_a_request_and_others_go_alone(web: Server) -> None:
     reader = RemoteObject(f"{web.endpoint}/bucket/data")
     web.requests.clear()
-    far = 10 + MAX_GAP + 11
+    far = 10 + DIRECT_MAX_GAP + 11
     views = reader.read([(far, far + 5), (0, 10), (10, 20), (50, 60)])
     assert [bytes(view) for view in views] == [DATA[far : far + 5], DATA[:10], DATA[10:20], DATA[50:60]]
     assert sorted(str(header) for _, _, header in web.requests) == [f"bytes=0-{far + 4}"]

@@ -20,7 +20,7 @@ from binidx.storage import stats
 from binidx.storage.open import open_object
 from binidx.storage.requests.cancellation import cancellable
 from binidx.storage.requests.remote_reader import RemoteObject
-from binidx.storage.stores.http_session import DirectStore
+from binidx.storage.stores.http import DirectStore
 from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import create_object, object_identity
 from binidx.testing import ended_well, forked
@@ -198,7 +198,7 @@ def test_a_403_is_asked_again_with_a_new_address_once(s3_proxy: tuple[Proxy, str
     proxy.become(script=["403"])
     assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
     assert isinstance(reader.store, DirectStore)
-    assert not reader.store.refused(uri)
+    assert reader.store.route(reader.info).address is not None
 
 
 def test_the_bound_holds_over_objects_and_threads(distant: tuple[Proxy, Open]) -> None:

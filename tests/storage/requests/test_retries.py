@@ -13,10 +13,10 @@ from binidx.storage.requests.retries import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     History,
+    allowed_tries,
     given_up,
+    is_transient,
     out_of_time,
-    passes,
-    patience,
     pause,
 )
 from binidx.storage.requests.scheduler import HedgeTimer
@@ -53,15 +53,15 @@ def because(cause: BaseException) -> StorageError:
         (ValueError(), False),
     ],
 )
-def test_what_passes(error: Exception, does: bool) -> None:
-    assert passes(error) is does
+def test_transient_failures(error: Exception, does: bool) -> None:
+    assert is_transient(error) is does
 
 
-def test_patience_is_for_what_passes_and_short_for_what_is_wrong() -> None:
-    assert patience(StatusError(503)) == patience(StatusError(503), opening=True) == 0
-    assert patience(ConnectionResetError()) == 0
-    assert patience(ConnectionResetError(), opening=True) == patience(ShortReadError("x")) == FEW_TRIES
-    assert patience(StatusError(404)) == 1
+def test_transient_failures_are_tried_until_the_deadline_and_wrong_responses_a_few_times() -> None:
+    assert allowed_tries(StatusError(503)) == allowed_tries(StatusError(503), opening=True) == 0
+    assert allowed_tries(ConnectionResetError()) == 0
+    assert allowed_tries(ConnectionResetError(), opening=True) == allowed_tries(ShortReadError("x")) == FEW_TRIES
+    assert allowed_tries(StatusError(404)) == 1
 
 
 def test_pauses_grow_to_an_end_and_differ() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError
 from binidx.storage.requests.cancellation import cancellable
-from binidx.storage.requests.retries import ReadRequests
-from binidx.storage.requests.scheduler import HedgeTimer, Scheduler
+from binidx.storage.requests.scheduler import HedgeTimer, ReadRequests, Scheduler
+from binidx.storage.settings import ReadSettings
 
 NEVER = 1e6
 """Seconds that no test lasts."""
@@ -22,7 +22,7 @@ NEVER = 1e6
 class Patient(HedgeTimer):
     """No request is late, however slow the machine is."""
 
-    FLOOR = UNKNOWN = STANDING = NEVER
+    FLOOR = UNKNOWN = STALLED = NEVER
 
 
 class Hedging(Patient):
@@ -30,7 +30,7 @@ class Hedging(Patient):
 
 
 class Resending(Patient):
-    FLOOR, STANDING = 0.1, 0.4
+    FLOOR, STALLED = 0.1, 0.4
 
 
 class Store:
@@ -61,9 +61,10 @@ class Store:
             raise fate
         return answer(start, stop)
 
-    def read(self, *starts: int, **settings: Any) -> ReadRequests:
+    def read(self, *starts: int, opening: bool = False, **settings: Any) -> ReadRequests:
         ranges = [(start, start + 10) for start in starts]
-        return ReadRequests("x://b/k", self.fetch, ranges, **{"deadline_seconds": NEVER, "hedge": True, **settings})
+        found = ReadSettings(**{"deadline_seconds": NEVER, **settings})
+        return ReadRequests("x://b/k", self.fetch, ranges, found, opening=opening)
 
 
 def answer(start: int, stop: int) -> bytes:
@@ -84,13 +85,13 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 @pytest.fixture
 def patient(loop: asyncio.AbstractEventLoop) -> Scheduler:
     scheduler = Scheduler(loop, 4)
-    scheduler.lateness = Patient()
+    scheduler.hedges = Patient()
     return scheduler
 
 
 @pytest.fixture
 def hedging(patient: Scheduler) -> Scheduler:
-    patient.lateness = Hedging()
+    patient.hedges = Hedging()
     return patient
 
 
@@ -174,7 +175,7 @@ def test_a_first_that_fails_leaves_its_hedge_alone(hedging: Scheduler) -> None:
 def test_what_stands_still_is_given_up_and_asked_again(patient: Scheduler) -> None:
     store = Store()
     store.script = [NEVER]
-    patient.lateness = Resending()
+    patient.hedges = Resending()
     read = store.read(1, hedge=False)
     assert patient.run(read) == [answer(1, 11)]
     assert read.retries >= 1, "once, unless this machine stood still, too"
@@ -185,7 +186,7 @@ def test_a_slow_store_is_not_asked_twice_as_much(hedging: Scheduler) -> None:
     store = Store(0.25)
     read = store.read(*range(40))
     for _ in range(40):
-        hedging.lateness.note(read.store, read.size(0), 0.001)
+        hedging.hedges.note(read.store, read.size(0), 0.001)
     hedging.run(read)
     assert 1 <= read.hedges <= HedgeTimer.AT_FIRST + 80 * HedgeTimer.SHARE
 
@@ -213,7 +214,7 @@ def test_a_long_read_is_not_waited_for_where_nothing_comes(patient: Scheduler) -
     store = Store()
     store.script = [0.0] * 20 + [NEVER] * 80
     ranges = [(start, start + 10) for start in range(99)] + [(1000, 400_000_000)]
-    read = ReadRequests("x://b/k", store.fetch, ranges, deadline_seconds=2.0, hedge=False)
+    read = ReadRequests("x://b/k", store.fetch, ranges, ReadSettings(deadline_seconds=2.0, hedge=False))
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"^x://b/k: range 20-30 not done within \d+ s"):
         patient.run(read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from conftest import Bucket
 from servers.http_objects import http_objects
 
 from binidx.errors import BinidxError
-from binidx.storage.interfaces import ObjectInfo
 from binidx.storage.requests.remote_reader import RemoteObject
-from binidx.storage.stores.http_session import REFUSED_UNTIL, Address, DirectStore
+from binidx.storage.store_protocols import ObjectInfo
+from binidx.storage.stores.http import Address, DirectStore
 from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import io_loop
 from binidx.storage.writing.publish import create_object
@@ -164,23 +165,24 @@ def test_an_object_whose_signed_requests_are_refused_is_named_once(caplog: pytes
         for reader in readers * 2:
             assert [bytes(view) for view in reader.read(ranges)] == [DATA[start:stop] for start, stop in ranges]
         assert all(map(by_driver, readers))
-        REFUSED_UNTIL.clear()  # as after 240 s
+        route_of(readers[0]).until = 0.0  # as after 240 s
         readers[0].read(ranges)
         assert by_driver(readers[0])
-    told = [each.getMessage() for each in caplog.records if each.name == "binidx.storage.stores.http_session"]
+    told = [each.getMessage() for each in caplog.records if each.name == "binidx.storage.stores.http"]
     assert told == [
         f"s3://b/{each}: left to its driver for 240 s: status 403 where the driver has none" for each in "kl"
     ]
 
 
-def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_renewed_before_their_credentials_end(s3: Bucket) -> None:
     uri = s3.fresh()
     with create_object(uri) as writer:
         writer.write(DATA)
     reader = RemoteObject(uri)
     direct = [read_and_look(reader), read_and_look(reader)]
     assert direct[0] is direct[1]
-    monkeypatch.setattr("binidx.storage.stores.http_session.RENEW_SECONDS", 0)
+    assert route_of(reader).until <= time.monotonic() + 240
+    route_of(reader).until = 0.0
     assert read_and_look(reader) is not direct[0]
 
 
@@ -188,7 +190,7 @@ def read_and_look(reader: RemoteObject) -> Address | None:
     """What a read was sent to."""
     assert bytes(reader.read([(7, 90)])[0]) == DATA[7:90]
     assert isinstance(reader.store, DirectStore)
-    return next(iter(reader.store._addresses.values())).address
+    return route_of(reader).address
 
 
 @pytest.mark.parametrize("behaviour", ["forbidden", "contrary"])
@@ -205,6 +207,10 @@ def test_errors_are_the_same_by_either_way(behaviour: str) -> None:
 
 
 def by_driver(reader: RemoteObject) -> bool:
-    store = reader.store
-    assert isinstance(store, DirectStore)
-    return not store.direct or store.refused(reader.uri)
+    return route_of(reader).address is None
+
+
+def route_of(reader: RemoteObject) -> Any:
+    """How a reader requests its object."""
+    assert isinstance(reader.store, DirectStore)
+    return reader.store.route(reader.info)

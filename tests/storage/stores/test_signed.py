@@ -1,8 +1,7 @@
-"""Questions by signed URLs: either way tells the same, and a store that refuses them is not asked each one twice."""
+"""HEAD requests and deletions on S3: identities, absent and busy stores, versions."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,8 @@ from helpers.proxied_store import distant_store
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import AccessError
-from binidx.storage.requests.head import find_object
-from binidx.storage.stores.driver_errors import HTTPStatusError
+from binidx.storage.requests.metadata import find_object
 from binidx.storage.stores.fsspec_store import open_filesystem
-from binidx.storage.stores.registry import open_store
-from binidx.storage.threads import io_loop
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity
 
 KEYS = {"key": "k", "secret": "s"}
@@ -39,23 +35,6 @@ def test_what_identifies_an_object_is_the_same_by_either_way(etag: Callable[[byt
     assert len(told[0]) == 2
 
 
-def test_after_a_refusal_looks_are_the_drivers_for_a_while() -> None:
-    with http_objects({"/b/k": bytes(10)}) as server:
-        server.behaviour, options = "no signed URLs", options_of(server, True)
-        for _ in range(3):
-            assert object_exists("s3://b/k", options)
-            assert find_object("s3://b/k", options)
-        assert [method for method, _, _ in server.requests] == ["HEAD"] * 7
-
-
-def test_who_wants_the_driver_is_not_asked_for_by_signed_urls() -> None:
-    with http_objects({"/b/k": bytes(10)}) as server:
-        server.behaviour, options = "no signed URLs", options_of(server, False)
-        assert object_exists("s3://b/k", options)
-        assert find_object("s3://b/k", options)
-        assert [method for method, _, _ in server.requests] == ["HEAD"] * 2
-
-
 def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> None:
     with http_objects({}) as server:
         server.behaviour, options = "forbidden", options_of(server, True)
@@ -65,13 +44,6 @@ def test_where_listing_is_forbidden_what_is_not_there_is_asked_for_once() -> Non
         assert find_object("s3://b/k", options) is None
         assert find_object("s3://b/l", options) is None
         assert len(server.requests) - before == 2
-
-
-def test_a_store_that_is_busy_says_so_in_words(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    with distant_store("s3 fast", request, tmp_path, delay_ms=0, faults={"503": 1.0}, only="all") as far:
-        uri = f"{far.base}/a"
-        with pytest.raises(HTTPStatusError, match="503 SlowDown"):
-            asyncio.run_coroutine_threadsafe(open_store(uri, far.options()).head(uri), io_loop()).result()
 
 
 def test_a_store_that_says_404_to_a_deletion_has_no_such_object(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage.open import open_object
-from binidx.storage.stores.fsspec_store import open_filesystem
-from binidx.storage.stores.http_session import CONCURRENCY
+from binidx.storage.stores.fsspec_store import DIRECT_CONCURRENCY, open_filesystem
 from binidx.storage.writing import publish
 from binidx.storage.writing.publish import (
     create_object,
@@ -159,8 +158,9 @@ def test_existence_never_comes_from_a_stale_listing(s3: Bucket) -> None:
     uri = join_uri(base, "x")
     put_if_absent(join_uri(base, "neighbour"), b"")
     # The one that is asked: as it is opened to be read.
-    fs, path = open_filesystem(base, caching, reading=CONCURRENCY)
+    fs, path = open_filesystem(base, caching, reading=DIRECT_CONCURRENCY)
     for call in (f"put_if_absent({uri!r}, b'x')", f"delete_object({uri!r})", f"put_if_absent({uri!r}, b'y')"):
+        fs.invalidate_cache()
         fs.ls(path)
         subprocess.run([sys.executable, "-c", f"from binidx.storage.writing.publish import *; {call}"], check=True)
         assert fs.exists(f"{path}/x") is not call.startswith("put"), "the listing is not stale: this test shows nothing"

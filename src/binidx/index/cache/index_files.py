@@ -45,12 +45,11 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, format_manifest, parse_manifest
-from binidx.storage.interfaces import stored_reader
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.head import Found, recorded_object
+from binidx.storage.requests.metadata import Found, recorded_object
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
-from binidx.storage.vectored_reads import read_many
+from binidx.storage.vectored_reads import read_many, stored_reader
 from binidx.storage.writing.publish import create_object, join_uri, put_if_absent, read_small
 
 Arrays = dict[str, NDArray[Any]]

@@ -48,7 +48,7 @@ from binidx.prepare.text.slices import JSONL, Input, Slice, plan_slices, slice_l
 from binidx.prepare.tokenizers.engine import Engine
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.storage.interfaces import Prices
+from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.registry import local_path, prices_of
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
 

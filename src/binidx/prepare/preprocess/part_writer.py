@@ -32,9 +32,9 @@ from binidx.prepare.preprocess.record import TokenCounts
 from binidx.prepare.text.batch import Batch, Problem
 from binidx.prepare.text.jsonl import group_lines
 from binidx.prepare.tokenizers.engine import Stored
-from binidx.storage.interfaces import MultipartStore
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
+from binidx.storage.store_protocols import MultipartStore
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.publish import create_object
 

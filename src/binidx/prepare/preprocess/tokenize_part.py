@@ -54,7 +54,7 @@ from binidx.prepare.tokenizers.engine_choice import (
     reference_engine,
 )
 from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
-from binidx.storage.requests.retries import passes
+from binidx.storage.requests.retries import is_transient
 from binidx.storage.writing.publish import create_object, read_small
 
 MOST_CHARACTERS = 1_000_000
@@ -190,9 +190,9 @@ def run_part(task: PartTask) -> Record | TaskFailure:
     try:
         return make_part(task.job, task.part)
     except BinidxError as error:
-        return TaskFailure(error.__class__(str(error)), passes(error))
+        return TaskFailure(error.__class__(str(error)), is_transient(error))
     except OSError as error:  # of a disk; those of stores are BinidxErrors
-        return TaskFailure(StorageError(f"{task}: {error}"), passes(error))
+        return TaskFailure(StorageError(f"{task}: {error}"), is_transient(error))
     except Exception:  # a defect of ours: the traceback must cross processes
         return TaskFailure(WorkerError(f"{task}: {traceback.format_exc()}"), False)
 

@@ -18,8 +18,9 @@ from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.read import FORMATS
 from binidx.prepare.text.slices import Input
-from binidx.storage.interfaces import RangeReader, SearchableStore
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
+from binidx.storage.store_protocols import SearchableStore
 from binidx.storage.stores.registry import is_url, local_path, open_store, split_query
 from binidx.storage.writing.copy import map_in_flight
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from binidx.storage.cache.layout import ABSENT, ENTRY_BYTES, Layout
 from binidx.storage.interfaces import Bytes
-from binidx.storage.stores.local import keep_room, with_room
+from binidx.storage.stores.local import raise_descriptor_limit
 
 ATTEMPTS = 50
 PAUSE_SECONDS = 0.002
@@ -83,9 +83,10 @@ def map_block(path: str, layout: Layout, number: int, *, create: bool = False) -
     Raises:
         OSError: the file can be neither opened nor mapped.
     """
+    raise_descriptor_limit()
     for _ in range(ATTEMPTS):
         try:
-            descriptor = with_room(lambda: os.open(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666))
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666)
         except FileNotFoundError:
             if create:
                 raise
@@ -112,7 +113,6 @@ def _mapped(descriptor: int, layout: Layout, number: int, create: bool) -> Mappe
     mapped = mapping.mmap(descriptor, needed, access=mapping.ACCESS_READ)
     # Random reads through the kernel's read-ahead fetch 125 bytes from a cold disk for each byte that is read.
     mapped.madvise(mapping.MADV_RANDOM)
-    keep_room(descriptor)
     return MappedBlock(mapped, layout, number, (found.st_dev, found.st_ino))
 
 
@@ -129,7 +129,7 @@ def write_chunks(path: str, layout: Layout, block: MappedBlock, first: int, data
     entries = b"".join(layout.entry_of(chunk, view[(chunk - first) * size :][:size]) for chunk in chunks)
     place = layout.place_of(first)[1]
     # Its own short-lived descriptor: closing it is what sends the bytes to the other nodes of an NFS mount.
-    descriptor = with_room(lambda: os.open(path, os.O_WRONLY))
+    descriptor = os.open(path, os.O_WRONLY)
     try:
         found = os.fstat(descriptor)
         if (found.st_dev, found.st_ino) != block.inode:

@@ -26,12 +26,13 @@ from binidx.errors import ConfigError
 from binidx.storage.cache.cached_object import get_cached_object
 from binidx.storage.cache.layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.memory import Flight, chunks_of, runs_of
-from binidx.storage.interfaces import Range, RangeReader, VersionedReader, as_block_reader, stored_reader
+from binidx.storage.interfaces import Range, RangeReader, VersionedReader
 from binidx.storage.ranges import check_ranges, cut
 from binidx.storage.requests.remote_reader import MAX_REQUEST
-from binidx.storage.stats import CacheStats
+from binidx.storage.stats import LayerStats
 from binidx.storage.stores.local import AskAhead
 from binidx.storage.threads import READS
+from binidx.storage.vectored_reads import as_block_reader, stored_reader
 
 
 def check_content(reader: RangeReader) -> None:
@@ -94,7 +95,7 @@ class DiskCache:
         blocks = as_block_reader(reader)
         codec = blocks.codec if blocks else "raw"
         self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
-        self.stats = CacheStats(cache="disk")
+        self.stats = LayerStats(cache="disk")
         self._ask_ahead = AskAhead()
         self._patience = PATIENCE_SECONDS
         self.cached = get_cached_object(self.directory, self.content, limit)
@@ -107,7 +108,7 @@ class DiskCache:
         self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
         if lacking:
             return self._read_rest(ranges, views, count)
-        self.stats.count_chunks(hits=count)
+        self.stats.add(hits=count)
         return views  # type: ignore[return-value]
 
     def is_complete(self) -> bool:
@@ -120,8 +121,7 @@ class DiskCache:
         if gather(about) < 0:
             return False
         self._ask_ahead.saw(bool(about.disk_moved))
-        self.stats.count_chunks(hits=about.num_chunks)
-        self.stats.add(bytes_asked=about.num_bytes)
+        self.stats.add(hits=about.num_chunks, bytes_asked=about.num_bytes)
         return True
 
     def _read_rest(self, ranges: Sequence[Range], views: list[memoryview | None], count: int) -> list[memoryview]:
@@ -129,7 +129,7 @@ class DiskCache:
         lacking = [place for place, view in enumerate(views) if view is None]
         asked = [ranges[place] for place in lacking]
         chunks = self.cached.check_chunks(chunks_of(asked, self.content.chunk_bytes))
-        self.stats.count_chunks(hits=max(0, count - len(chunks)), misses=len(chunks))
+        self.stats.add(hits=max(0, count - len(chunks)), misses=len(chunks))
         unstored = self._fetch_into_cache(chunks) if chunks and self.cached.writable else {}
         found, _, _ = self.cached.views(asked)
         found = [view or self._join_unstored(each, unstored) for view, each in zip(found, asked, strict=True)]
@@ -168,7 +168,7 @@ class DiskCache:
             with self.cached.flights.claimed(lacking[place : place + at_once]) as (ours, theirs):
                 with self.cached.locks.locked(ours.keys) as held:
                     absent, damaged = self.cached.recheck(held)
-                    self.stats.count_chunks(damaged=damaged)
+                    self.stats.add(damaged=damaged)
                     if not self._fetch_chunks(absent, unstored):
                         break
                 ours.land(unstored)
@@ -188,7 +188,7 @@ class DiskCache:
             elif time.monotonic() > deadline:
                 self._patience = LEAST_PATIENCE_SECONDS
                 break
-        self.stats.count_chunks(waits=len(waited))
+        self.stats.add(waits=len(waited))
         return unstored
 
     def _wait(

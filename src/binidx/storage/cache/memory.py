@@ -33,7 +33,7 @@ from binidx.errors import ConfigError
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.ranges import assemble, check_ranges
 from binidx.storage.requests.cancellation import current_scope
-from binidx.storage.stats import CacheStats
+from binidx.storage.stats import LayerStats
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -185,7 +185,7 @@ class ChunkCache:
         self.uri, self.size = reader.uri, reader.size
         self.chunk_bytes = chunk_bytes
         self.store = STORE if store is None else store
-        self.stats = CacheStats()
+        self.stats = LayerStats(cache="memory")
         self._number = next(_numbers)
 
     @property
@@ -199,8 +199,8 @@ class ChunkCache:
         small = [each for each in ranges if each[1] - each[0] <= limit]
         wanted = [(self._number, each) for each in chunks_of(small, self.chunk_bytes)]
         chunks = self.store.get(wanted)
-        self.stats.count_chunks(hits=len(chunks), misses=len(wanted) - len(chunks))
-        self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
+        bytes_asked = sum(stop - start for start, stop in ranges)
+        self.stats.add(hits=len(chunks), misses=len(wanted) - len(chunks), bytes_asked=bytes_asked)
 
         rest = iter(self._fetch_missing([each for each in wanted if each not in chunks], large, chunks))
         places = [self._bytes_of((number, number + 1)) for _, number in wanted]
@@ -219,7 +219,7 @@ class ChunkCache:
             self.store.put(fetched)
             ours.land(fetched)
         chunks |= fetched
-        self.stats.count_chunks(waits=len(theirs))
+        self.stats.add(waits=len(theirs))
         for claim in set(theirs.values()):
             landed = claim.wait()
             chunks |= {key: landed[key] for key, holder in theirs.items() if holder is claim and key in landed}

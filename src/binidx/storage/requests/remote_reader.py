@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
-from binidx.storage.interfaces import BlockingStore, ObjectInfo, Range, ReadableStore
+from binidx.storage.interfaces import Range
 from binidx.storage.ranges import assemble, check_ranges, coalesce
 from binidx.storage.requests.cancellation import current_scope
-from binidx.storage.requests.head import head
-from binidx.storage.requests.retries import ReadRequests, retried
-from binidx.storage.requests.scheduler import scheduler
+from binidx.storage.requests.metadata import head
+from binidx.storage.requests.retries import retried
+from binidx.storage.requests.scheduler import ReadRequests, scheduler
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import ObjectStats
+from binidx.storage.store_protocols import BlockingStore, ObjectInfo, ReadableStore
 from binidx.storage.stores.driver_errors import http_status
-from binidx.storage.stores.registry import open_store, protocols
-from binidx.storage.stores.response_check import check_unchanged
-from binidx.storage.threads import io_loop
+from binidx.storage.stores.identity import check_unchanged
+from binidx.storage.stores.registry import open_store, prices_of
 
 # At 25 ms to the first byte and 100 MB/s a connection is 77 % busy with 8 MiB parts, 29 % with 1 MiB.
 MAX_REQUEST = 8 << 20
@@ -47,7 +47,7 @@ class RemoteObject:
 
     Raises:
         MissingDriverError, ObjectNotFoundError, StorageError: the object cannot be opened.
-        ShortReadError: on read, responses do not belong to their range, again and again: `response_check`.
+        ShortReadError: on read, responses do not belong to their range, again and again: `stores.identity`.
         ObjectChangedError: on read, the object is not the version that was opened, as far as the store reports.
         CancelledReadError: on read, its scope was cancelled: `cancellation`.
         StorageError: on read, requests failed for good; the message has their history.
@@ -62,7 +62,7 @@ class RemoteObject:
         self.uri = uri
         self.storage_options = dict(storage_options or {})
         self.settings = ReadSettings.of(storage_options)
-        self.stats = ObjectStats((protocols(uri) or ["file"])[-1])
+        self.stats = ObjectStats(prices_of(uri))
         self.info = info or head(self.store, uri, self.settings).info
         self.size, self.identity = self.info.size, dict(self.info.identity)
 
@@ -99,17 +99,17 @@ class RemoteObject:
 
     @contextlib.contextmanager
     def _begun(self, store: ReadableStore, ranges: Sequence[Range]) -> Iterator[Begun]:
-        requests, info, settings = self._planned(ranges), self.info, self.settings
+        requests, info = self._planned(ranges), self.info
 
         async def fetch(start: int, stop: int) -> bytes:
             return await store.fetch(info, (start, stop))
 
-        read = ReadRequests(self.uri, fetch, requests, deadline_seconds=settings.deadline_seconds, hedge=settings.hedge)
+        read = ReadRequests(self.uri, fetch, requests, self.settings)
         began = time.monotonic()
         if not requests:
             read.end()
         try:
-            with scheduler(io_loop(), store.max_in_flight).sending(read) if requests else contextlib.nullcontext():
+            with scheduler(store.max_in_flight).sending(read) if requests else contextlib.nullcontext():
                 yield Begun(read.outcome, functools.partial(self._result, read, ranges))
         finally:
             self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
@@ -155,7 +155,7 @@ class RemoteObject:
         except StorageError as error:
             if suggests_change(error):
                 try:
-                    check_unchanged(self.info, head(self.store, self.uri, self.settings, tries=1).info.identity)
+                    check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
                 except (ObjectChangedError, ObjectNotFoundError) as found:
                     raise found from error
                 except StorageError:
@@ -164,7 +164,7 @@ class RemoteObject:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "store"}
-        return {**state, "stats": ObjectStats(self.stats.store)}
+        return {**state, "stats": ObjectStats(self.stats.prices)}
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.

@@ -20,16 +20,88 @@ import asyncio
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from binidx.errors import StorageError
+from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, current_scope
-from binidx.storage.requests.retries import SLOWEST, History, ReadRequests, Trouble, given_up, out_of_time, pause
+from binidx.storage.requests.retries import History, given_up, out_of_time, pause
+from binidx.storage.settings import ReadSettings
+from binidx.storage.threads import io_loop
 
 WATCH_SECONDS = 0.1
 """Between two checks for late requests."""
+
+
+SLOWEST = 1_000_000
+"""Bytes per second; a slower link counts as stalled."""
+
+
+class ReadRequests:
+    """One read: its requests, numbered as in `ranges`, and their responses.
+
+    Args:
+        fetch: sends the request of a range.
+        opening: whether it is the first request to a store, which may not exist.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        fetch: Callable[[int, int], Coroutine[Any, Any, Any]],
+        ranges: Sequence[Range],
+        settings: ReadSettings,
+        *,
+        opening: bool = False,
+    ) -> None:
+        self.uri = uri
+        self.store = "/".join(uri.split("/", 3)[:3])  # s3://bucket, https://host
+        self.fetch, self.ranges, self.opening = fetch, ranges, opening
+        self.answers: list[Any] = [None] * len(ranges)
+        self.unsent, self.unanswered = 0, len(ranges)  # number of the next request; requests without a response
+        self.seconds, self.hedge = settings.deadline_seconds, settings.hedge
+        # By the loop's clock: when its first request was sent, its last response came, and it ended.
+        self.began = self.answered_at = self.ended = 0.0
+        self.sent = self.retries = self.hedges = 0
+        self.histories: dict[int, History] = {}  # of requests that failed or are late
+        self.timer: asyncio.TimerHandle | None = None
+        self.outcome: Future[list[Any]] = Future()
+
+    @property
+    def over(self) -> bool:
+        return self.outcome.done()
+
+    def size(self, place: int) -> int:
+        """Return the bytes of the range of a request."""
+        start, stop = self.ranges[place]
+        return stop - start
+
+    def history(self, place: int, sent: float) -> History:
+        """Return the history of a request, a new one for one that did not fail yet and was sent at this time."""
+        return self.histories.setdefault(place, History(sent, opening=self.opening))
+
+    def where(self, place: int) -> str:
+        """Return the name of a request in messages."""
+        return "opening" if self.opening else "range {}-{}".format(*self.ranges[place])
+
+    def due(self, bytes_in_flight: int) -> float:
+        """Return when the read fails, by the loop's clock: its deadline plus the time of its bytes on the slowest link.
+
+        A long read fails sooner if no response comes: the time of the bytes in flight after the last response.
+        """
+        in_all = sum(stop - start for start, stop in self.ranges)
+        return self.seconds + min(self.began + in_all / SLOWEST, self.answered_at + bytes_in_flight / SLOWEST)
+
+    def end(self, error: BaseException | None = None) -> None:
+        if not self.over:
+            self.ended = time.monotonic()  # the clock of event loops
+        with suppress(InvalidStateError):
+            self.outcome.set_exception(error) if error else self.outcome.set_result(self.answers)
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class StalledError(TimeoutError):
@@ -45,7 +117,7 @@ class Scheduler:
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self.loop = loop
         self.limit = limit
-        self.lateness = HedgeTimer()
+        self.hedges = HedgeTimer()
         self._queue: deque[ReadRequests] = deque()
         self._again: deque[tuple[ReadRequests, int]] = deque()
         # task -> read, place, time sent; in the order in which they were sent.
@@ -150,29 +222,29 @@ class Scheduler:
             self._failed(read, place, sent, error)
         else:
             read.answered_at = self.loop.time()
-            self.lateness.note(read.store, read.size(place), read.answered_at - sent)
+            self.hedges.note(read.store, read.size(place), read.answered_at - sent)
             self._answered(read, place, answer)
 
     def _answered(self, read: ReadRequests, place: int, answer: Any) -> None:
         read.answers[place] = answer
         read.unanswered -= 1
-        if place in read.troubles and read.troubles.pop(place).beside:
+        if place in read.histories and read.histories.pop(place).hedges_in_flight:
             self._cancel(lambda each, where: each is read and where == place)
         if read.unanswered == 0:
             read.end()
 
     def _failed(self, read: ReadRequests, place: int, sent: float, error: Exception) -> None:
-        trouble = read.troubles.setdefault(place, Trouble(read, sent))
-        trouble.history.note(error)
-        if trouble.history.hopeless():
-            self._drop(read, given_up(read.uri, trouble.history, read.where(place)))
-        elif trouble.beside:
-            trouble.beside -= 1  # the other one may still succeed
+        history = read.history(place, sent)
+        history.note(error)
+        if history.is_final():
+            self._drop(read, given_up(read.uri, history, read.where(place)))
+        elif history.hedges_in_flight:
+            history.hedges_in_flight -= 1  # the other one may still succeed
         else:
-            self.loop.call_later(pause(len(trouble.history.failures)), self._ask_again, read, place)
+            self.loop.call_later(pause(len(history.failures)), self._ask_again, read, place)
 
     def _ask_again(self, read: ReadRequests, place: int) -> None:
-        read.troubles[place].hedged = False
+        read.histories[place].hedged = False
         self._again.append((read, place))
         self._pump()
 
@@ -181,8 +253,8 @@ class Scheduler:
         if now < due:
             read.timer = self.loop.call_later(due - now, self._expire, read)
             return
-        place = next(iter(read.troubles), None) or read.answers.index(None)
-        history = read.troubles[place].history if place in read.troubles else History(time.monotonic())
+        place = next(iter(read.histories), None) or read.answers.index(None)
+        history = read.history(place, time.monotonic())
         self._drop(read, out_of_time(read.uri, read.where(place), history, now - read.began))
 
     def _drop(self, read: ReadRequests, error: BaseException) -> None:
@@ -215,24 +287,24 @@ class Scheduler:
         in_flight = self._bytes_in_flight()
         for task, (read, place, sent) in oldest:
             age = now - sent
-            if age < self.lateness.FLOOR:
+            if age < self.hedges.FLOOR:
                 break  # and all that follow are younger
             if task not in self._running:
                 continue  # dropped just now, with its read
-            if age > self.lateness.patience(in_flight / SLOWEST):
+            if age > self.hedges.STALLED + in_flight / SLOWEST:
                 self._give_up(task, age)
             elif read.hedge and self._may_hedge(read, place, age, in_flight):
                 self._hedge(read, place, sent)
 
     def _may_hedge(self, read: ReadRequests, place: int, age: float, in_flight: int) -> bool:
-        if place in read.troubles and read.troubles[place].hedged:
+        if place in read.histories and read.histories[place].hedged:
             return False
-        return self.lateness.is_late(read.store, read.size(place), age, in_flight / SLOWEST) and self.lateness.take()
+        return self.hedges.is_late(read.store, read.size(place), age, in_flight / SLOWEST) and self.hedges.take()
 
     def _hedge(self, read: ReadRequests, place: int, sent: float) -> None:
-        trouble = read.troubles.setdefault(place, Trouble(read, sent))
-        trouble.hedged = True
-        trouble.beside += 1
+        history = read.history(place, sent)
+        history.hedged = True
+        history.hedges_in_flight += 1
         read.hedges += 1
         self._start(read, place)
 
@@ -243,16 +315,16 @@ class Scheduler:
         self._pump()
 
 
-def scheduler(loop: asyncio.AbstractEventLoop, limit: int) -> Scheduler:
-    """Return the process's scheduler for a loop and a bound; never one of a process that it was forked from."""
-    key = os.getpid(), loop, limit
+def scheduler(limit: int) -> Scheduler:
+    """Return the process's scheduler for a bound; never one of a process that it was forked from."""
+    key = os.getpid(), limit
     found = _schedulers.get(key)
     # setdefault is one step, so two threads get the same one.
-    return found or _schedulers.setdefault(key, Scheduler(loop, limit))
+    return found or _schedulers.setdefault(key, Scheduler(io_loop(), limit))
 
 
 # Schedulers of parent processes stay, unused: collecting their tasks would close the parents' connections.
-_schedulers: dict[tuple[int, asyncio.AbstractEventLoop, int], Scheduler] = {}
+_schedulers: dict[tuple[int, int], Scheduler] = {}
 
 
 class HedgeTimer:
@@ -271,7 +343,7 @@ class HedgeTimer:
     UNKNOWN = 5.0
     """Seconds after which a request is late while there are too few responses for a median."""
 
-    STANDING = 10.0
+    STALLED = 10.0
     """Seconds, plus those of the bytes in flight on the slowest link, after which a request counts as stalled."""
 
     SHARE, AT_ONCE, AT_FIRST = 0.05, 16.0, 2.0
@@ -284,10 +356,6 @@ class HedgeTimer:
     def note(self, store: str, size: int, seconds: float) -> None:
         self._seconds[store, _like(size)].append(seconds)
         self._budget = min(self.AT_ONCE, self._budget + self.SHARE)
-
-    def patience(self, needed: float) -> float:
-        """Return the seconds after which a request is stalled; those in flight need `needed` on the slowest link."""
-        return self.STANDING + needed
 
     def is_late(self, store: str, size: int, age: float, needed: float) -> bool:
         known = self._seconds[store, _like(size)]

@@ -1,6 +1,6 @@
 """Google Cloud Storage through gcsfs: gs://bucket/key, gcs://bucket/key.
 
-Ranges are requested directly at the media URL with the bearer header of gcsfs' credentials (`http_session`), and pinned
+Ranges are requested directly at the media URL with the bearer header of gcsfs' credentials (`http`), and pinned
 to a generation. gcsfs sends a request up to six times within half a minute, also where nothing listens, so its request
 function is used without its retries. Zonal buckets speak gRPC, so gcsfs reads those by itself, unpinned. Private
 members of gcsfs are used by `request` and `GcsStore.address` alone.
@@ -16,9 +16,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from binidx.storage.interfaces import ListRequest, ObjectInfo, Range
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ListRequest, ObjectInfo
 from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
-from binidx.storage.stores.http_session import (
+from binidx.storage.stores.http import (
     PLAIN,
     Address,
     DirectStore,
@@ -28,8 +29,7 @@ from binidx.storage.stores.http_session import (
     request_options,
     unlimited,
 )
-from binidx.storage.stores.identity import object_info
-from binidx.storage.stores.response_check import ResponseHead, check_length, check_response
+from binidx.storage.stores.identity import check_length, check_response, object_info
 
 
 class GcsStore(FsspecWrites, DirectStore):
@@ -86,7 +86,7 @@ class GcsStore(FsspecWrites, DirectStore):
         url = self.fs.url(self.path(info.uri), generation=info.identity.get("generation"))
         headers = {"Range": f"bytes={start}-{stop - 1}", **PLAIN}
         status, found, body = await request(self.fs, url, headers=headers)
-        check_response(info, where, ResponseHead(status, found))
+        check_response(info, where, status, found)
         return check_length(info.uri, where, body)
 
     async def list_page(self, page: ListRequest) -> tuple[dict[str, ObjectInfo], str]:

@@ -5,23 +5,23 @@ warm, so it is switched off after a run of warm reads:
 
     reads        cold cold cold warm warm .. warm | warm warm warm warm cold | cold ..
     read-ahead    on   on   on   on   on  ..  on  |  off  off  off  off  off |  on  ..
-                                `patience` reads                      waited
+                                    64 reads                          waited
 
-A blend of thousands of mapped files needs more descriptors than the 1024 that most shells allow. The process raises
-its own (soft) limit to the hard one, 524,288 or more on today's Linux, once half of the descriptors are taken: sockets
-and the pipes of a DataLoader's workers need some, too.
+A blend of thousands of mapped files needs more descriptors than the 1024 that most shells allow, and sockets and the
+pipes of a DataLoader's workers need some, too, so a process that opens files raises its own (soft) limit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import mmap as mapping
 import os
 import resource
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from binidx.native.pieces import Mapped
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
+from binidx.storage.store_protocols import Prices
 
 # A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
 READ_AT_ONCE = 256 << 10
@@ -54,10 +55,11 @@ class LocalFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.uri = os.fspath(path)
-        self.stats = ObjectStats("file")
+        self.stats = ObjectStats(Prices("file"))
         self._map: mapping.mmap | None = None
+        raise_descriptor_limit()
         try:
-            self._view = with_room(self._open)
+            self._view = self._open()
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
         except OSError as error:
@@ -78,7 +80,6 @@ class LocalFile:
             if self.size <= READ_AT_ONCE:
                 return memoryview(file.read(self.size))
             self._map = mapping.mmap(file.fileno(), self.size, access=mapping.ACCESS_READ)
-            keep_room(file.fileno())
         # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
         self._map.madvise(mapping.MADV_RANDOM)
         return memoryview(self._map)
@@ -143,72 +144,45 @@ def sync_directory(path: str) -> None:
             os.close(descriptor)
 
 
-PATIENCE = 8
-MOST_PATIENCE = 4096
+WARM_READS = 64
 
 
 class AskAhead:
-    """Switch of the read-ahead: off after some reads in a row that did not move the disk, on again after one that did.
+    """Switch of the read-ahead: off after 64 reads in a row that did not move the disk, on again after one that did.
 
     Some filesystems in user space do not count pages that were read ahead, so each read seems warm while read-ahead
-    helps. Therefore patience doubles each time it ended too early: 1 read in 8, 16, 32, ... goes without.
+    helps: there 1 read in 65 goes without.
     """
 
     def __init__(self) -> None:
         self.warm_reads = 0
-        self.patience = PATIENCE
 
     @property
     def wanted(self) -> bool:
-        return self.warm_reads < self.patience
+        return self.warm_reads < WARM_READS
 
     def saw(self, disk_moved: bool) -> None:
         """Record one more read, and whether the disk was read for it."""
-        if not disk_moved:
-            self.warm_reads += 1
-            return
-        if not self.wanted:
-            too_early = self.warm_reads < 2 * self.patience
-            self.patience = min(2 * self.patience, MOST_PATIENCE) if too_early else PATIENCE
-        self.warm_reads = 0
+        self.warm_reads = 0 if disk_moved else self.warm_reads + 1
 
-
-Opened = TypeVar("Opened")
 
 WAYS_OUT = {
-    errno.EMFILE: "raise the limit of open files, ulimit -n (this process has raised it to the hard limit, ulimit -Hn)",
+    errno.EMFILE: "raise the limit of open files, ulimit -n (this process has raised it as far as ulimit -Hn allows)",
     errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
     errno.ENOMEM: "raise the number of maps a process may have, sysctl vm.max_map_count",
 }
 """errno -> the remedy, when opening fails for lack of descriptors or maps"""
 
-# Where a limit is "unlimited", macOS takes no more than this.
-MANY = 10_240
+MOST_DESCRIPTORS = 65_536
+"""A process has no more maps than that by default."""
 
 
-def with_room(open_it: Callable[[], Opened]) -> Opened:
-    """Return `open_it()`, called once more under a higher limit if no descriptor was left."""
-    try:
-        return open_it()
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-    raise_limit()
-    return open_it()
-
-
-def keep_room(descriptor: int) -> None:
-    """Raise the limit if more than half of the descriptors are taken. Costs 2 us."""
-    lowest_free = os.dup(descriptor)
-    os.close(lowest_free)
-    if lowest_free > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
-        raise_limit()
-
-
-def raise_limit() -> None:
-    """Raise the soft limit of open files to the hard one, as far as the system lets us."""
+@functools.cache
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of open files towards the hard one, once in a process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY if hard == resource.RLIM_INFINITY else hard
+    # Where a limit is "unlimited", macOS takes no more than 10,240.
+    wanted = 10_240 if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

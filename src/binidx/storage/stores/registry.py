@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from binidx.storage import stats
-from binidx.storage.interfaces import Prices
+from binidx.storage.store_protocols import Prices
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Provider:
     Attributes:
         store_class: "module:class", or a function; called with a URI and storage options it returns a `ReadableStore`
             or a `BlockingStore`.
-        prices: see `Prices`; other providers are counted as "other".
+        prices: see `Prices`; requests to stores that `stats.STORES` does not name are counted as "other".
         package, install: the driver that must be installed, and the argument of pip.
         credentials: where its users set credentials; part of error messages.
     """
@@ -80,10 +79,6 @@ PROVIDERS: dict[str, Provider] = {
 """URL scheme -> its row."""
 
 
-for _scheme, _provider in PROVIDERS.items():
-    stats.declare_store(_scheme, _provider.prices.store, _provider.prices.dollars_per_read)
-
-
 def provider_of(scheme: str) -> Provider:
     """Return the row of a scheme."""
     return PROVIDERS.get(scheme, OTHER)
@@ -103,7 +98,7 @@ def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> An
         storage_options: fsspec's own, and ours under the key "binidx".
 
     Returns:
-        A `ReadableStore` or a `BlockingStore`; test for further protocols of `storage.interfaces` by `isinstance`.
+        A `ReadableStore` or a `BlockingStore`; test for further protocols of `store_protocols` by `isinstance`.
 
     Example:
         >>> open_store("memory://bucket/key").prices().store

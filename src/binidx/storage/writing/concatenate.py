@@ -25,16 +25,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from binidx.errors import ObjectChangedError
-from binidx.storage.interfaces import (
-    Bytes,
-    ComposingStore,
-    MultipartStore,
-    ObjectInfo,
-    RangeReader,
-    VersionedReader,
-)
+from binidx.storage.interfaces import Bytes, RangeReader, VersionedReader
 from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
+from binidx.storage.store_protocols import ComposingStore, MultipartStore, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import staging_path
 from binidx.storage.stores.registry import Provider, local_path, open_store, protocols, provider_of

@@ -20,7 +20,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from binidx.errors import StorageError
-from binidx.storage.interfaces import Bytes, MultipartStore, Range
+from binidx.storage.interfaces import Bytes, Range
+from binidx.storage.store_protocols import MultipartStore
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
 from binidx.storage.stores.registry import local_path, open_store

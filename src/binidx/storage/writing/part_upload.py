@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from binidx.storage.interfaces import Bytes, MultipartStore, ObjectInfo, Range
+from binidx.storage.interfaces import Bytes, Range
 from binidx.storage.requests.retries import retried
 from binidx.storage.settings import ReadSettings
+from binidx.storage.store_protocols import MultipartStore, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.threads import READS
 

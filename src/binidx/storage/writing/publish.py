@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.json_models import MAX_BYTES, JsonFile
-from binidx.storage.interfaces import Bytes, ObjectInfo, Store, Writer
-from binidx.storage.requests.head import head
+from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.requests.metadata import head
 from binidx.storage.settings import ReadSettings
+from binidx.storage.store_protocols import ObjectInfo, Store
 from binidx.storage.stores.driver_errors import hidden_cause, storage_errors
 from binidx.storage.stores.local import staging_path, sync_directory
 from binidx.storage.stores.registry import local_path, open_store
@@ -140,7 +141,7 @@ def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
     """Delete an object; that there is none is no error."""
     uri = os.fspath(uri)
     path = local_path(uri)
-    with storage_errors(uri), contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError), storage_errors(uri):
         if path is not None:
             os.unlink(path)
         else:

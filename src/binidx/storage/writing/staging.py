@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from binidx.errors import StorageError
-from binidx.storage.interfaces import Bytes, MultipartStore, StreamingStore, WritableStore
-from binidx.storage.stores.local import keep_room, staging_path, sync_directory, with_room
+from binidx.storage.interfaces import Bytes
+from binidx.storage.store_protocols import MultipartStore, StreamingStore, WritableStore
+from binidx.storage.stores.local import raise_descriptor_limit, staging_path, sync_directory
 from binidx.storage.stores.registry import open_store
 from binidx.storage.writing.part_upload import PartStream, WriteBuffer
 
@@ -40,8 +41,8 @@ class StagingFile:
         self.path, self.temporary, self.size, self.durable = path, staging_path(path), size, durable
         # Our own buffer: that of a file object would be written out a second time by each forked child that ends.
         self.buffer = bytearray()
-        self.file = with_room(self._open)
-        keep_room(self.file.fileno())
+        raise_descriptor_limit()
+        self.file = self._open()
         try:
             self._reserve()
         except BaseException:

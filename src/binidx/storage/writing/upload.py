@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from binidx.errors import StorageError
-from binidx.storage.interfaces import MultipartStore
 from binidx.storage.open import keep_whole, open_kept
 from binidx.storage.ranges import cut
-from binidx.storage.requests.head import find_object
+from binidx.storage.requests.metadata import find_object
+from binidx.storage.store_protocols import MultipartStore
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import READS

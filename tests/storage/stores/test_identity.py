@@ -20,9 +20,10 @@ from servers.http_objects import Server, http_objects
 
 import binidx
 from binidx.errors import ObjectChangedError, ShortReadError
-from binidx.storage.interfaces import ObjectInfo, RangeReader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
-from binidx.storage.stores.response_check import ResponseHead, check_response, parse_content_range
+from binidx.storage.store_protocols import ObjectInfo
+from binidx.storage.stores.identity import check_response, parse_content_range
 
 OLD, SAME_SIZE, LARGER, SMALLER = b"o" * 300, b"n" * 300, b"l" * 400, b"s" * 299
 GOOD = {"content-range": "bytes 10-19/300", "content-length": "10", "etag": '"a"', "x-goog-generation": "7"}
@@ -34,7 +35,7 @@ def check(identity: Mapping[str, Any], where: tuple[int, int] = (10, 20), status
     """The check of a good response with some headers changed; None: not sent."""
     headers = GOOD | {name.replace("_", "-"): value for name, value in changes.items()}
     sent = {name: value for name, value in headers.items() if value is not None}
-    check_response(ObjectInfo("s3://b/k", identity["size"], identity), where, ResponseHead(status, sent))
+    check_response(ObjectInfo("s3://b/k", identity["size"], identity), where, status, sent)
 
 
 @pytest.mark.parametrize("identity", [SIZE, ETAG, WEAK, GENERATION])
