@@ -31,8 +31,7 @@ from binidx.errors import ConfigError
 from binidx.format.idx import VERSION, DType
 from binidx.format.index_stream import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.source import PairSource
-from binidx.format.virtual_source import VirtualSource, open_source
+from binidx.format.source import PairSource, VirtualSource, open_source
 from binidx.storage.codecs.segments import SegmentedObject
 
 from ._command import DATASET, human_bytes, json_object, parser, prefix, run
@@ -117,13 +116,15 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
     Of a virtual merge: the bytes of all, and what each part is stored as.
     """
     if isinstance(source, VirtualSource):
-        parts = [{"prefix": each.prefix, "codec": each.codec, "checksums": each.has_sums} for each in source.parts]
+        parts = [
+            {"prefix": each.prefix, "codec": each.codec, "checksums": bool(each.sums_uri)} for each in source.pairs
+        ]
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
     segmented = next((each for each in layers(dataset.bin_reader) if isinstance(each, SegmentedObject)), None)
     if segmented is not None:
         sizes = {"segments": len(segmented.table), "segment_bytes": segmented.block_bytes}
         return {"codec": source.codec, "bytes": segmented.stored_bytes, **sizes}
-    return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": source.has_sums}
+    return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": bool(source.sums_uri)}
 
 
 def layers(reader: Any) -> Iterator[Any]:

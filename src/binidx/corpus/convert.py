@@ -37,8 +37,7 @@ from binidx.errors import ConfigError
 from binidx.format.bin_file import find_bin
 from binidx.format.pair import open_pair
 from binidx.format.sidecars.dataset_manifest import SIDECARS
-from binidx.format.source import absolute_uri
-from binidx.format.virtual_source import open_source
+from binidx.format.source import absolute_uri, open_source
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.codecs.segments import check_level, codec_of
 from binidx.storage.interfaces import Range, RangeReader

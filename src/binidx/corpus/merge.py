@@ -40,9 +40,8 @@ from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import get_idx_path
 from binidx.format.index_writer import IndexColumns
-from binidx.format.source import absolute_uri
+from binidx.format.source import absolute_uri, concatenate_seek_tables
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
-from binidx.format.virtual_source import concatenate_seek_tables
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, open_join, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
@@ -104,8 +103,6 @@ def merge_datasets(
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
     datasets = open_datasets(sources, source_options)
-    for each in datasets:
-        each.source.check_movable()
     output = open_target(target, check_compatible(datasets)[0], datasets, target_options, overwrite=overwrite)
     check_tokenizers(datasets)
     with merged_index(datasets, watch) as columns:
@@ -151,7 +148,7 @@ def merge_tokens(
     began = time.monotonic()
     pieces = [piece for each in OPENS.map(_token_pieces, datasets) for piece in each]
     if target.codec != "raw":
-        tables = [table for each in datasets for table in each.source.tables]
+        tables = [pair.table for each in datasets for pair in each.source.pairs]
         pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
     bin_bytes = sum(map(piece_bytes, pieces))
     join = open_join(target.bin_uri, pieces, source_options=source_options, target_options=target.options)
@@ -161,7 +158,7 @@ def merge_tokens(
         publish_dataset(target, columns, lambda: join.publish(remove_existing), lambda: check_all_unchanged(datasets))
     finally:
         join.abandon()
-    dropped, seconds = any(each.source.has_sums for each in datasets), time.monotonic() - began
+    dropped, seconds = any(pair.sums_uri for each in datasets for pair in each.source.pairs), time.monotonic() - began
     counts = sum_counts(datasets)
     return MergeResult(target.prefix, len(datasets), *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds)
 

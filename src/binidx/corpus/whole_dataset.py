@@ -14,7 +14,7 @@ from typing import Any
 from binidx.errors import ConfigError, FormatError
 from binidx.format.index_stream import batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.virtual_source import is_multimodal, open_source
+from binidx.format.source import is_multimodal, open_source
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
@@ -144,9 +144,11 @@ def check_compatible(datasets: Sequence[WholeDataset], *, mixed: bool = False) -
         if each.index.dtype is not first.index.dtype:
             found, needed = each.index.dtype.__name__, first.index.dtype.__name__
             raise FormatError(f"{each.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
-        if each.source.codec != first.source.codec and not mixed:
+        if not mixed and (each.source.mixed or each.source.codec != first.source.codec):
+            found = f"stored otherwise than {first.source.bin_uri}"
+            found = "some parts are compressed and others not" if each.source.mixed else found
             raise ConfigError(
-                f"{each.source.bin_uri}: stored otherwise than {first.source.bin_uri}, needed all compressed or none; "
+                f"{each.source.bin_uri}: {found}, needed all compressed or none; "
                 "binidx convert --plain or --compress brings them together"
             )
     return first.source.codec, is_multimodal([each.index for each in datasets])

@@ -157,7 +157,7 @@ def take_inventory(run: Run) -> RunInventory:
     options = run.config.storage_options
     found = list_pairs(prefixes, options)
     summaries = dict(OPENS.map(lambda prefix: (prefix, read_summary(prefix, options, found.get(prefix))), prefixes))
-    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted, run.config), summaries.values()), strict=True))
+    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted), summaries.values()), strict=True))
     indices = OPENS.map(
         lambda each: inspect_index(each, summaries[each.prefix], bounds[each.prefix], run.config), wanted.indices
     )
@@ -249,13 +249,13 @@ def order_changes(inventory: RunInventory) -> list[str]:
     return found
 
 
-def _bounds(wanted: RequiredIndices, config: GPTDatasetConfig, headline: DatasetSummary) -> dict[int, int]:
+def _bounds(wanted: RequiredIndices, headline: DatasetSummary) -> dict[int, int]:
     """Return the tokens before the ends of all splits of a prefix, by one read."""
     splits = [
         split_range(each.bookends, headline.num_sequences) for each in wanted.indices if each.prefix == headline.prefix
     ]
     ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
-    return dict(zip(ends, headline.tokens_before(ends, config.storage_options), strict=True))
+    return dict(zip(ends, headline.tokens_before(ends), strict=True))
 
 
 def _idx_of(headline: DatasetSummary) -> Fields:
