@@ -55,7 +55,7 @@ class IndexedDataset:
     Raises:
         ObjectNotFoundError: `.idx` or `.bin` is missing.
         FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
-        ObjectChangedError: the dataset was replaced repeatedly while it was opened. When unpickled: an object differs
+        ObjectChangedError: the dataset was replaced while it was opened. When unpickled: an object differs
             in size or ETag, generation or time from the pickled one, so a spawned worker would read other tokens.
 
     Pickles as its arguments and the identities of both objects.

@@ -175,7 +175,7 @@ class IndexedDatasetBuilder:
 
         Raises:
             FormatError: it has another dtype, lacks modes that this dataset has, or is damaged; nothing was written.
-            ObjectChangedError: it was replaced repeatedly while it was opened; nothing was written.
+            ObjectChangedError: it was replaced while it was opened; nothing was written.
 
         Source: Megatron Core, which copies these bytes, too, and so shifts all that is added later.
         """
