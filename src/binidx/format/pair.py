@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_file import open_bin, open_listed_bin
+from binidx.format.bin_file import open_bin
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
@@ -165,9 +165,7 @@ class _Opening:
             if data is None:
                 idx_reader = open_object(uri, storage_options=self.options, cache="disk", found=found.idx)
                 data, trusted = _read_index(idx_reader, path_prefix.checked)
-            bin_reader = open_listed_bin(
-                path_prefix, found.bin, found.sums, storage_options=self.options, cache=self.cache
-            )
+            bin_reader = open_bin(path_prefix, listed=found, storage_options=self.options, cache=self.cache)
             index = parse_index(data, uri=uri, multimodal=self.multimodal, trusted=trusted)
             pair = _join(index, bin_reader, found.identity)
         except (FormatError, StorageError):

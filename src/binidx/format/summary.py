@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError
-from binidx.format.bin_file import open_bin, open_listed_bin
+from binidx.format.bin_file import open_bin
 from binidx.format.idx import HEADER, get_idx_path, parse_idx_counts
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.source import VirtualSource
@@ -90,10 +90,7 @@ def read_summary(prefix: str, storage_options: Options = None, listed: ListedPai
     uri = get_idx_path(prefix)
     try:
         idx = open_stored(uri, storage_options=storage_options, found=listed.idx if listed else None)
-        if listed:
-            tokens = open_listed_bin(prefix, listed.bin, listed.sums, storage_options=storage_options, cache=False)
-        else:
-            tokens = open_bin(prefix, storage_options=storage_options, cache=False)
+        tokens = open_bin(prefix, listed=listed, storage_options=storage_options, cache=False)
     except ObjectNotFoundError:
         if (parts := read_parts(prefix, storage_options)) is None:
             raise
