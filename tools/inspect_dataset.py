@@ -29,7 +29,7 @@ if __name__ == "__main__":  # python tools/inspect_dataset.py: see convert.py
 
 from binidx.errors import ConfigError
 from binidx.format.idx import VERSION, DType
-from binidx.format.index_stream import IndexStream
+from binidx.format.idx_blocks import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import PairSource, VirtualSource, open_source
 from binidx.storage.codecs.segments import SegmentedObject

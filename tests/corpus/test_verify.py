@@ -15,7 +15,7 @@ from binidx.corpus import verify
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError
-from binidx.format import index_stream
+from binidx.format import idx_blocks
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -32,7 +32,7 @@ def test_what_is_sound_is_counted(tmp_path: Path, dtype: type) -> None:
 
 @pytest.mark.parametrize("block", [2, 1 << 18])
 def test_the_first_token_outside_the_vocabulary_is_named(tmp_path: Path, block: int, monkeypatch) -> None:
-    monkeypatch.setattr(index_stream, "BLOCK_VALUES", block)
+    monkeypatch.setattr(idx_blocks, "BLOCK_VALUES", block)
     monkeypatch.setattr(verify, "PART_BYTES", 2 * block)
     documents = [Document(np.full(n, n), [n], [0]) for n in (3, 0, 5, 7)]
     documents[2].tokens[1] = 90

@@ -16,7 +16,7 @@ from binidx.corpus.whole_dataset import Options, Prefix, WholeDataset
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import BinWriter, delete_objects, superseded_objects
 from binidx.format.idx import get_idx_path
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.source import absolute_uri
 from binidx.format.virtual import SUFFIX as PARTS

@@ -39,7 +39,7 @@ from binidx.corpus.whole_dataset import (
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import get_idx_path
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.source import absolute_uri, concatenate_seek_tables
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
 from binidx.storage.threads import OPENS

@@ -37,7 +37,7 @@ from binidx.corpus.whole_dataset import (
     open_datasets,
     sum_counts,
 )
-from binidx.format.index_stream import DocumentBlock, batch_by_size
+from binidx.format.idx_blocks import DocumentBlock, batch_by_size
 from binidx.format.sidecars.arrow_arrays import to_bitmap
 from binidx.format.sidecars.lineage import build_lineage_table
 from binidx.storage.ranges import cut

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from binidx.errors import ConfigError, FormatError
-from binidx.format.index_stream import batch_by_size
+from binidx.format.idx_blocks import batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.source import is_multimodal, open_source
 from binidx.storage.interfaces import RangeReader

@@ -26,7 +26,7 @@ from typing import Any
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.format.idx import get_bin_path
-from binidx.format.index_writer import SpooledColumn
+from binidx.format.idx_blocks import SpooledColumn
 from binidx.format.prefix_listing import ListedPair
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, check_level, codec_of

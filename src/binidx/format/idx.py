@@ -218,7 +218,6 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: boo
     else:
         num_tokens = check_sequences(lengths, pointers, item_bytes, uri)
         check_bounds(bounds, num_sequences, uri)
-        check_last_bound(bounds.item(-1), num_sequences, uri)
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 
@@ -291,15 +290,19 @@ def check_sequences(
     raise FormatError(f"{uri}: sequence {first + valid} starts at byte {pointers[valid]}, needed {needed}")
 
 
-def check_bounds(bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int = 0, lowest: int = 0) -> None:
+def check_bounds(
+    bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int = 0, lowest: int = 0, complete: bool = True
+) -> None:
     """Check neighbouring document bounds.
 
     Args:
         first: number of the first bound.
         lowest: the bound before it.
+        complete: whether no bound follows.
 
     Raises:
-        FormatError: the first bound of all is not 0, or a bound decreases or exceeds the number of sequences.
+        FormatError: the first bound of all is not 0, a bound decreases or exceeds the number of sequences, or the last
+            one is another number.
     """
     if first == 0 and bounds[0] != 0:
         raise FormatError(f"{uri}: first document bound is {bounds[0]}, needed 0")
@@ -309,13 +312,9 @@ def check_bounds(bounds: NDArray[np.int64], num_sequences: int, uri: str, *, fir
         raise FormatError(
             f"{uri}: document bound {first + valid} is {bounds[valid]}, needed {needed} to {num_sequences}"
         )
-
-
-def check_last_bound(last: int, num_sequences: int, uri: str) -> None:
-    """FormatError unless the documents end with the last sequence."""
-    if last != num_sequences:
+    if complete and bounds[-1] != num_sequences:
         hint = "(the writer forgot end_document?)"
-        raise FormatError(f"{uri}: last document bound is {last}, needed {num_sequences} {hint}")
+        raise FormatError(f"{uri}: last document bound is {bounds[-1]}, needed {num_sequences} {hint}")
 
 
 def get_idx_path(path_prefix: str) -> str:

@@ -1,7 +1,7 @@
 """Builder of a `.bin`/`.idx` pair from sequences and documents, in a constant amount of memory.
 
     tokens ──────────────► .bin      (invisible until finalize; compressed if its name ends in .bin.zst)
-    lengths, modes, bounds ─► .idx      `index_writer`
+    lengths, modes, bounds ─► .idx      `idx_blocks`
 
 Both files are written completely and invisibly before anything that exists is touched. Then the old `.idx` is removed,
 and an old `.bin.zst` or `.bin.xxh3`; the `.bin` appears, its checksums if requested, and the new `.idx`. New tokens are
@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import ConfigError, FormatError
 from binidx.format.bin_file import BinWriter, strip_bin_suffix
 from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.pair import open_pair
 from binidx.storage.open import stream
 from binidx.storage.writing.publish import create_object

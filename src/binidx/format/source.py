@@ -29,7 +29,7 @@ import numpy as np
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import HEADER, format_idx_header, get_bin_path, get_idx_path
-from binidx.format.index_stream import IndexStream
+from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.virtual import VirtualParts, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader

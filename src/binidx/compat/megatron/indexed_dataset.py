@@ -24,7 +24,7 @@ from binidx.format.idx import MAGIC, SequenceIndex, little_endian, parse_index
 from binidx.format.idx import DType as DType
 from binidx.format.idx import get_bin_path as get_bin_path
 from binidx.format.idx import get_idx_path as get_idx_path
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import IndexColumns
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.writing.publish import create_object
 
