@@ -103,6 +103,12 @@ def merge_datasets(
     """
     began, watch = time.monotonic(), watch or SilentWatcher()
     datasets = open_datasets(sources, source_options)
+    for each in datasets:
+        if each.source.mixed:
+            raise ConfigError(
+                f"{each.source.bin_uri}: some parts are compressed and others not, needed all compressed or none; "
+                f"binidx convert {each.prefix} TARGET --plain makes one dataset of them"
+            )
     output = open_target(target, check_compatible(datasets)[0], datasets, target_options, overwrite=overwrite)
     check_tokenizers(datasets)
     with merged_index(datasets, watch) as columns:

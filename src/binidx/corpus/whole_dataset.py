@@ -144,11 +144,9 @@ def check_compatible(datasets: Sequence[WholeDataset], *, mixed: bool = False) -
         if each.index.dtype is not first.index.dtype:
             found, needed = each.index.dtype.__name__, first.index.dtype.__name__
             raise FormatError(f"{each.prefix}: dtype {found}, needed {needed} as in {first.prefix}")
-        if not mixed and (each.source.mixed or each.source.codec != first.source.codec):
-            found = f"stored otherwise than {first.source.bin_uri}"
-            found = "some parts are compressed and others not" if each.source.mixed else found
+        if each.source.codec != first.source.codec and not mixed:
             raise ConfigError(
-                f"{each.source.bin_uri}: {found}, needed all compressed or none; "
+                f"{each.source.bin_uri}: stored otherwise than {first.source.bin_uri}, needed all compressed or none; "
                 "binidx convert --plain or --compress brings them together"
             )
     return first.source.codec, is_multimodal([each.index for each in datasets])

@@ -37,6 +37,9 @@ BLOCK_VALUES = 1 << 18
 WHOLE_BYTES = 64 << 10
 """An `.idx` of at most this size (3,000 documents) is read at once."""
 
+SPOOLED_VALUES = 1 << 17
+"""Values of a block of a spooled column."""
+
 MEMORY_BYTES = 1 << 18
 """Bytes of a spooled column in memory; more of them go to a file in the temporary directory."""
 
@@ -205,19 +208,19 @@ class SpooledColumn:
         Raises:
             OSError: the disk is full; the number of appended values is then undefined.
         """
-        for start in range(0, len(values), BLOCK_VALUES):
-            block = np.asarray(values[start : start + BLOCK_VALUES], self.dtype)
+        for start in range(0, len(values), SPOOLED_VALUES):
+            block = np.asarray(values[start : start + SPOOLED_VALUES], self.dtype)
             self._buffer += (block + plus if plus else block).tobytes()
             if len(self._buffer) > MEMORY_BYTES:
                 self._spill()
         self._count += len(values)
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield all values in arrays of at most `BLOCK_VALUES`; the column can be extended afterwards."""
+        """Yield all values in arrays of at most `SPOOLED_VALUES`; the column can be extended afterwards."""
         if self._file is not None:
             self._spill()
         size = self.dtype.itemsize
-        for first, stop in cut((0, self._count * size), BLOCK_VALUES * size):
+        for first, stop in cut((0, self._count * size), SPOOLED_VALUES * size):
             data = os.pread(self._file.fileno(), stop - first, first) if self._file else bytes(self._buffer[first:stop])
             yield np.frombuffer(data, self.dtype)
 
