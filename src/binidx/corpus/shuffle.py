@@ -38,8 +38,7 @@ from binidx.corpus.whole_dataset import (
     sum_counts,
 )
 from binidx.format.idx_blocks import DocumentBlock, batch_by_size
-from binidx.format.sidecars.arrow_arrays import to_bitmap
-from binidx.format.sidecars.lineage import build_lineage_table
+from binidx.format.sidecars.lineage import build_lineage_table, to_bitmap
 from binidx.storage.ranges import cut
 from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
