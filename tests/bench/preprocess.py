@@ -36,7 +36,7 @@ from binidx.tools.demo.tokenizer import EOD, train_bpe
 from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
-from binidx.jobs.engines import LocalExecutor
+from binidx.jobs import LocalExecutor
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.inputs import find_inputs
@@ -52,7 +52,7 @@ FAR_MS = 30
 
 WORKER = """
 import json, sys
-from binidx.jobs.engines import settle_malloc
+from binidx.jobs import settle_malloc
 from binidx.prepare.preprocess.job_plan import plan_parts
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs

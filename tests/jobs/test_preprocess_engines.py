@@ -17,10 +17,9 @@ import pytest
 from helpers.crashing_task import kills_its_worker, local_work
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
+from binidx import jobs as driver
 from binidx.errors import ConfigError, UnreachableError, WorkerError
-from binidx.jobs import scheduling as driver
-from binidx.jobs.engines import open_engine
-from binidx.jobs.scheduling import ATTEMPTS, run_tasks
+from binidx.jobs import ATTEMPTS, open_engine, run_tasks
 from binidx.prepare.preprocess.preprocess import preprocess
 
 BIN = Path(sys.executable).parent

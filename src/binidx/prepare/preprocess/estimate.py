@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from binidx.corpus.cut import uniform_hash
 from binidx.corpus.whole_dataset import Options
 from binidx.format.idx import DType
-from binidx.jobs.engines import available_cores
+from binidx.jobs import available_cores
 from binidx.prepare.preprocess.job import check_eod
 from binidx.prepare.preprocess.job_plan import choose_part_bytes
 from binidx.prepare.preprocess.sampling import Estimate, Stratum, StratumSample, draw_strata, estimate_total

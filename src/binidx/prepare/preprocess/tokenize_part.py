@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from binidx.errors import BinidxError, FormatError, MismatchError, StorageError, WorkerError, redacted
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.jobs.scheduling import TaskFailure, check_stop
+from binidx.jobs import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.job_plan import JobUris, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
