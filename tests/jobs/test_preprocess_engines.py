@@ -163,5 +163,5 @@ def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_address_that_ray_does_not_read_is_one_error() -> None:
-    with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed the address of a cluster, as HOST:6379$"):
+    with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed a cluster, as HOST:6379$"):
         open_engine("ray:127.0.0.1").open()

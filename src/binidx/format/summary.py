@@ -18,11 +18,12 @@ import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.bin_file import open_bin
-from binidx.format.idx import HEADER, get_idx_path, parse_idx_counts
+from binidx.format.idx import SequenceIndex, get_idx_path
 from binidx.format.prefix_listing import ListedPair
+from binidx.format.ranged_arrays import parse_index_in_ranges
 from binidx.format.source import VirtualSource
 from binidx.format.virtual import read_parts
-from binidx.storage.interfaces import RangeReader, as_block_reader
+from binidx.storage.interfaces import as_block_reader
 from binidx.storage.open import open_stored
 
 Options = Mapping[str, Any] | None
@@ -35,7 +36,7 @@ class DatasetSummary:
     """Sizes and counts of the dataset under one prefix.
 
     Attributes:
-        idx: opened reader of the `.idx`.
+        index: index whose arrays are read by ranges.
         idx_bytes: bytes of the `.idx`; of all parts of a virtual merge.
         plain_bytes: bytes of the tokens.
         stored_bytes: bytes of the object that holds them; fewer if it is compressed.
@@ -46,7 +47,7 @@ class DatasetSummary:
     """
 
     prefix: str
-    idx: RangeReader = field(repr=False, compare=False)
+    index: SequenceIndex = field(repr=False, compare=False)
     num_sequences: int
     num_tokens: int
     item_bytes: int
@@ -67,11 +68,10 @@ class DatasetSummary:
             StorageError: they cannot be read.
         """
         inside = sorted({each for each in sequences if 0 < each < self.num_sequences})
-        first = HEADER.size + 4 * self.num_sequences
-        found = self.idx.read([(first + 8 * each, first + 8 * each + 8) for each in inside])
-        bounds = [0, *(_int(view) // self.item_bytes for view in found), self.num_tokens]
+        pointers = self.index.sequence_pointers[np.array(inside, np.int64)]
+        bounds = [0, *(pointers // self.item_bytes).tolist(), self.num_tokens]
         if bounds != sorted(bounds):
-            raise FormatError(f"{self.idx.uri}: pointers {bounds} fall, or leave {self.num_tokens} tokens")
+            raise FormatError(f"{self.prefix}.idx: pointers {bounds} fall, or leave {self.num_tokens} tokens")
         known = dict(zip([0, *inside, self.num_sequences], bounds, strict=True))
         return [known[each] for each in sequences]
 
@@ -95,18 +95,16 @@ def read_summary(prefix: str, storage_options: Options = None, listed: ListedPai
         if (parts := read_parts(prefix, storage_options)) is None:
             raise
         return _summarize_parts(VirtualSource(prefix, parts, storage_options))
-    num_sequences, num_tokens, item_bytes = _read_counts(idx, uri)
-    if num_tokens * item_bytes > tokens.size:
-        raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {num_tokens * item_bytes}")
+    index = parse_index_in_ranges(idx, uri)
+    if index.num_bytes > tokens.size:
+        raise FormatError(f"{tokens.uri}: {tokens.size} bytes, its .idx needs {index.num_bytes}")
     blocks = as_block_reader(tokens)
     stored_bytes, block_bytes = (blocks.stored_bytes, blocks.block_bytes) if blocks else (tokens.size, 1)
     compressed = blocks is not None and blocks.codec != "raw"
     return DatasetSummary(
         prefix,
-        idx,
-        num_sequences,
-        num_tokens,
-        item_bytes,
+        index,
+        *(len(index), index.num_tokens, index.dtype_size),
         idx.size,
         tokens.size,
         stored_bytes,
@@ -119,36 +117,18 @@ def read_summary(prefix: str, storage_options: Options = None, listed: ListedPai
 
 def _summarize_parts(source: VirtualSource) -> DatasetSummary:
     idx = source.open_idx()
-    num_sequences, num_tokens, item_bytes = _read_counts(idx, idx.uri)
+    index = parse_index_in_ranges(idx, idx.uri)
     idx_bytes, stored_bytes = (source.opened[end]["size"] for end in ("idx", "bin"))
-    compressed = stored_bytes < num_tokens * item_bytes
+    compressed = stored_bytes < index.num_bytes
     return DatasetSummary(
         source.prefix,
-        idx,
-        num_sequences,
-        num_tokens,
-        item_bytes,
+        index,
+        *(len(index), index.num_tokens, index.dtype_size),
         idx_bytes,
-        num_tokens * item_bytes,
+        index.num_bytes,
         stored_bytes,
         source.opened,
         SEGMENT_BYTES if compressed else 1,
         compressed,
         num_parts=len(source.pairs),
     )
-
-
-def _read_counts(idx: RangeReader, uri: str) -> tuple[int, int, int]:
-    """Return the number of sequences and tokens, and the bytes of a token."""
-    header = idx.read([(0, min(HEADER.size, idx.size))])[0]
-    dtype, count, _, _ = parse_idx_counts(header, idx.size, uri=uri)
-    item_bytes = np.dtype(dtype).itemsize
-    if not count:
-        return 0, 0, item_bytes
-    length, pointer = HEADER.size + 4 * (count - 1), HEADER.size + 12 * count - 8
-    last = idx.read([(length, length + 4), (pointer, pointer + 8)])
-    return count, _int(last[1]) // item_bytes + _int(last[0]), item_bytes
-
-
-def _int(view: memoryview) -> int:
-    return int.from_bytes(view, "little", signed=True)
