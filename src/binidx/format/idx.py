@@ -205,8 +205,7 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: boo
         FormatError: a rule of the format is broken; the message names the rule and the place.
     """
     view = memoryview(buffer).cast("B")
-    dtype, num_sequences, num_bounds = _parse_header(view, uri)
-    _check_size(len(view), num_sequences, num_bounds, multimodal, uri)
+    dtype, num_sequences, num_bounds, _ = parse_idx_counts(view, len(view), uri=uri, multimodal=multimodal)
     lengths = np.frombuffer(view, "<i4", num_sequences, HEADER.size)
     pointers = np.frombuffer(view, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
     bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
@@ -221,46 +220,40 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: boo
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 
-def parse_idx_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.number[Any]], int, int, bool]:
+def parse_idx_counts(
+    header: memoryview, size: int, *, uri: str, multimodal: bool = False
+) -> tuple[type[np.number[Any]], int, int, bool]:
     """Return dtype, number of sequences, number of bounds, and whether modes follow.
 
     Args:
         header: the first 34 bytes of an `.idx`.
         size: bytes of the whole file.
+        multimodal: whether modes must follow.
 
     Raises:
         FormatError: the header breaks a rule, or the size does not fit it.
     """
-    dtype, num_sequences, num_bounds = _parse_header(header, uri)
-    _check_size(size, num_sequences, num_bounds, False, uri)
-    return dtype, num_sequences, num_bounds, size > idx_size(num_sequences, num_bounds)
-
-
-def _parse_header(view: memoryview, uri: str) -> tuple[type[np.number[Any]], int, int]:
-    if len(view) < HEADER.size:
-        raise FormatError(f"{uri}: {len(view)} bytes, an .idx header needs {HEADER.size}")
-    magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(view)
+    if len(header) < HEADER.size:
+        raise FormatError(f"{uri}: {len(header)} bytes, an .idx header needs {HEADER.size}")
+    magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(header)
     if magic != MAGIC:
         raise FormatError(f"{uri}: starts with {magic!r}, an .idx needs {MAGIC!r}")
     if version != VERSION:
         raise FormatError(f"{uri}: version {version}, needed {VERSION}")
     if not 1 <= code <= len(DType):
         raise FormatError(f"{uri}: dtype code {code}, needed 1 to {len(DType)}")
-    return DType.dtype_from_code(code), num_sequences, num_bounds
-
-
-def _check_size(found: int, num_sequences: int, num_bounds: int, multimodal: bool, uri: str) -> None:
-    # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
     if num_bounds < 1:
         raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
+    # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
     text = idx_size(num_sequences, num_bounds)
     counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
-    if multimodal and found == text != text + num_sequences:
+    if multimodal and size == text != text + num_sequences:
         raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")
-    if multimodal and found != text + num_sequences:
-        raise FormatError(f"{uri}: {found} bytes, {counts} and modes need {text + num_sequences}")
-    if found not in (text, text + num_sequences):
-        raise FormatError(f"{uri}: {found} bytes, {counts} needs {text}, or {text + num_sequences} with modes")
+    if multimodal and size != text + num_sequences:
+        raise FormatError(f"{uri}: {size} bytes, {counts} and modes need {text + num_sequences}")
+    if size not in (text, text + num_sequences):
+        raise FormatError(f"{uri}: {size} bytes, {counts} needs {text}, or {text + num_sequences} with modes")
+    return DType.dtype_from_code(code), num_sequences, num_bounds, size > text
 
 
 def check_sequences(

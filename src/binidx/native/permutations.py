@@ -14,12 +14,7 @@ from binidx._native import ffi, lib
 from binidx.native.arguments import LEVEL, count, items, runnable
 from binidx.native.arguments import count as checked_count
 
-SHUFFLES = {
-    1: lib.binidx_shuffle_1,
-    2: lib.binidx_shuffle_2,
-    4: lib.binidx_shuffle_4,
-    8: lib.binidx_shuffle_8,
-}
+SHUFFLES = {size: getattr(lib, f"binidx_shuffle_{size}") for size in (1, 2, 4, 8)}
 """Bytes of an item -> shuffle of such items."""
 
 

@@ -140,17 +140,11 @@ def build_lineage_table(
         numbers: index in `sources` of each row.
         rows, places, ids, hashes: the other columns as NumPy or Arrow arrays; None for nulls.
     """
-    given = zip(("row", "byte", "id", "hash"), (rows, places, ids, hashes), strict=True)
-    columns = [
-        pa.nulls(len(numbers), SCHEMA.field(name).type) if values is None else _column(values, SCHEMA.field(name).type)
-        for name, values in given
-    ]
-    named = pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), to_arrow_strings(sources))
-    return pa.Table.from_arrays([named, *columns], schema=SCHEMA)
-
-
-def _column(values: Any, kind: Any) -> Any:
-    return to_arrow(values, kind) if isinstance(values, np.ndarray) else values
+    columns = [pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), to_arrow_strings(sources))]
+    for kind, values in zip(SCHEMA.types[1:], (rows, places, ids, hashes), strict=True):
+        found = pa.nulls(len(numbers), kind) if values is None else values
+        columns.append(to_arrow(found, kind) if isinstance(found, np.ndarray) else found)
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
 @dataclass(frozen=True)
