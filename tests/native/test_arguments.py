@@ -45,9 +45,14 @@ def test_sample_index_refuses(change: dict[str, Any], error: type[Exception], me
         "num_tokens": 7,
         "rows": ROWS,
     }
-    sample_index.sample_index(**arguments, add_extra_token=True)
+
+    def fill(rows: np.ndarray, **options: Any) -> None:
+        samples = sample_index.SampleArrays(**options, num_samples=max(len(rows) - 1, 0), add_extra_token=True)
+        sample_index.fill_sample_rows(samples, rows)
+
+    fill(**arguments)
     with pytest.raises(error, match=message):
-        sample_index.sample_index(**(arguments | change), add_extra_token=True)
+        fill(**(arguments | change))
 
 
 def test_blends_refuse_outputs_of_another_length() -> None:

@@ -21,9 +21,16 @@ WINDOW = 2**18
 
 
 class SampleArrays:
-    """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments.
+    """C's `binidx_samples` over arrays that it keeps alive.
 
-    Errors name documents as `subject`, numbered from `first`.
+    Args:
+        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
+        document_index: sequences in reading order, shape (num_documents,).
+        sequence_length: tokens from one start to the next.
+        num_tokens: of all documents in document_index.
+        num_samples: samples of the index.
+        add_extra_token: a sample holds the first token of the next one too.
+        subject, first: name of document_index in errors, and number of its first document.
     """
 
     def __init__(
@@ -77,44 +84,8 @@ def check_rows(rows: NDArray[Any], num_samples: int) -> None:
         raise ValueError(f"rows: {len(rows)}, needs {num_samples + 1}")
 
 
-def sample_index(
-    sequence_lengths: NDArray[np.int32],
-    document_index: NDArray[np.int32],
-    sequence_length: int,
-    num_tokens: int,
-    rows: NDArray[Any],
-    *,
-    add_extra_token: bool,
-    threads: int = 1,
-) -> None:
-    """Fill `rows` with the start of each sample, see `index.document_sample`.
-
-    Args:
-        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
-        document_index: sequences in reading order, shape (num_documents,).
-        sequence_length: tokens from one start to the next.
-        num_tokens: of all documents in document_index.
-        rows: int32 or int64, shape (num_samples + 1, 2).
-        add_extra_token: a sample holds the first token of the next one too.
-        threads: windows of documents whose lengths are gathered at once; each takes 2 MiB.
-
-    Raises:
-        IndexBuildError: a document number or length is out of range, or the lengths have another sum.
-    """
-    check_rows(rows, len(rows) - 1)
-    samples = SampleArrays(
-        sequence_lengths,
-        document_index,
-        sequence_length,
-        num_tokens,
-        len(rows) - 1,
-        add_extra_token=add_extra_token,
-    )
-    fill_sample_rows(samples, rows, threads)
-
-
 def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
-    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `sample_index`.
+    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `fill_sample_rows`.
 
     `first` is the number of documents[0] in error messages.
     """
@@ -123,7 +94,15 @@ def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32],
 
 
 def fill_sample_rows(samples: SampleArrays, rows: NDArray[Any], threads: int = 1) -> None:
-    """Fill all rows; their number must be that of `samples`."""
+    """Fill `rows` with the start of each sample, see `index.document_sample`.
+
+    Args:
+        rows: int32 or int64, shape (num_samples + 1, 2).
+        threads: windows of documents whose lengths are gathered at once; each takes 2 MiB.
+
+    Raises:
+        IndexBuildError: a document number or length is out of range, or the lengths have another sum.
+    """
     check_rows(rows, samples.c.num_samples)
     if count("threads", threads, 1) > 1 and len(samples.documents) > WINDOW:
         _fill_in_parts(samples, rows, threads)
