@@ -15,7 +15,7 @@ import numpy as np
 from helpers.oracle import megatron
 
 from binidx.native.arguments import LEVEL, LEVELS, Level
-from binidx.native.blend_index import blend_exhaustive, blend_weighted
+from binidx.native.blend_index import fill_blend_index
 from tests.bench.table import Row
 
 SIZE = 10_000_000
@@ -56,7 +56,7 @@ def weighted(num: int, size: int, kind: str = "random", level: Level = LEVEL) ->
     weights = weights_of(kind, num)
     ours, theirs = empty(SIZE), empty(size)
     mine, peer = medians(
-        (lambda: blend_weighted(weights, *ours, level=level), SIZE),
+        (lambda: fill_blend_index(weights, None, *ours, level=level), SIZE),
         (lambda: megatron.helpers.build_blending_indices(*theirs, weights, num, size, False), size),
         clock=time.process_time,
     )
@@ -70,7 +70,7 @@ def exhaustive(num: int, size: int, level: Level = LEVEL) -> Row:
     size = int(sizes.sum())
     ours, theirs = empty(size), empty(size)
     mine, peer = medians(
-        (lambda: blend_exhaustive(sizes, *ours, level=level), size),
+        (lambda: fill_blend_index(sizes / size, sizes, *ours, level=level), size),
         (lambda: megatron.helpers.build_exhaustive_blending_indices(*theirs, sizes, num), size),
         clock=time.process_time,
     )

@@ -9,14 +9,7 @@ import pytest
 from binidx._native import lib
 
 from binidx.native.arguments import LEVELS, items
-from binidx.native.blend_index import (
-    MIN_ROWS,
-    ROTATED_AT_ONCE,
-    Blend,
-    blend_exhaustive,
-    blend_in_chunks,
-    blend_weighted,
-)
+from binidx.native.blend_index import MIN_ROWS, ROTATED_AT_ONCE, Blend, blend_in_chunks, fill_blend_index
 
 Index = tuple[np.ndarray, np.ndarray]
 
@@ -52,6 +45,14 @@ def plain_exhaustive(sizes: np.ndarray) -> Index:
     pointers = [items(each, each.dtype, write=True) for each in (*scratch, datasets, samples)]
     lib.binidx_blend_exhaustive(items(sizes, np.int64), len(sizes), total, *pointers)
     return datasets, samples
+
+
+def blend_weighted(weights: np.ndarray, *index: np.ndarray, level: int | None = None) -> None:
+    fill_blend_index(weights, None, *index, level=level)
+
+
+def blend_exhaustive(sizes: np.ndarray, *index: np.ndarray, level: int | None = None) -> None:
+    fill_blend_index(sizes / max(int(sizes.sum()), 1), sizes, *index, level=level)
 
 
 def assert_same(found: Index, needed: Index) -> None:

@@ -43,7 +43,7 @@ def build_blend_index(
     if not (np.isfinite(shares) & (shares > 0)).all():
         raise IndexBuildError(f"blend: found weights {shares.tolist()}, need each above 0 and finite")
     index = _out_or_new_index(out, size)
-    blend_index.blend_weighted(shares, *index)
+    blend_index.fill_blend_index(shares, None, *index)
     return index
 
 
@@ -71,7 +71,7 @@ def build_exhaustive_blend_index(
     if (counts < 0).any():
         raise IndexBuildError(f"blend: found sizes {counts.tolist()}, need each 0 or more")
     index = _out_or_new_index(out, total)
-    blend_index.blend_exhaustive(counts, *index)
+    blend_index.fill_blend_index(counts / np.float64(max(total, 1)), counts, *index)
     return index
 
 

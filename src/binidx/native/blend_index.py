@@ -57,10 +57,6 @@ class Blend:
         padded[: self.num] = values
         return padded
 
-    def can_guess(self) -> bool:
-        """Return whether the weights sum to 1; if not, replay would draw all rows again."""
-        return bool(self.weights.max() <= 1 and abs(self.weights.sum() - 1) * self.size < 0.5)
-
     def counts_at(self, sample: int) -> NDArray[np.float64]:
         """Estimate the samples drawn of each dataset before a sample, shape (width,), by largest remainders.
 
@@ -100,7 +96,9 @@ def blend_in_chunks(blend: Blend, chunk: int | None = None) -> None:
     """
     if chunk is None:
         chunk = blend.size // blend.lanes
-        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) or not blend.can_guess() else chunk
+        # Of weights with another sum than 1, the starts of chunks cannot be estimated.
+        sums_to_one = blend.weights.max() <= 1 and abs(blend.weights.sum() - 1) * blend.size < 0.5
+        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) or not sums_to_one else chunk
     counts, first = blend.counts_at(0), 0
     while chunk and first + blend.lanes * chunk <= blend.size:
         guesses = np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)])
@@ -111,14 +109,24 @@ def blend_in_chunks(blend: Blend, chunk: int | None = None) -> None:
     blend.replay(first, blend.size, counts, None)
 
 
-def _blend(
+def fill_blend_index(
     weights: NDArray[np.float64],
     limits: NDArray[np.int64] | None,
     dataset_index: NDArray[np.int16],
     dataset_sample_index: NDArray[np.int64],
-    level: int | None,
+    *,
+    level: int | None = None,
 ) -> None:
+    """Fill the two indices, shape (size,), see `index.blend`; arguments as for `Blend`.
+
+    Args:
+        limits: samples of each dataset, `size` in all; None: the weights are positive, and no dataset ends.
+    """
     size = len(dataset_index)
+    if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
+        raise ValueError(f"{len(weights)} weights, {size} and {len(dataset_sample_index)} rows")
+    if limits is not None and (min(limits) < 0 or sum(map(int, limits)) != size):
+        raise ValueError(f"sizes {min(limits)} to {max(limits)} of {len(limits)} datasets, {size} rows")
     # Below 2^50 samples, rounding keeps a difference of one between the counts of equal weights.
     if len(weights) > WHOLE and (weights == weights[0]).all() and float(weights[0]) * size < 2.0**50:
         for first in range(0, size, ROTATED_AT_ONCE):
@@ -126,34 +134,3 @@ def _blend(
             dataset_sample_index[rows], dataset_index[rows] = np.divmod(np.arange(first, rows.stop), len(weights))
     else:
         blend_in_chunks(Blend(weights, limits, dataset_index, dataset_sample_index, level))
-
-
-def blend_weighted(
-    weights: NDArray[np.float64],
-    dataset_index: NDArray[np.int16],
-    dataset_sample_index: NDArray[np.int64],
-    *,
-    level: int | None = None,
-) -> None:
-    """Fill the two indices, shape (size,), see `index.blend.build_blend_index`.
-
-    The weights must be finite and positive.
-    """
-    size = len(dataset_index)
-    if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
-        raise ValueError(f"{len(weights)} weights, {size} and {len(dataset_sample_index)} rows")
-    _blend(weights, None, dataset_index, dataset_sample_index, level)
-
-
-def blend_exhaustive(
-    sizes: NDArray[np.int64],
-    dataset_index: NDArray[np.int16],
-    dataset_sample_index: NDArray[np.int64],
-    *,
-    level: int | None = None,
-) -> None:
-    """Fill the two indices, shape (sum of sizes,), see `index.blend.build_exhaustive_blend_index`."""
-    total = sum(map(int, sizes))
-    if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
-        raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")
-    _blend(sizes / np.float64(max(total, 1)), sizes, dataset_index, dataset_sample_index, level)
