@@ -317,15 +317,14 @@ class DaskExecutor(Executor):
             self.client = distributed.Client(address, timeout=CONNECT_SECONDS)
         except OSError as error:
             raise errors.UnreachableError(f"dask={address}: {error}; needed the address of a scheduler") from error
-        self._executor = self.client.get_executor(pure=False)
+        self._executor: Executor = self.client.get_executor(pure=False)
 
     def count_workers(self) -> int:
         """Return the threads of all workers that the scheduler has now."""
         return sum(map(int, self.client.nthreads().values()))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = self._executor.submit(fn, *args, **kwargs)
-        return future
+        return self._executor.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._executor.shutdown(wait=wait and not cancel_futures)

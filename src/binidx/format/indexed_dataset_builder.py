@@ -224,7 +224,11 @@ class IndexedDatasetBuilder:
 
     def _append(self, tokens: NDArray[Any], lengths: Sequence[int], modes: Sequence[int] | None) -> None:
         self._check_open()
-        self._check_lengths(len(tokens), lengths)
+        total = sum(map(int, lengths))
+        if total != len(tokens):
+            raise FormatError(f"{self.bin_path}: lengths add up to {total}, the document has {len(tokens)} tokens")
+        if len(lengths) and (min(lengths) < 0 or max(lengths) > MAX_LENGTH):
+            raise FormatError(f"{self.bin_path}: lengths {min(lengths)} to {max(lengths)}, needed 0 to {MAX_LENGTH}")
         if modes is not None:
             self._check_modes(lengths, modes)
         with self._closed_on_failure():
@@ -255,13 +259,6 @@ class IndexedDatasetBuilder:
                 f"{self.bin_path}: the builder belongs to process {self._pid}, a fork cannot add to it; "
                 f"build one dataset in each and merge them with add_index()"
             )
-
-    def _check_lengths(self, num_tokens: int, lengths: Sequence[int]) -> None:
-        total = sum(map(int, lengths))
-        if total != num_tokens:
-            raise FormatError(f"{self.bin_path}: lengths add up to {total}, the document has {num_tokens} tokens")
-        if len(lengths) and (min(lengths) < 0 or max(lengths) > MAX_LENGTH):
-            raise FormatError(f"{self.bin_path}: lengths {min(lengths)} to {max(lengths)}, needed 0 to {MAX_LENGTH}")
 
     def _check_modes(self, lengths: Sequence[int], modes: Sequence[int]) -> None:
         if len(modes) != len(lengths):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_file import open_bin
+from binidx.format.bin_file import Options, open_bin
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
@@ -32,7 +32,6 @@ from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
-Options = Mapping[str, Any] | None
 Identity = Mapping[str, Any]
 CheckedIdentities = Callable[[], Sequence[Identity]]
 WaitCheck = Callable[[], None]

@@ -189,11 +189,10 @@ class IdxBundle:
         uri = self.uri(prefixes)
         try:
             return parse_bundle(read_whole(open_object(uri, storage_options=self.storage_options, cache="disk")), uri)
-        except FormatError as error:
-            logger.warning("%s: unusable, opening each .idx: %s", uri, error)
-        except StorageError as error:
-            logger.log(logging.DEBUG if is_absent(error) else logging.WARNING, "%s: opening each .idx: %s", uri, error)
-        return None
+        except (FormatError, StorageError) as error:
+            absent = isinstance(error, StorageError) and is_absent(error)
+            logger.log(logging.DEBUG if absent else logging.WARNING, "%s: unusable, opening each .idx: %s", uri, error)
+            return None
 
     def update(self, prefixes: Sequence[str], files: Mapping[str, File], missing: Collection[str]) -> None:
         """Write a new bundle if one of the `missing` prefixes belongs in it; a failed write is logged.

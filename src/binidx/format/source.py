@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format.bin_file import find_bin
+from binidx.format.bin_file import Options, find_bin
 from binidx.format.idx import HEADER, format_idx_header, get_bin_path, get_idx_path
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair, list_pairs
@@ -46,7 +46,6 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece, piece_bytes
 from binidx.storage.writing.publish import object_exists, object_identity
 
-Options = Mapping[str, Any] | None
 NUMBER_BYTES = 8
 
 

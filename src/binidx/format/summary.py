@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError
-from binidx.format.bin_file import open_bin
+from binidx.format.bin_file import Options, open_bin
 from binidx.format.idx import SequenceIndex, get_idx_path
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import parse_index_in_ranges
@@ -26,7 +26,6 @@ from binidx.format.virtual import read_parts
 from binidx.storage.interfaces import as_block_reader
 from binidx.storage.open import open_stored
 
-Options = Mapping[str, Any] | None
 SEGMENT_BYTES = 64 << 10
 """Assumed segment size of compressed parts, which are not opened."""
 
