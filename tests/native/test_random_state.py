@@ -27,7 +27,7 @@ def assert_same_state(ours: permutations.RandomState, theirs: np.random.RandomSt
 
 
 def shuffle_targets(rng: permutations.RandomState, first: int, count: int) -> np.ndarray:
-    """The swap targets of steps first, first - 1, ... of a shuffle, without the array; n items: from n - 1 down to 1."""
+    """The swap targets of steps first, first - 1, ... of a shuffle, without its array."""
     targets = np.empty(count, np.int64)
     lib.binidx_shuffle_targets(rng._rng, first, count, items(targets, np.int64, write=True))
     return targets

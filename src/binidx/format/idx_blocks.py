@@ -275,10 +275,9 @@ class IndexColumns:
     def format(self) -> Iterator[bytes]:
         """Yield the bytes of the `.idx`."""
         yield format_idx_header(self.dtype, len(self.lengths), len(self._bounds))
-        yield from (block.tobytes() for block in self.lengths.blocks())
-        yield from (block.tobytes() for block in _pointers(self.lengths.blocks(), np.dtype(self.dtype).itemsize))
-        yield from (block.tobytes() for block in self._bounds.blocks())
-        yield from (block.tobytes() for block in self.modes.blocks())
+        pointers = _pointers(self.lengths.blocks(), np.dtype(self.dtype).itemsize)
+        for blocks in (self.lengths.blocks(), pointers, self._bounds.blocks(), self.modes.blocks()):
+            yield from (block.tobytes() for block in blocks)
 
     def close(self) -> None:
         """Free the memory and the files."""
@@ -290,9 +289,6 @@ def _pointers(lengths: Iterator[NDArray[np.int32]], item_bytes: int) -> Iterator
     """Yield the first byte of each sequence, in blocks."""
     start = 0
     for block in lengths:
-        ends = np.cumsum(block, dtype=np.int64)
-        ends += start
+        ends = np.cumsum(block, dtype=np.int64) + start
         start = int(ends[-1])
-        ends -= block
-        ends *= item_bytes
-        yield ends.astype(little_endian(np.int64), copy=False)
+        yield ((ends - block) * item_bytes).astype("<i8", copy=False)

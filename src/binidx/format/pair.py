@@ -32,8 +32,7 @@ from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
-Identity = Mapping[str, Any]
-CheckedIdentities = Callable[[], Sequence[Identity]]
+CheckedIdentities = Callable[[], Sequence[Mapping[str, Any]]]
 WaitCheck = Callable[[], None]
 
 

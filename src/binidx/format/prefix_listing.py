@@ -252,8 +252,8 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
             return {}
         return {} if before is None or after is None else _unchanged_pairs(folder, before, after)
 
-    found = [OPENS.submit(partial(list_twice, folder)) for folder in group_prefixes(prefixes)]
-    return {prefix: each for folder in found for prefix, each in folder.result().items()}
+    found = OPENS.map(list_twice, group_prefixes(prefixes))
+    return {prefix: each for folder in found for prefix, each in folder.items()}
 
 
 def group_prefixes(prefixes: Sequence[str]) -> list[list[str]]:

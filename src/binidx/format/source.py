@@ -46,8 +46,6 @@ from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece, piece_bytes
 from binidx.storage.writing.publish import object_exists, object_identity
 
-NUMBER_BYTES = 8
-
 
 class PairSource:
     """Pair of files under a prefix.
@@ -235,7 +233,8 @@ class VirtualSource:
             found, needed = (index.dtype.__name__, index.num_sequences), (self._listed.dtype, part.sequences)
             if found != needed:
                 raise FormatError(f"{index.uri}: (dtype, sequences) are {found}, {self.bin_uri} needs {needed}")
-        return concatenate_idx(self.bin_uri, opened, self._num_bytes)
+        readers, starts, sizes = zip(*_columns(self.bin_uri, opened, self._num_bytes), strict=True)
+        return JoinedReader(self.bin_uri, readers, sizes, starts=starts)
 
     def open_stored(self) -> RangeReader:
         """Open the `.bin`, or `.bin.zst`, that a merge would write."""
@@ -305,35 +304,19 @@ class ShiftedReader:
     """Reader of `count` int64 values of another reader from byte `start` on, each with `plus` added."""
 
     def __init__(self, reader: RangeReader, start: int, count: int, plus: int) -> None:
-        self.uri, self.size = reader.uri, count * NUMBER_BYTES
+        self.uri, self.size = reader.uri, count * 8
         self.identity: Mapping[str, Any] = {}
         self._reader, self._start, self._plus = reader, start, plus
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        whole = [
-            (first // NUMBER_BYTES * NUMBER_BYTES, -(-stop // NUMBER_BYTES) * NUMBER_BYTES) for first, stop in ranges
-        ]
+        whole = [(first // 8 * 8, -(-stop // 8) * 8) for first, stop in ranges]
         found = self._reader.read([(self._start + first, self._start + stop) for first, stop in whole])
         shifted = [(np.frombuffer(view, "<i8") + self._plus).astype("<i8", copy=False).view(np.uint8) for view in found]
         return [
             each[first - low : stop - low].data
             for each, (first, stop), (low, _) in zip(shifted, ranges, whole, strict=True)
         ]
-
-
-def concatenate_idx(uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]) -> JoinedReader:
-    """Return a reader of the `.idx` that a merge of the parts would write.
-
-    Args:
-        uri: name of the result, for errors.
-        num_bytes: plain bytes of each part's tokens.
-
-    Raises:
-        FormatError: some parts have modes and others have none; parts without sequences fit either way.
-    """
-    readers, starts, sizes = zip(*_columns(uri, parts, num_bytes), strict=True)
-    return JoinedReader(uri, readers, sizes, starts=starts)
 
 
 def is_multimodal(parts: Sequence[IndexStream]) -> bool:
@@ -353,7 +336,14 @@ def is_multimodal(parts: Sequence[IndexStream]) -> bool:
 def _columns(
     uri: str, parts: Sequence[IndexStream], num_bytes: Sequence[int]
 ) -> Iterator[tuple[RangeReader, int, int]]:
-    """Yield reader, first byte and number of bytes of each piece, in order."""
+    """Yield reader, first byte and number of bytes of each piece of the `.idx` that a merge of the parts would write.
+
+    Args:
+        num_bytes: plain bytes of each part's tokens.
+
+    Raises:
+        FormatError: some parts have modes and others have none; parts without sequences fit either way.
+    """
     sequences, documents = [each.num_sequences for each in parts], [each.num_documents for each in parts]
     header = format_idx_header(parts[0].dtype, sum(sequences), sum(documents) + 1)
     yield InMemory(uri, header), 0, len(header)
@@ -362,9 +352,9 @@ def _columns(
     for each, before in zip(parts, accumulate(num_bytes, initial=0), strict=False):
         pointers = ShiftedReader(each.reader, HEADER.size + 4 * each.num_sequences, each.num_sequences, before)
         yield pointers, 0, pointers.size
-    yield InMemory(uri, bytes(NUMBER_BYTES)), 0, NUMBER_BYTES
+    yield InMemory(uri, bytes(8)), 0, 8
     for each, before in zip(parts, accumulate(sequences, initial=0), strict=False):
-        second = HEADER.size + 12 * each.num_sequences + NUMBER_BYTES
+        second = HEADER.size + 12 * each.num_sequences + 8
         bounds = ShiftedReader(each.reader, second, each.num_documents, before)
         yield bounds, 0, bounds.size
     if is_multimodal(parts):

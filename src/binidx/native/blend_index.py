@@ -84,8 +84,7 @@ class Blend:
             raise ValueError(f"{len(counts)} counts, rows {first} to {stop} of {self.size}")
         guessed = ffi.NULL if guess is None else items(guess, np.float64, write=True)
         true = items(counts, np.float64, write=True)
-        replayed: int = lib.binidx_blend_replay(self._c, self.level, first, stop, true, guessed)
-        return replayed
+        return int(lib.binidx_blend_replay(self._c, self.level, first, stop, true, guessed))
 
 
 def blend_in_chunks(blend: Blend, chunk: int | None = None) -> None:
