@@ -14,7 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 from binidx._native import ffi, lib
 
 # By dtype and not by its name: numpy takes 6 us to spell one.
-C_ITEMS = {np.dtype(name): f"{name}_t[]" for name in ("int16", "int32", "int64", "uint8", "uint32", "uint64")}
+C_ITEMS: dict[np.dtype[Any], str] = {
+    np.dtype(name): f"{name}_t[]" for name in ("int16", "int32", "int64", "uint8", "uint32", "uint64")
+}
 C_ITEMS |= {np.dtype(np.float32): "float[]", np.dtype(np.float64): "double[]"}
 
 MAX_COUNT = 2**53
