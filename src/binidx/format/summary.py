@@ -47,9 +47,6 @@ class DatasetSummary:
 
     prefix: str
     index: SequenceIndex = field(repr=False, compare=False)
-    num_sequences: int
-    num_tokens: int
-    item_bytes: int
     idx_bytes: int
     plain_bytes: int
     stored_bytes: int
@@ -60,18 +57,19 @@ class DatasetSummary:
     num_parts: int = 0
 
     def tokens_before(self, sequences: Sequence[int]) -> list[int]:
-        """Return the number of tokens before each of these sequences; `num_sequences` stands for the end.
+        """Return the number of tokens before each of these sequences; their number stands for the end.
 
         Raises:
             FormatError: the pointers are not those of any lengths.
             StorageError: they cannot be read.
         """
-        inside = sorted({each for each in sequences if 0 < each < self.num_sequences})
-        pointers = self.index.sequence_pointers[np.array(inside, np.int64)]
-        bounds = [0, *(pointers // self.item_bytes).tolist(), self.num_tokens]
+        index = self.index
+        inside = sorted({each for each in sequences if 0 < each < len(index)})
+        pointers = index.sequence_pointers[np.array(inside, np.int64)]
+        bounds = [0, *(pointers // index.dtype_size).tolist(), index.num_tokens]
         if bounds != sorted(bounds):
-            raise FormatError(f"{self.prefix}.idx: pointers {bounds} fall, or leave {self.num_tokens} tokens")
-        known = dict(zip([0, *inside, self.num_sequences], bounds, strict=True))
+            raise FormatError(f"{self.prefix}.idx: pointers {bounds} fall, or leave {index.num_tokens} tokens")
+        known = dict(zip([0, *inside, len(index)], bounds, strict=True))
         return [known[each] for each in sequences]
 
 
@@ -103,7 +101,6 @@ def read_summary(prefix: str, storage_options: Options = None, listed: ListedPai
     return DatasetSummary(
         prefix,
         index,
-        *(len(index), index.num_tokens, index.dtype_size),
         idx.size,
         tokens.size,
         stored_bytes,
@@ -122,7 +119,6 @@ def _summarize_parts(source: VirtualSource) -> DatasetSummary:
     return DatasetSummary(
         source.prefix,
         index,
-        *(len(index), index.num_tokens, index.dtype_size),
         idx_bytes,
         index.num_bytes,
         stored_bytes,

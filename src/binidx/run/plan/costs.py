@@ -97,7 +97,7 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
             source.tokens / max(source.documents, 1),
             add_extra_token=config.add_extra_token_to_sequence,
         )
-        sample_bytes = (config.sequence_length + config.add_extra_token_to_sequence) * headline.item_bytes
+        sample_bytes = (config.sequence_length + config.add_extra_token_to_sequence) * headline.index.dtype_size
         reading = NOTHING
         if is_remote_prefix(headline.prefix):
             medium = source_medium(headline, config.storage_options)
@@ -163,7 +163,7 @@ def epoch_bytes_per_node(inventory: RunInventory, *, nodes: int) -> float:
         if is_remote_prefix(source.headline.prefix) and source.documents:
             pieces = pieces_per_sample(length, source.tokens / source.documents)
             num_pieces = source.tokens / length * pieces / nodes
-            piece_bytes = length * source.headline.item_bytes / pieces
+            piece_bytes = length * source.headline.index.dtype_size / pieces
             chunk = settings.cache_chunk_bytes or CHUNK_BYTES
             medium = source_medium(source.headline, inventory.run.config.storage_options)
             found += cache_fill_cost(medium, num_pieces, piece_bytes, chunk).num_bytes

@@ -189,7 +189,7 @@ def inspect_index(
     Args:
         bounds: tokens before its first sequence, and before the one after its last.
     """
-    documents = split_range(wanted.bookends, headline.num_sequences)
+    documents = split_range(wanted.bookends, len(headline.index))
     begin, end = bounds[documents.start], bounds[documents.stop]
     drop = drops_last_partial(wanted.split, config)
     extra, length = config.add_extra_token_to_sequence, config.sequence_length
@@ -239,7 +239,7 @@ def order_changes(inventory: RunInventory) -> list[str]:
         content = contents.get(each.wanted.prefix)
         if content is None or each.order is None or each.cache.state not in (MISSING, STALE):
             continue
-        documents = split_range(each.wanted.bookends, inventory.summaries[each.wanted.prefix].num_sequences)
+        documents = split_range(each.wanted.bookends, len(inventory.summaries[each.wanted.prefix].index))
         fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, each.wanted.split, config)}
         name = each.wanted.files(config).name
         record = each.wanted.files(config).named(hash_fields(fingerprint, content))
@@ -252,7 +252,7 @@ def order_changes(inventory: RunInventory) -> list[str]:
 def _bounds(wanted: RequiredIndices, headline: DatasetSummary) -> dict[int, int]:
     """Return the tokens before the ends of all splits of a prefix, by one read."""
     splits = [
-        split_range(each.bookends, headline.num_sequences) for each in wanted.indices if each.prefix == headline.prefix
+        split_range(each.bookends, len(headline.index)) for each in wanted.indices if each.prefix == headline.prefix
     ]
     ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
     return dict(zip(ends, headline.tokens_before(ends), strict=True))
