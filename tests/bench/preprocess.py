@@ -52,12 +52,12 @@ FAR_MS = 30
 
 WORKER = """
 import json, sys
-from binidx.jobs import settle_malloc
+from binidx.jobs import configure_malloc
 from binidx.prepare.preprocess.job_plan import plan_parts
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
 from tests.bench.preprocess import job_of
-settle_malloc()
+configure_malloc()
 job = job_of(*sys.argv[1:4])
 for part in plan_parts(job, find_inputs(job.inputs)):
     make_part(job, part)
