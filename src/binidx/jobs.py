@@ -296,7 +296,7 @@ class RayExecutor(Executor):
 
     def count_workers(self) -> int:
         """Return the cores that the cluster has now."""
-        return math.ceil(self._ray.cluster_resources().get("CPU", 0.0))
+        return int(math.ceil(self._ray.cluster_resources().get("CPU", 0.0)))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # No retries by Ray: the driver counts the attempts.
