@@ -296,7 +296,8 @@ class RayExecutor(Executor):
 
     def count_workers(self) -> int:
         """Return the cores that the cluster has now."""
-        return int(math.ceil(self._ray.cluster_resources().get("CPU", 0.0)))
+        cores: float = self._ray.cluster_resources().get("CPU", 0.0)
+        return math.ceil(cores)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # No retries by Ray: the driver counts the attempts.
