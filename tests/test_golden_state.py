@@ -19,7 +19,7 @@ from conftest import Bucket
 from golden import make_state as golden
 
 import binidx
-from binidx.format.idx_bundle import IdxBundle
+from binidx.format.prefix_listing import IdxBundle
 
 EXPECTED = json.loads((golden.STATE / "expected.json").read_text())
 STORE = f"s3://{golden.BUCKET}"

@@ -16,7 +16,7 @@ import binidx
 from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, JournalFile
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
 from binidx.errors import BinidxError, ConfigError, FormatError
-from binidx.format.idx_bundle import TABLE
+from binidx.format.prefix_listing import TABLE
 from binidx.format.sidecars.dataset_manifest import MANIFEST_FILE as DATASET_FILE
 from binidx.format.sidecars.dataset_manifest import RowCounts, read_manifest
 from binidx.format.virtual import PARTS_FILE, VirtualPart, format_parts, read_parts

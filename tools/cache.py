@@ -40,7 +40,7 @@ __package__ = "binidx.tools"  # for `python tools/cache.py`
 from binidx.errors import ConfigError
 from binidx.format.bin_file import open_bin
 from binidx.format.idx import get_idx_path
-from binidx.format.virtual_source import open_source
+from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.layout import directory_of_index

@@ -29,10 +29,9 @@ __package__ = "binidx.tools"  # for `python tools/inspect_dataset.py`
 from binidx.corpus.origins import origin_text
 from binidx.errors import ConfigError
 from binidx.format.idx import VERSION, DType
-from binidx.format.index_stream import IndexStream
+from binidx.format.idx_blocks import IndexStream
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.source import PairSource
-from binidx.format.virtual_source import VirtualSource, open_source
+from binidx.format.source import PairSource, VirtualSource, open_source
 from binidx.storage.codecs.segments import SegmentedObject
 
 from ._command import DATASET, command, json_object, prefix
@@ -111,13 +110,15 @@ def how_stored(dataset: IndexedDataset, source: PairSource | VirtualSource) -> d
     Of a virtual merge: the bytes of all, and what each part is stored as.
     """
     if isinstance(source, VirtualSource):
-        parts = [{"prefix": each.prefix, "codec": each.codec, "checksums": each.has_sums} for each in source.parts]
+        parts = [
+            {"prefix": each.prefix, "codec": each.codec, "checksums": bool(each.sums_uri)} for each in source.pairs
+        ]
         return {"codec": "parts", "bytes": source.opened["bin"]["size"], "parts": parts}
     reader: Any = dataset.bin_reader
     while reader is not None and not isinstance(reader, SegmentedObject):
         reader = getattr(reader, "reader", None)  # of a cache, the reader below it
     if reader is None:
-        return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": source.has_sums}
+        return {"codec": source.codec, "bytes": dataset.bin_reader.size, "checksums": bool(source.sums_uri)}
     sizes = {"segments": len(reader.table), "segment_bytes": reader.block_bytes}
     return {"codec": source.codec, "bytes": reader.stored_bytes, **sizes}
 

@@ -11,7 +11,6 @@ msgspec's parser refuses, such as file names that are not UTF-8. A float field k
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -145,9 +144,9 @@ def _unknown(value: Any, made: Any) -> str:
         inside = zip(value, value.values(), made.values(), strict=False)
     elif is_dataclass(made):
         kind: Any = type(made)
-        known = _names_of(kind)
-        if not value.keys() <= known.keys():
-            return f": unknown field {', '.join(sorted(value.keys() - known.keys()))}; it has {', '.join(known)}"
+        known = [each.name for each in fields(kind) if each.init]
+        if unknown := sorted(value.keys() - known):
+            return f": unknown field {', '.join(unknown)}; it has {', '.join(known)}"
         inside = ((name, each, getattr(made, name)) for name, each in value.items())
     else:
         return ""
@@ -155,8 +154,3 @@ def _unknown(value: Any, made: Any) -> str:
         if type(given) in (dict, list) and (found := _unknown(given, each)):
             return (f"[{name}]" if isinstance(name, int) else f".{name}") + found
     return ""
-
-
-@functools.cache
-def _names_of(model: type) -> dict[str, None]:
-    return {each.name: None for each in fields(model) if each.init}

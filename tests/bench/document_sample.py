@@ -82,9 +82,10 @@ def their_samples(lengths: np.ndarray, index: np.ndarray, plan: EpochPlan) -> np
 
 def sample_rows(lengths: np.ndarray, plan: EpochPlan, out: Indices) -> list[Row]:
     def build(threads: int) -> None:
-        sample_index.sample_index(
-            lengths, out[0], SEQUENCE_LENGTH, plan.num_tokens, out[1], add_extra_token=True, threads=threads
+        samples = sample_index.SampleArrays(
+            lengths, out[0], SEQUENCE_LENGTH, plan.num_tokens, plan.num_samples, add_extra_token=True
         )
+        sample_index.fill_sample_rows(samples, out[1], threads)
 
     def check() -> None:
         assert (out[1] == their_samples(lengths, out[0], plan)).all()

@@ -36,7 +36,7 @@ from binidx.tools.demo.tokenizer import EOD, train_bpe
 from binidx.tools.seaweed import s3_server
 from servers.latency_proxy import latency_proxy
 
-from binidx.jobs.engines import LocalExecutor
+from binidx.jobs import LocalExecutor
 from binidx.prepare.preprocess.job import Job
 from binidx.prepare.preprocess.preprocess import preprocess
 from binidx.prepare.text.inputs import find_inputs
@@ -52,12 +52,12 @@ FAR_MS = 30
 
 WORKER = """
 import json, sys
-from binidx.jobs.engines import settle_malloc
+from binidx.jobs import configure_malloc
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.tokenize_part import make_part
 from binidx.prepare.text.inputs import find_inputs
 from tests.bench.preprocess import job_of
-settle_malloc()
+configure_malloc()
 job = job_of(*sys.argv[1:4])
 for part in plan_parts(job, find_inputs(job.inputs)):
     make_part(job, part)

@@ -18,7 +18,7 @@ from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.diff import diff_datasets, find_order_breaks, hash_documents, match_documents
 from binidx.corpus.whole_dataset import WholeDataset
 from binidx.errors import ConfigError, FormatError
-from binidx.format import index_stream
+from binidx.format import idx_blocks
 from binidx.storage.writing.copy import SilentWatcher
 
 
@@ -51,7 +51,7 @@ def test_order_breaks_are_where_b_goes_back() -> None:
 @pytest.mark.parametrize("batch", [1, 3, 1 << 21])
 def test_the_hash_is_xxh3_128_of_the_tokens_as_int64(tmp_path: Path, batch: int, monkeypatch) -> None:
     monkeypatch.setattr(whole_dataset, "HASH_BYTES", 8 * batch)
-    monkeypatch.setattr(index_stream, "BLOCK_VALUES", max(batch, 2))
+    monkeypatch.setattr(idx_blocks, "BLOCK_VALUES", max(batch, 2))
     documents = [[], [1, 2, 3, 4, 5, 6], [7], [], [], [8, 9], [1, 2]]
     expected = [xxhash.xxh3_128_digest(np.array(each, "<i8").tobytes()) for each in documents]
     for dtype in (np.uint16, np.int32, np.int64, np.int8):

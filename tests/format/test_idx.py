@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from binidx.errors import FormatError
-from binidx.format import index_stream
+from binidx.format import idx_blocks
 from binidx.format.idx import DType, format_idx_header, parse_index
 from binidx.storage.open import open_object
 
@@ -90,11 +90,11 @@ def test_each_broken_rule_has_its_message(name: str) -> None:
 @pytest.mark.parametrize("block", [1, 2, 1 << 18])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_in_blocks_each_broken_rule_has_the_same_message(name: str, block: int, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(index_stream, "BLOCK_VALUES", block)
+    monkeypatch.setattr(idx_blocks, "BLOCK_VALUES", block)
     data, message = HOSTILE[name]
     (tmp_path / "en.idx").write_bytes(data)
     with pytest.raises(FormatError, match=f"en.idx: {message}"):
-        index_stream.IndexStream(open_object(tmp_path / "en.idx"), "en.idx").check()
+        idx_blocks.IndexStream(open_object(tmp_path / "en.idx"), "en.idx").check()
 
 
 @pytest.mark.parametrize(

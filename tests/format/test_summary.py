@@ -28,8 +28,7 @@ def build(prefix: Path, seed: int, count: int = 50) -> str:
 
 def check(prefix: str) -> None:
     found, dataset = read_summary(prefix), IndexedDataset(prefix)
-    assert (found.num_sequences, found.num_tokens) == (len(dataset), dataset.index.num_tokens)
-    assert found.num_documents in (None, len(dataset.document_indices) - 1)
+    assert (len(found.index), found.index.num_tokens) == (len(dataset), dataset.index.num_tokens)
     bounds = np.concatenate([[0], np.cumsum(dataset.sequence_lengths, dtype=np.int64)])
     asked = [*range(len(dataset) + 1)]
     assert found.tokens_before(asked) == bounds.tolist()
@@ -52,7 +51,7 @@ def test_compressed_checked_and_virtual_ones_too(tmp_path: Path, s3: Bucket) -> 
     zst, checked, virtual = (read_summary(f"{base}/{name}") for name in ("zst", "checked", "all"))
     assert (zst.compressed, zst.checked, checked.compressed, checked.checked) == (True, False, False, True)
     assert zst.stored_bytes < zst.plain_bytes
-    assert (virtual.num_parts, virtual.num_tokens) == (3, 3 * zst.num_tokens)
+    assert (virtual.num_parts, virtual.index.num_tokens) == (3, 3 * zst.index.num_tokens)
 
 
 def test_what_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:

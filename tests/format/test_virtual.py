@@ -21,8 +21,8 @@ from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
+from binidx.format.source import open_source
 from binidx.format.virtual import relative_part, resolve_part
-from binidx.format.virtual_source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.vectored_reads import read_many

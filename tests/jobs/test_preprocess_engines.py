@@ -17,10 +17,9 @@ import pytest
 from helpers.crashing_task import kills_its_worker, local_work
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, theirs, tokenizer_path
 
+from binidx import jobs as driver
 from binidx.errors import ConfigError, UnreachableError, WorkerError
-from binidx.jobs import scheduling as driver
-from binidx.jobs.engines import open_engine
-from binidx.jobs.scheduling import ATTEMPTS, run_tasks
+from binidx.jobs import ATTEMPTS, open_engine, run_tasks
 from binidx.prepare.preprocess.preprocess import preprocess
 
 BIN = Path(sys.executable).parent
@@ -164,5 +163,5 @@ def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_address_that_ray_does_not_read_is_one_error() -> None:
-    with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed the address of a cluster, as HOST:6379$"):
+    with pytest.raises(UnreachableError, match=r"^ray:127\.0\.0\.1: .*needed a cluster, as HOST:6379$"):
         open_engine("ray:127.0.0.1").open()

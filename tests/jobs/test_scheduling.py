@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from binidx import jobs as module
 from binidx.errors import FormatError, StorageError, WorkerError
-from binidx.jobs import scheduling as module
-from binidx.jobs.scheduling import ATTEMPTS, JobEngine, TaskFailure, run_tasks
+from binidx.jobs import ATTEMPTS, JobEngine, TaskFailure, run_tasks
 
 
 @pytest.fixture(autouse=True)

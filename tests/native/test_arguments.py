@@ -45,18 +45,27 @@ def test_sample_index_refuses(change: dict[str, Any], error: type[Exception], me
         "num_tokens": 7,
         "rows": ROWS,
     }
-    sample_index.sample_index(**arguments, add_extra_token=True)
+
+    def fill(rows: np.ndarray, **options: Any) -> None:
+        samples = sample_index.SampleArrays(**options, num_samples=max(len(rows) - 1, 0), add_extra_token=True)
+        sample_index.fill_sample_rows(samples, rows)
+
+    fill(**arguments)
     with pytest.raises(error, match=message):
-        sample_index.sample_index(**(arguments | change), add_extra_token=True)
+        fill(**(arguments | change))
 
 
 def test_blends_refuse_outputs_of_another_length() -> None:
     with pytest.raises(ValueError, match="2 weights, 5 and 6 rows"):
-        blend_index.blend_weighted(np.array([0.5, 0.5]), np.empty(5, np.int16), np.empty(6, np.int64))
-    with pytest.raises(ValueError, match="2 sizes of 4 in all, 5 rows"):
-        blend_index.blend_exhaustive(np.array([3, 1]), np.empty(5, np.int16), np.empty(5, np.int64))
-    with pytest.raises(ValueError, match="2 sizes of 2 in all"):
-        blend_index.blend_exhaustive(np.array([3, -1]), np.empty(2, np.int16), np.empty(2, np.int64))
+        blend_index.fill_blend_index(np.array([0.5, 0.5]), None, np.empty(5, np.int16), np.empty(6, np.int64))
+    with pytest.raises(ValueError, match="sizes 1 to 3 of 2 datasets, 5 rows"):
+        blend_index.fill_blend_index(
+            np.array([0.75, 0.25]), np.array([3, 1]), np.empty(5, np.int16), np.empty(5, np.int64)
+        )
+    with pytest.raises(ValueError, match="sizes -1 to 3 of 2 datasets"):
+        blend_index.fill_blend_index(
+            np.array([1.5, -0.5]), np.array([3, -1]), np.empty(2, np.int16), np.empty(2, np.int64)
+        )
 
 
 def test_checks_refuse_lengths_and_pointers_that_do_not_match() -> None:
@@ -76,9 +85,11 @@ def test_arrays_of_another_shape_are_refused() -> None:
         np.zeros((3, 2), np.int32),
     )
     calls: list[Callable[[], object]] = [
-        lambda: blend_index.blend_weighted(weights, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
-        lambda: blend_index.blend_weighted(weights, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
-        lambda: blend_index.blend_exhaustive(np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)),
+        lambda: blend_index.fill_blend_index(weights, None, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
+        lambda: blend_index.fill_blend_index(weights, None, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
+        lambda: blend_index.fill_blend_index(
+            np.array([0.75, 0.25]), np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)
+        ),
         lambda: sample_index.fill_records(samples, np.empty((2, 0), np.int64)),
         lambda: sequences.locate(np.zeros((3, 2), np.int64)),
         lambda: sequences.locate(np.zeros(3, np.int64)),

@@ -34,9 +34,9 @@ def _in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process takes seconds to begin; one test begins some."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from binidx.jobs import engines
+    from binidx import jobs
 
-    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(jobs, "LocalExecutor", ThreadPoolExecutor)
 
 
 def test_it_says_what_came_in_and_went_out(tmp_path: Path, capsys: Any) -> None:

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from binidx.corpus.origins import Assign, LineageTransfer
 from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget, JsonResult, Options, Prefix, WholeDataset
 from binidx.errors import ConfigError
-from binidx.format.index_stream import DocumentBlock, batch_by_size
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import DocumentBlock, IndexColumns, batch_by_size
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut

@@ -29,10 +29,9 @@ from binidx.corpus.whole_dataset import CombinedCounts, DatasetTarget, Options, 
 from binidx.errors import ConfigError, ObjectExistsError
 from binidx.format.bin_file import find_bin
 from binidx.format.idx import get_idx_path
-from binidx.format.index_writer import IndexColumns
-from binidx.format.source import absolute_uri
+from binidx.format.idx_blocks import IndexColumns
+from binidx.format.source import absolute_uri, concatenate_seek_tables
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
-from binidx.format.virtual_source import concatenate_seek_tables
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece, piece_bytes
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
@@ -90,7 +89,11 @@ def merge_datasets(
     began, watch = time.monotonic(), watch or SilentWatcher()
     opened = SourceDatasets(sources, source_options)
     for each in opened.datasets:
-        each.source.check_movable()
+        if each.source.mixed:
+            raise ConfigError(
+                f"{each.source.bin_uri}: some parts are compressed and others not, needed all compressed or none; "
+                f"binidx convert {each.prefix} TARGET --plain makes one dataset of them"
+            )
     codec, _ = opened.check_compatible()
     output = DatasetTarget.open(target, codec, opened.datasets, target_options, overwrite=overwrite)
     opened.check_tokenizers()
@@ -99,7 +102,7 @@ def merge_datasets(
         rows.fill(watch)
         replace = functools.partial(rows.replace, 0)
         bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
-    dropped = any(each.source.has_sums for each in opened.datasets)
+    dropped = any(pair.sums_uri for each in opened.datasets for pair in each.source.pairs)
     counts, seconds = opened.counts(), time.monotonic() - began
     return MergeResult(output.prefix, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
 
@@ -142,7 +145,7 @@ def merge_tokens(
     found = OPENS.map(lambda each: each.source.pieces(each.check_size()), sources.datasets)
     pieces = [piece for each in found for piece in each]
     if target.codec != "raw":
-        tables = [table for each in sources.datasets for table in each.source.tables]
+        tables = [pair.table for each in sources.datasets for pair in each.source.pairs]
         pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
     join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
     return sum(map(piece_bytes, pieces)), join

@@ -32,7 +32,7 @@ from binidx.corpus.whole_dataset import (
     SourceDatasets,
     WholeDataset,
 )
-from binidx.format.index_stream import DocumentBlock, batch_by_size
+from binidx.format.idx_blocks import DocumentBlock, batch_by_size
 from binidx.storage.ranges import cut
 from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher

@@ -23,6 +23,7 @@ from binidx.corpus.whole_dataset import JsonResult, Options, Prefix, WholeDatase
 from binidx.errors import BinidxError, ConfigError, FormatError, ObjectNotFoundError
 from binidx.format.idx import little_endian
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, read_manifest
+from binidx.format.source import VirtualSource
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import ROUND_BYTES, stream
 from binidx.storage.ranges import cut
@@ -207,6 +208,8 @@ def _locate(dataset: WholeDataset, token: int) -> str:
         bounds = block.token_bounds()
         if token < bounds[-1]:
             place, source = int(np.searchsorted(bounds, token, "right")) - 1, dataset.source
-            part = f", in the part {source.part_at(token * dataset.index.item_bytes)}" if source.num_parts else ""
-            return f"document {block.first + place}, token {token - bounds[place]} of it{part}"
+            found = f"document {block.first + place}, token {token - bounds[place]} of it"
+            if isinstance(source, VirtualSource):
+                found += f", in the part {source.part_at(token * dataset.index.item_bytes)}"
+            return found
     return "after the last document"

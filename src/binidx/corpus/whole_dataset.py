@@ -19,13 +19,11 @@ from numpy.typing import DTypeLike
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import BinWriter, delete_objects, superseded_objects
 from binidx.format.idx import get_idx_path
-from binidx.format.index_stream import batch_by_size
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import IndexColumns, batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS, read_manifest
-from binidx.format.source import PairSource, absolute_uri
+from binidx.format.source import PairSource, absolute_uri, is_multimodal, open_source
 from binidx.format.virtual import SUFFIX as PARTS
-from binidx.format.virtual_source import is_multimodal, open_source
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import RangeReader

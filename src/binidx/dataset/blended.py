@@ -168,11 +168,10 @@ class BlendedDataset(Identified):
 
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
         """Write the dataset and the sample of each row."""
-        out, threads = (ids, samples), self.config.num_dataset_builder_threads
         if self.size is None:
-            build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
+            build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), out=(ids, samples))
         else:
-            build_blend_index(np.asarray(self.weights, np.float64), self.size, num_threads=threads, out=out)
+            build_blend_index(np.asarray(self.weights, np.float64), self.size, out=(ids, samples))
 
     def _check_foreign(self, arrays: Arrays) -> None:
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)

@@ -28,9 +28,8 @@ from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError, PeerError
 from binidx.format.idx import get_idx_path
-from binidx.format.idx_bundle import IdxBundle
 from binidx.format.pair import ResolvedPrefix
-from binidx.format.prefix_listing import ListedPair, list_pairs_with_bundle
+from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_context import BuildContext, OnOutcome, ThreadBudget
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import Access

@@ -21,33 +21,41 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.format.idx import get_bin_path
-from binidx.format.index_writer import SpooledColumn
+from binidx.format.idx_blocks import SpooledColumn
+from binidx.format.prefix_listing import ListedPair
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
 from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, check_level, codec_of
 from binidx.storage.interfaces import Bytes, RangeReader
 from binidx.storage.open import layered, open_stored
-from binidx.storage.requests.metadata import Found, find_object, is_absent
+from binidx.storage.requests.metadata import find_object, is_absent
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.publish import create_object, delete_object, object_exists
 
 Options = Mapping[str, Any] | None
-COMPRESSED = [(name, codec.suffix) for name, codec in CODECS.items() if codec.suffix]
+SUFFIXES = [codec.suffix for codec in CODECS.values()]
+"""Suffixes of the objects that hold tokens, the plain one first."""
 
 
 def open_bin(
-    path_prefix: str, *, mmap: bool = True, cache: bool | None = None, storage_options: Options = None
+    path_prefix: str,
+    *,
+    mmap: bool = True,
+    cache: bool | None = None,
+    listed: ListedPair | None = None,
+    storage_options: Options = None,
 ) -> RangeReader:
     """Open the tokens of a prefix as plain bytes.
 
     Args:
         mmap, cache: as in `open_object`.
+        listed: the pair as a list of its folder shows it, if such a list was made.
 
     Raises:
         ObjectNotFoundError: there is no `.bin`, plain or compressed; or no checksums, which
@@ -55,37 +63,25 @@ def open_bin(
         FormatError: the object is not stored as its name says, or the checksums are of another size.
     """
     uri, verify = get_bin_path(path_prefix), ReadSettings.of(storage_options).verify
-    if local_path(uri) is None:
+    if listed:
+        stored = _StoredBin(open_stored(uri, storage_options=storage_options, found=listed.bin))
+        if listed.sums and verify is not False:
+            sums = open_stored(uri + SUFFIX, storage_options=storage_options, found=listed.sums)
+            stored = replace(stored, sums=sums)
+    elif local_path(uri) is None:
         stored = _find_remote(uri, verify is not False, storage_options)
     else:
-        stored = _find_local(uri, mmap, bool(verify), storage_options)
+        stored = _find_local(path_prefix, mmap, bool(verify), storage_options)
     if verify and stored.codec == "raw" and stored.sums is None:
-        raise _missing_sums(uri)
+        needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
+        raise ObjectNotFoundError(f"{uri}{SUFFIX}: no such object; {needed}")
     return layered(stored.reader, storage_options, sums=stored.sums, codec=stored.codec, end=stored.end, cache=cache)
-
-
-def open_listed_bin(
-    path_prefix: str, found: Found, sums: Found | None, *, cache: bool | None = None, storage_options: Options = None
-) -> RangeReader:
-    """Open a plain remote `.bin` and its checksums, if any, as a list of their folder shows them.
-
-    Raises:
-        ObjectNotFoundError, FormatError: as `open_bin`.
-    """
-    uri, verify = get_bin_path(path_prefix), ReadSettings.of(storage_options).verify
-    if verify and sums is None:
-        raise _missing_sums(uri)
-    reader, sums_reader = open_stored(uri, storage_options=storage_options, found=found), None
-    if sums is not None and verify is not False:
-        sums_reader = open_stored(uri + SUFFIX, storage_options=storage_options, found=sums)
-    return layered(reader, storage_options, sums=sums_reader, cache=cache)
 
 
 def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
     """Return the URI of the object that holds the tokens of a prefix, or None."""
     uri = get_bin_path(path_prefix)
-    names = [uri + codec.suffix for codec in CODECS.values()]
-    return next((name for name in names if object_exists(name, storage_options)), None)
+    return next((uri + suffix for suffix in SUFFIXES if object_exists(uri + suffix, storage_options)), None)
 
 
 def superseded_objects(uri: str) -> list[str]:
@@ -98,7 +94,7 @@ def superseded_objects(uri: str) -> list[str]:
     if prefix == uri:
         return [uri + SUFFIX]
     plain = get_bin_path(prefix)
-    return [name for name in (*(plain + codec.suffix for codec in CODECS.values()), plain + SUFFIX) if name != uri]
+    return [name for name in (*(plain + suffix for suffix in SUFFIXES), plain + SUFFIX) if name != uri]
 
 
 def strip_bin_suffix(uri: str) -> str:
@@ -116,19 +112,12 @@ class _StoredBin:
     end: bytes = b""
 
 
-def _missing_sums(uri: str) -> ObjectNotFoundError:
-    needed = "BINIDX_VERIFY=1 needs it, binidx convert --checksums writes it"
-    return ObjectNotFoundError(f"{uri}{SUFFIX}: no such object; {needed}")
-
-
-def _find_local(uri: str, mmap: bool, verify: bool, options: Options) -> _StoredBin:
-    forms = [("raw", uri), *((codec, uri + suffix) for codec, suffix in COMPRESSED)]
-    codec, name = next((form for form in forms if object_exists(form[1])), forms[0])
-    reader = open_stored(name, storage_options=options, mmap=mmap)
-    sums = None
-    if verify and codec == "raw" and object_exists(uri + SUFFIX):
-        sums = open_stored(uri + SUFFIX, storage_options=options, mmap=mmap)
-    return _StoredBin(reader, codec, sums)
+def _find_local(path_prefix: str, mmap: bool, verify: bool, options: Options) -> _StoredBin:
+    uri = get_bin_path(path_prefix)
+    name = find_bin(path_prefix, options) or uri
+    has_sums = verify and name == uri and object_exists(uri + SUFFIX)
+    sums = open_stored(uri + SUFFIX, mmap=mmap) if has_sums else None
+    return _StoredBin(open_stored(name, storage_options=options, mmap=mmap), codec_of(name), sums)
 
 
 def _find_remote(uri: str, verify: bool, options: Options) -> _StoredBin:
@@ -140,10 +129,8 @@ def _find_remote(uri: str, verify: bool, options: Options) -> _StoredBin:
             return None
         return _StoredBin(open_stored(uri + suffix, storage_options=options, found=found), codec, end=found.end)
 
-    def find_compressed() -> _StoredBin | None:
-        return next(filter(None, (find(suffix, codec, TAIL_BYTES) for codec, suffix in COMPRESSED)), None)
-
-    compressed, sums = REQUESTS.submit(find_compressed), REQUESTS.submit(lambda: find(SUFFIX) if verify else None)
+    compressed = REQUESTS.submit(lambda: find(CODECS["zstd"].suffix, "zstd", TAIL_BYTES))
+    sums = REQUESTS.submit(lambda: find(SUFFIX) if verify else None)
     try:
         plain = open_stored(uri, storage_options=options)
     except StorageError as error:
@@ -176,7 +163,13 @@ class BinWriter:
     ) -> None:
         self.uri, self.options = uri, storage_options
         self.obsolete_uris: list[str] = []
-        _check_options(uri, level, checksums)
+        compressed = codec_of(uri) != "raw"
+        if level is not None and not compressed:
+            raise ConfigError(f"{uri}: compression_level {level}, needed a name that ends in .bin.zst")
+        if level is not None:
+            check_level(level)
+        if checksums and compressed:
+            raise ConfigError(f"{uri}: checksums=True, needed a plain .bin; each compressed segment has its own")
         self._column = SpooledColumn("u8") if checksums else None
         self._sums = BlockSums(self._column.extend) if self._column is not None else None
         self._open = contextlib.ExitStack()
@@ -208,16 +201,6 @@ class BinWriter:
 
     def _remove_obsolete(self) -> None:
         delete_objects([*self.obsolete_uris, *superseded_objects(self.uri)], self.options)
-
-
-def _check_options(uri: str, level: int | None, checksums: bool) -> None:
-    compressed = codec_of(uri) != "raw"
-    if level is not None and not compressed:
-        raise ConfigError(f"{uri}: compression_level {level}, needed a name that ends in .bin.zst")
-    if level is not None:
-        check_level(level)
-    if checksums and compressed:
-        raise ConfigError(f"{uri}: checksums=True, needed a plain .bin; each compressed segment has its own")
 
 
 def delete_objects(uris: Iterable[str], options: Options) -> None:

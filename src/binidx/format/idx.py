@@ -210,8 +210,7 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: boo
         FormatError: a rule of the format is broken; the message names the rule and the place.
     """
     view = memoryview(buffer).cast("B")
-    dtype, num_sequences, num_bounds = _parse_header(view, uri)
-    _check_size(len(view), num_sequences, num_bounds, multimodal, uri)
+    dtype, num_sequences, num_bounds, _ = parse_idx_counts(view, len(view), uri=uri, multimodal=multimodal)
     lengths = np.frombuffer(view, "<i4", num_sequences, HEADER.size)
     pointers = np.frombuffer(view, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
     bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
@@ -223,50 +222,43 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: boo
     else:
         num_tokens = check_sequences(lengths, pointers, item_bytes, uri)
         check_bounds(bounds, num_sequences, uri)
-        check_last_bound(bounds.item(-1), num_sequences, uri)
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 
-def parse_idx_counts(header: memoryview, size: int, *, uri: str) -> tuple[type[np.number[Any]], int, int, bool]:
+def parse_idx_counts(
+    header: memoryview, size: int, *, uri: str, multimodal: bool = False
+) -> tuple[type[np.number[Any]], int, int, bool]:
     """Return dtype, number of sequences, number of bounds, and whether modes follow.
 
     Args:
         header: the first 34 bytes of an `.idx`.
         size: bytes of the whole file.
+        multimodal: whether modes must follow.
 
     Raises:
         FormatError: the header breaks a rule, or the size does not fit it.
     """
-    dtype, num_sequences, num_bounds = _parse_header(header, uri)
-    _check_size(size, num_sequences, num_bounds, False, uri)
-    return dtype, num_sequences, num_bounds, size > idx_size(num_sequences, num_bounds)
-
-
-def _parse_header(view: memoryview, uri: str) -> tuple[type[np.number[Any]], int, int]:
-    if len(view) < HEADER.size:
-        raise FormatError(f"{uri}: {len(view)} bytes, an .idx header needs {HEADER.size}")
-    magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(view)
+    if len(header) < HEADER.size:
+        raise FormatError(f"{uri}: {len(header)} bytes, an .idx header needs {HEADER.size}")
+    magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(header)
     if magic != MAGIC:
         raise FormatError(f"{uri}: starts with {magic!r}, an .idx needs {MAGIC!r}")
     if version != VERSION:
         raise FormatError(f"{uri}: version {version}, needed {VERSION}")
     if not 1 <= code <= len(DType):
         raise FormatError(f"{uri}: dtype code {code}, needed 1 to {len(DType)}")
-    return DType.dtype_from_code(code), num_sequences, num_bounds
-
-
-def _check_size(found: int, num_sequences: int, num_bounds: int, multimodal: bool, uri: str) -> None:
-    # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
     if num_bounds < 1:
         raise FormatError(f"{uri}: 0 document bounds, needed at least the leading 0")
+    # The counts are any u64; these products are Python integers, so they cannot wrap round to a size that fits.
     text = idx_size(num_sequences, num_bounds)
     counts = f"its header ({num_sequences} sequences, {num_bounds} document bounds)"
-    if multimodal and found == text != text + num_sequences:
+    if multimodal and size == text != text + num_sequences:
         raise FormatError(f"{uri}: no modes, multimodal=True needs {num_sequences} bytes of them; open it as text")
-    if multimodal and found != text + num_sequences:
-        raise FormatError(f"{uri}: {found} bytes, {counts} and modes need {text + num_sequences}")
-    if found not in (text, text + num_sequences):
-        raise FormatError(f"{uri}: {found} bytes, {counts} needs {text}, or {text + num_sequences} with modes")
+    if multimodal and size != text + num_sequences:
+        raise FormatError(f"{uri}: {size} bytes, {counts} and modes need {text + num_sequences}")
+    if size not in (text, text + num_sequences):
+        raise FormatError(f"{uri}: {size} bytes, {counts} needs {text}, or {text + num_sequences} with modes")
+    return DType.dtype_from_code(code), num_sequences, num_bounds, size > text
 
 
 def check_sequences(
@@ -296,15 +288,19 @@ def check_sequences(
     raise FormatError(f"{uri}: sequence {first + valid} starts at byte {pointers[valid]}, needed {needed}")
 
 
-def check_bounds(bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int = 0, lowest: int = 0) -> None:
+def check_bounds(
+    bounds: NDArray[np.int64], num_sequences: int, uri: str, *, first: int = 0, lowest: int = 0, complete: bool = True
+) -> None:
     """Check neighbouring document bounds.
 
     Args:
         first: number of the first bound.
         lowest: the bound before it.
+        complete: whether no bound follows.
 
     Raises:
-        FormatError: the first bound of all is not 0, or a bound decreases or exceeds the number of sequences.
+        FormatError: the first bound of all is not 0, a bound decreases or exceeds the number of sequences, or the last
+            one is another number.
     """
     if first == 0 and bounds[0] != 0:
         raise FormatError(f"{uri}: first document bound is {bounds[0]}, needed 0")
@@ -314,13 +310,9 @@ def check_bounds(bounds: NDArray[np.int64], num_sequences: int, uri: str, *, fir
         raise FormatError(
             f"{uri}: document bound {first + valid} is {bounds[valid]}, needed {needed} to {num_sequences}"
         )
-
-
-def check_last_bound(last: int, num_sequences: int, uri: str) -> None:
-    """FormatError unless the documents end with the last sequence."""
-    if last != num_sequences:
+    if complete and bounds[-1] != num_sequences:
         hint = "(the writer forgot end_document?)"
-        raise FormatError(f"{uri}: last document bound is {last}, needed {num_sequences} {hint}")
+        raise FormatError(f"{uri}: last document bound is {bounds[-1]}, needed {num_sequences} {hint}")
 
 
 def get_idx_path(path_prefix: str) -> str:

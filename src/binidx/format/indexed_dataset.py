@@ -55,7 +55,7 @@ class IndexedDataset:
     Raises:
         ObjectNotFoundError: `.idx` or `.bin` is missing.
         FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
-        ObjectChangedError: the dataset was replaced repeatedly while it was opened. When unpickled: an object differs
+        ObjectChangedError: the dataset was replaced while it was opened. When unpickled: an object differs
             in size or ETag, generation or time from the pickled one, so a spawned worker would read other tokens.
 
     Pickles as its arguments and the identities of both objects.
@@ -185,6 +185,9 @@ class IndexedDataset:
         Args:
             numbers: the sequences, shape (n,).
             pointers: whether to return where they start, too.
+
+        Returns:
+            Their lengths and pointers, which are 0 unless requested.
         """
         starts = self.index.sequence_pointers[numbers] if pointers else np.zeros(len(numbers), "<i8")
         return self._bound(self.index.sequence_lengths[numbers], starts)
@@ -210,7 +213,14 @@ class IndexedDataset:
         return [(start, stop) for start, stop in self.locate_all(array).tolist()]
 
     def locate_all(self, spans: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return byte ranges, shape (n, 2), of spans in an array of shape (n, 3); as `locate`."""
+        """Return the byte ranges of spans as an array; as `locate`.
+
+        Args:
+            spans: (sequence, first, count) in tokens, shape (n, 3).
+
+        Returns:
+            (start, stop) in bytes for each span, shape (n, 2).
+        """
         if self.checked is None:
             ranges, right = self.sequences.locate(spans)
         else:
@@ -219,7 +229,9 @@ class IndexedDataset:
             ranges, right = self.sequences_at(numbers, pointers=True).locate(renumbered)
         if right < len(spans):
             sequence, first, count = spans[right].tolist()
-            raise self._outside(self._number(sequence), first, count)
+            length = self.index.sequence_lengths[self._number(sequence)]
+            span = f"{count} tokens from {first} of sequence {sequence % len(self)}"
+            raise ValueError(f"{self.path_prefix}: {span}, which has {length}")
         return ranges
 
     def read(self, spans: Iterable[Span]) -> list[NDArray[Any]]:
@@ -268,14 +280,13 @@ class IndexedDataset:
         The digest is XXH3 over lengths and document bounds: one pass over 4 S + 8 D bytes, no token. It detects changed
         data, but not data made to collide.
         """
-        digest = self._digest() if self.checked is None else self.checked.digest
+        if self.checked is None:
+            hashed = xxhash.xxh3_128(self.index.sequence_lengths.view(np.uint8).data)
+            hashed.update(self.index.document_indices.view(np.uint8).data)
+            digest = hashed.hexdigest()
+        else:
+            digest = self.checked.digest
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest}
-
-    def _digest(self) -> str:
-        digest = xxhash.xxh3_128()
-        for array in (self.index.sequence_lengths, self.index.document_indices):
-            digest.update(array.view(np.uint8).data)
-        return digest.hexdigest()
 
     @functools.cached_property
     def documents_are_sequences(self) -> bool:
@@ -301,6 +312,9 @@ class IndexedDataset:
         Args:
             path_prefix: URI without `.idx` and `.bin`.
             storage_options: fsspec options for this URI.
+
+        Returns:
+            True if it can be opened by this name; neither file is read.
         """
         prefix = os.fspath(path_prefix)
         if object_exists(get_idx_path(prefix), storage_options):
@@ -313,11 +327,6 @@ class IndexedDataset:
             raise IndexError(f"{self.path_prefix}: sequence {sequence}, it has {count}")
         return sequence % count
 
-    def _outside(self, sequence: int, first: int, count: int) -> ValueError:
-        length = self.index.sequence_lengths[sequence]
-        span = f"{count} tokens from {first} of sequence {sequence}"
-        return ValueError(f"{self.path_prefix}: {span}, which has {length}")
-
     def _arrays(self, views: list[memoryview]) -> list[NDArray[Any]]:
         return [np.frombuffer(view, self._stored) for view in views]
 
@@ -325,21 +334,15 @@ class IndexedDataset:
         start, stop, step = wanted.indices(len(self))
         if step != 1:
             raise ValueError(f"{self.path_prefix}: slice with step {step}, needed a contiguous one")
-        stop = max(start, stop)
-        sequences = self._read_run(start, stop)
+        sequences = []
+        if start < stop:
+            # One range for all: much cheaper than a range for each, and the arrays share one buffer.
+            ends = np.cumsum(self.index.sequence_lengths[start:stop], dtype=np.int64)
+            first = self.index.sequence_pointers.item(start)
+            views = self.bin_reader.read([(first, first + ends.item(-1) * self._stored.itemsize)])
+            sequences = np.split(self._arrays(views)[0], ends[:-1])
         modes = self.index.sequence_modes
-        return sequences if modes is None else (sequences, modes[start:stop])
-
-    def _read_run(self, start: int, stop: int) -> list[NDArray[Any]]:
-        # One range for all: much cheaper than a range for each, and the arrays share one buffer.
-        if start == stop:
-            return []
-        ends = np.cumsum(self.index.sequence_lengths[start:stop], dtype=np.int64)
-        first_byte = self.index.sequence_pointers.item(start)
-        [tokens] = self._arrays(
-            self.bin_reader.read([(first_byte, first_byte + ends.item(-1) * self._stored.itemsize)])
-        )
-        return np.split(tokens, ends[:-1])
+        return sequences if modes is None else (sequences, modes[start : max(start, stop)])
 
 
 def read_spans(

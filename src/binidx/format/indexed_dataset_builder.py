@@ -1,7 +1,7 @@
 """Builder of a `.bin`/`.idx` pair from sequences and documents, in a constant amount of memory.
 
     tokens ──────────────► .bin      (invisible until finalize; compressed if its name ends in .bin.zst)
-    lengths, modes, bounds ─► .idx      `index_writer`
+    lengths, modes, bounds ─► .idx      `idx_blocks`
 
 Both files are written completely and invisibly before anything that exists is touched. Then the old `.idx` is removed,
 and an old `.bin.zst` or `.bin.xxh3`; the `.bin` appears, its checksums if requested, and the new `.idx`. New tokens are
@@ -15,7 +15,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import ConfigError, FormatError
 from binidx.format.bin_file import BinWriter, strip_bin_suffix
-from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx import DType, get_idx_path, little_endian
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.pair import open_pair
 from binidx.storage.open import stream
 from binidx.storage.writing.publish import create_object
@@ -57,7 +56,12 @@ def as_tokens(tokens: Any, dtype: DTypeLike, subject: str) -> NDArray[Any]:
 def _check_values(found: NDArray[Any], needed: np.dtype[Any], subject: str) -> None:
     if found.dtype.kind not in "iuf":
         raise FormatError(f"{subject}: tokens of type {found.dtype}, needed numbers of at most 64 bits")
-    low, high = _limits(found.dtype, needed)
+    # The smallest and the largest value of the found type that the needed type holds exactly.
+    if needed.kind != "f":
+        low, high = np.iinfo(needed).min, np.iinfo(needed).max
+    else:  # a float skips integers above 2 ** (nmant + 1)
+        high = np.finfo(needed).max if found.dtype.kind == "f" else 2 ** (np.finfo(needed).nmant + 1)
+        low = -high
     unfit = (found < low) | (found > high)
     if needed.kind != "f" and found.dtype.kind == "f":
         wide = found.astype(np.float64)  # where high + 1 is exact; high itself rounds up to it in int64's case
@@ -65,16 +69,6 @@ def _check_values(found: NDArray[Any], needed: np.dtype[Any], subject: str) -> N
     if unfit.any():
         first = int(unfit.argmax())
         raise FormatError(f"{subject}: token {found[first]} at position {first}, {needed.name} holds {low} to {high}")
-
-
-def _limits(found: np.dtype[Any], needed: np.dtype[Any]) -> tuple[Any, Any]:
-    """Return the smallest and the largest value of type `found` that type `needed` holds exactly."""
-    if needed.kind != "f":
-        return np.iinfo(needed).min, np.iinfo(needed).max
-    if found.kind == "f":
-        return -np.finfo(needed).max, np.finfo(needed).max
-    exact = 2 ** (np.finfo(needed).nmant + 1)  # a float skips integers above this
-    return -exact, exact
 
 
 MAX_LENGTH = 2**31 - 1
@@ -175,7 +169,7 @@ class IndexedDatasetBuilder:
 
         Raises:
             FormatError: it has another dtype, lacks modes that this dataset has, or is damaged; nothing was written.
-            ObjectChangedError: it was replaced repeatedly while it was opened; nothing was written.
+            ObjectChangedError: it was replaced while it was opened; nothing was written.
 
         Source: Megatron Core, which copies these bytes, too, and so shifts all that is added later.
         """
@@ -187,7 +181,11 @@ class IndexedDatasetBuilder:
         with self._closed_on_failure():
             for block in stream(pair.bin_reader, pair.index.num_bytes):
                 self._bin.write(block)
-            self._extend(pair.index)
+            before, index = len(self._columns.lengths), pair.index
+            self._columns.lengths.extend(index.sequence_lengths)
+            if index.sequence_modes is not None:
+                self._columns.modes.extend(index.sequence_modes)
+            self._columns.add_bounds(index.document_indices[1:], plus=before)
 
     def finalize(self, idx_path: str | os.PathLike[str]) -> None:
         """Publish the `.bin`, then the `.idx`; the old `.idx` of this name, and the one beside the `.bin`, are removed.
@@ -221,14 +219,16 @@ class IndexedDatasetBuilder:
     def __enter__(self) -> IndexedDatasetBuilder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def _append(self, tokens: NDArray[Any], lengths: Sequence[int], modes: Sequence[int] | None) -> None:
         self._check_open()
-        self._check_lengths(len(tokens), lengths)
+        total = sum(map(int, lengths))
+        if total != len(tokens):
+            raise FormatError(f"{self.bin_path}: lengths add up to {total}, the document has {len(tokens)} tokens")
+        if len(lengths) and (min(lengths) < 0 or max(lengths) > MAX_LENGTH):
+            raise FormatError(f"{self.bin_path}: lengths {min(lengths)} to {max(lengths)}, needed 0 to {MAX_LENGTH}")
         if modes is not None:
             self._check_modes(lengths, modes)
         with self._closed_on_failure():
@@ -236,13 +236,6 @@ class IndexedDatasetBuilder:
             self._columns.lengths.extend(lengths)
             if self.multimodal:
                 self._columns.modes.extend([0] * len(lengths) if modes is None else modes)
-
-    def _extend(self, index: SequenceIndex) -> None:
-        before = len(self._columns.lengths)
-        self._columns.lengths.extend(index.sequence_lengths)
-        if index.sequence_modes is not None:
-            self._columns.modes.extend(index.sequence_modes)
-        self._columns.add_bounds(index.document_indices[1:], plus=before)
 
     @contextlib.contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
@@ -266,13 +259,6 @@ class IndexedDatasetBuilder:
                 f"{self.bin_path}: the builder belongs to process {self._pid}, a fork cannot add to it; "
                 f"build one dataset in each and merge them with add_index()"
             )
-
-    def _check_lengths(self, num_tokens: int, lengths: Sequence[int]) -> None:
-        total = sum(map(int, lengths))
-        if total != num_tokens:
-            raise FormatError(f"{self.bin_path}: lengths add up to {total}, the document has {num_tokens} tokens")
-        if len(lengths) and (min(lengths) < 0 or max(lengths) > MAX_LENGTH):
-            raise FormatError(f"{self.bin_path}: lengths {min(lengths)} to {max(lengths)}, needed 0 to {MAX_LENGTH}")
 
     def _check_modes(self, lengths: Sequence[int], modes: Sequence[int]) -> None:
         if len(modes) != len(lengths):

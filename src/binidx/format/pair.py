@@ -1,7 +1,7 @@
 """Open both files of a dataset so that they belong together.
 
     identity of .idx ──► read .idx  ─┐
-                         open .bin  ─┴──► identity of .idx again: unchanged? a pair; else once more
+                         open .bin  ─┴──► identity of .idx again: unchanged? a pair; else an error
 
 A writer removes the .idx first and publishes the new one last (`indexed_dataset_builder`, `corpus.convert`). If the
 .idx is the same before and after the .bin was opened, the .bin belongs to it, as no writer was at work in between. For
@@ -15,16 +15,15 @@ that may exist instead of the .bin or beside it (`bin_file`); for local files tw
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.format.bin_file import open_bin, open_listed_bin
+from binidx.format.bin_file import Options, open_bin
 from binidx.format.idx import SequenceIndex, get_idx_path, parse_index
 from binidx.format.prefix_listing import ListedPair, list_pairs
-from binidx.format.virtual import concatenate_indices, read_parts
+from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object, read_whole
@@ -33,13 +32,8 @@ from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
-Options = Mapping[str, Any] | None
-Identity = Mapping[str, Any]
-CheckedIdentities = Callable[[], Sequence[Identity]]
+CheckedIdentities = Callable[[], Sequence[Mapping[str, Any]]]
 WaitCheck = Callable[[], None]
-ATTEMPTS = 5
-PAUSE_SECONDS = 0.05
-"""Pause after the first attempt, doubled each time: 0.75 s in all, more than a writer takes between its files."""
 
 
 class ResolvedPrefix(str):
@@ -105,121 +99,85 @@ def open_pair(
     Raises:
         ObjectNotFoundError: one of the two files is missing.
         FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
-        ObjectChangedError: the dataset was replaced repeatedly while it was opened.
+        ObjectChangedError: the dataset was replaced while it was opened.
     """
+    opening = _Opening(multimodal, mmap, cache, storage_options)
     try:
-        return _open_alone(ResolvedPrefix.of(path_prefix), multimodal, mmap, cache, storage_options)
+        return opening.open_alone(ResolvedPrefix.of(path_prefix))
     except ObjectNotFoundError:
-        virtual = _open_virtual(path_prefix, multimodal, mmap, cache, storage_options)
-        if virtual is None:
+        parts = read_parts(path_prefix, storage_options)
+        if parts is None:
             raise
-        return virtual
+        return opening.open_parts(parts)
 
 
-def _open_alone(
-    path_prefix: ResolvedPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
-) -> Pair:
-    """Open the pair of files under a prefix."""
-    if path_prefix.listed and (pair := _open_listed(path_prefix, path_prefix.listed, multimodal, cache, options)):
-        return pair
-    uri = get_idx_path(path_prefix)
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
-        try:
-            pair = _open_once(path_prefix, multimodal, mmap, cache, options)
-        except ObjectNotFoundError:
-            # At the first attempt the file is missing; later a writer is between its two files.
-            if not attempt:
-                raise
-            continue
-        if pair is not None:
+@dataclass(frozen=True)
+class _Opening:
+    """Arguments of `open_pair`."""
+
+    multimodal: bool
+    mmap: bool
+    cache: bool | None
+    options: Options
+
+    def open_parts(self, parts: VirtualParts) -> Pair:
+        """Open the parts of a virtual merge as one pair."""
+        listed = list_pairs(parts.prefixes, self.options)
+        pairs = OPENS.map(lambda each: self.open_alone(ResolvedPrefix(each, listed.get(each))), parts.prefixes)
+        parts.check([pair.identities for pair in pairs])
+        index = concatenate_indices([pair.index for pair in pairs], parts)
+        sizes = [pair.index.num_bytes for pair in pairs]
+        bin_reader = JoinedReader(parts.uri, [pair.bin_reader for pair in pairs], sizes)
+        marks = {"parts": parts.digest}
+        return Pair(index, bin_reader, {"idx": marks, "bin": {"size": bin_reader.size, **marks}})
+
+    def open_alone(self, path_prefix: ResolvedPrefix) -> Pair:
+        """Open the pair of files under a prefix."""
+        if path_prefix.listed and (pair := self._open_listed(path_prefix, path_prefix.listed)):
             return pair
-    raise ObjectChangedError(
-        f"{uri}: replaced while it was opened, {ATTEMPTS} times; open it when its writer has finished"
-    )
+        uri, local = get_idx_path(path_prefix), local_path(path_prefix) is not None
+        # Of a local path its own stat, not the reader's: the inode tells files apart whose times are equal.
+        before = _current_identity(uri, self.options) if local else None
+        idx_reader = open_object(uri, storage_options=self.options, mmap=self.mmap, cache="disk")
+        before = before or dict(idx_reader.identity)
 
-
-def _open_virtual(path_prefix: str, multimodal: bool, mmap: bool, cache: bool | None, options: Options) -> Pair | None:
-    """Open the parts listed under a prefix as one pair; None if there is no list."""
-    parts = read_parts(path_prefix, options)
-    if parts is None:
-        return None
-    found = list_pairs(parts.prefixes, options)
-
-    def open_part(prefix: str) -> Pair:
-        known = ResolvedPrefix(prefix, found.get(prefix))
-        return _open_alone(known, multimodal, mmap, cache, options)
-
-    pairs = OPENS.map(open_part, parts.prefixes)
-    parts.check([pair.identities for pair in pairs])
-    index = concatenate_indices([pair.index for pair in pairs], parts)
-    bin_reader = JoinedReader(parts.uri, [pair.bin_reader for pair in pairs], [pair.index.num_bytes for pair in pairs])
-    marks = {"parts": parts.digest}
-    return Pair(index, bin_reader, {"idx": marks, "bin": {"size": bin_reader.size, **marks}})
-
-
-def _open_listed(
-    path_prefix: ResolvedPrefix, found: ListedPair, multimodal: bool, cache: bool | None, options: Options
-) -> Pair | None:
-    """Open a listed pair; None if it was replaced since or is not valid, so that it must be opened alone."""
-    uri = get_idx_path(path_prefix)
-    try:
-        data = found.index
-        if data is None:
-            idx_reader = open_object(uri, storage_options=options, cache="disk", found=found.idx)
+        def read_index() -> SequenceIndex:
             data, trusted = _read_index(idx_reader, path_prefix.checked)
-        else:
-            trusted = False
-        bin_reader = open_listed_bin(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
-        index = parse_index(data, uri=uri, multimodal=multimodal, trusted=trusted)
-        _check_bin_size(bin_reader.uri, bin_reader.size, index)
-    except (FormatError, StorageError):
-        found.index = None
-        return None
-    found.index = data
-    return Pair(index, bin_reader, {"idx": found.identity, "bin": dict(bin_reader.identity)})
+            return parse_index(data, uri=idx_reader.uri, multimodal=self.multimodal, trusted=trusted)
+
+        def open_tokens() -> RangeReader:
+            return open_bin(path_prefix, storage_options=self.options, mmap=self.mmap, cache=self.cache)
+
+        try:
+            index, bin_reader = (read_index(), open_tokens()) if local else run_both(read_index, open_tokens)
+            return _join(index, bin_reader, dict(idx_reader.identity))
+        finally:
+            # If the .idx was replaced meanwhile, neither result nor error is valid.
+            if _current_identity(uri, self.options) != before:
+                raise ObjectChangedError(f"{uri}: replaced while it was opened; open it when its writer has finished")
+
+    def _open_listed(self, path_prefix: ResolvedPrefix, found: ListedPair) -> Pair | None:
+        """Open a listed pair; None if it was replaced since or is not valid, so that it must be opened alone."""
+        uri, data, trusted = get_idx_path(path_prefix), found.index, False
+        try:
+            if data is None:
+                idx_reader = open_object(uri, storage_options=self.options, cache="disk", found=found.idx)
+                data, trusted = _read_index(idx_reader, path_prefix.checked)
+            bin_reader = open_bin(path_prefix, listed=found, storage_options=self.options, cache=self.cache)
+            index = parse_index(data, uri=uri, multimodal=self.multimodal, trusted=trusted)
+            pair = _join(index, bin_reader, found.identity)
+        except (FormatError, StorageError):
+            found.index = None
+            return None
+        found.index = data
+        return pair
 
 
-def _open_once(
-    path_prefix: ResolvedPrefix, multimodal: bool, mmap: bool, cache: bool | None, options: Options
-) -> Pair | None:
-    """Open both files; None if the .idx was replaced meanwhile, so that neither result nor error is valid."""
-    uri = get_idx_path(path_prefix)
-    # Of a local path its own stat, not the reader's: the inode tells files apart whose times are equal.
-    before = None if local_path(uri) is None else _current_identity(uri, options)
-    idx_reader = open_object(uri, storage_options=options, mmap=mmap, cache="disk")
-    before = before or dict(idx_reader.identity)
-    try:
-        pair = _read_both(path_prefix, idx_reader, multimodal, mmap, cache, options)
-    except (FormatError, StorageError):
-        if _current_identity(uri, options) == before:
-            raise
-        return None
-    return pair if _current_identity(uri, options) == before else None
-
-
-def _read_both(
-    path_prefix: ResolvedPrefix,
-    idx_reader: RangeReader,
-    multimodal: bool,
-    mmap: bool,
-    cache: bool | None,
-    options: Options,
-) -> Pair:
-    def read_index() -> SequenceIndex:
-        data, trusted = _read_index(idx_reader, path_prefix.checked)
-        return parse_index(data, uri=idx_reader.uri, multimodal=multimodal, trusted=trusted)
-
-    def open_tokens() -> RangeReader:
-        return open_bin(path_prefix, storage_options=options, mmap=mmap, cache=cache)
-
-    if local_path(path_prefix) is None:
-        index, bin_reader = run_both(read_index, open_tokens)
-    else:
-        index, bin_reader = read_index(), open_tokens()
-    _check_bin_size(bin_reader.uri, bin_reader.size, index)
-    return Pair(index, bin_reader, {"idx": dict(idx_reader.identity), "bin": dict(bin_reader.identity)})
+def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str, Any]) -> Pair:
+    if bin_reader.size < index.num_bytes:
+        needed = f"its .idx needs {index.num_bytes} ({index.num_tokens} tokens of {index.dtype.__name__})"
+        raise FormatError(f"{bin_reader.uri}: {bin_reader.size} bytes, {needed}")
+    return Pair(index, bin_reader, {"idx": idx_identity, "bin": dict(bin_reader.identity)})
 
 
 def _read_index(idx_reader: RangeReader, checked: CheckedIdentities) -> tuple[memoryview, bool]:
@@ -238,9 +196,3 @@ def _current_identity(uri: str, options: Options) -> Any:
     except (ObjectNotFoundError, FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _check_bin_size(uri: str, size: int, index: SequenceIndex) -> None:
-    if size < index.num_bytes:
-        needed = f"its .idx needs {index.num_bytes} ({index.num_tokens} tokens of {index.dtype.__name__})"
-        raise FormatError(f"{uri}: {size} bytes, {needed}")

@@ -10,7 +10,6 @@ array costs a request, so callers read many rows at a time.
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -21,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from binidx.errors import FormatError
 from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_idx_counts
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.requests.metadata import Found
 from binidx.storage.settings import OURS
@@ -97,11 +96,6 @@ class RangedArray:
         found.column, found.shape = column, self.shape[:1]
         return found
 
-    def range_of(self, row: int) -> Range:
-        """Return the range of bytes of a row in the object."""
-        first = self.offset + row * self.row_bytes
-        return first, first + self.row_bytes
-
     def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
         """Return the rows of several slices, start to before stop, one after the other.
 
@@ -133,10 +127,8 @@ class RangedArray:
         low, high = np.zeros(count, np.int64), np.full(count, len(self), np.int64)
         least, most = self[[0, len(self) - 1]].tolist()
         below, above = np.full(count, least, np.int64), np.full(count, most, np.int64)
-        for turn in itertools.count():
-            left = np.flatnonzero(low < high)
-            if not len(left):
-                return low
+        turn = 0
+        while len(left := np.flatnonzero(low < high)):
             part = (values[left] - below[left]) / np.maximum(above[left] - below[left], 1) if turn % 3 < 2 else 0.5
             guess = low[left] + (np.clip(part, 0, 1) * (high[left] - low[left])).astype(np.int64)
             starts = np.unique(np.minimum(guess, high[left] - 1) // size) * size
@@ -150,7 +142,8 @@ class RangedArray:
             high[left] = np.minimum(high[left], places[after + 1])
             below[left] = np.maximum(below[left], found[after])
             above[left] = np.minimum(above[left], found[after + 1])
-        raise AssertionError("a block in the middle always lies between the known elements")
+            turn += 1
+        return low
 
 
 @dataclass(frozen=True)
@@ -182,15 +175,33 @@ def open_index_in_ranges(
     """
     uri, count = get_idx_path(path_prefix), checked.num_sequences
     reader = open_cached_in_blocks(uri, storage_options, found=checked.found)
+    index = parse_index_in_ranges(reader, uri, count, documents_are_sequences=checked.documents_are_sequences)
+    return index, dict(reader.identity)
+
+
+def parse_index_in_ranges(
+    reader: RangeReader, uri: str, count: int | None = None, *, documents_are_sequences: bool = False
+) -> SequenceIndex:
+    """Return an `.idx` whose arrays are read by ranges; only the header and the counts are checked.
+
+    Args:
+        uri: name of the file, for errors.
+        count: number of sequences that the header must have, if it is known; that saves a round trip.
+
+    Raises:
+        FormatError: the header breaks a rule, or has another number of sequences.
+    """
+    stored, header_bytes = stored_reader(reader), (0, min(HEADER.size, reader.size))
+    if count is None:
+        count = parse_idx_counts(stored.read([header_bytes])[0], reader.size, uri=uri)[1]
     lengths: Any = RangedArray(reader, HEADER.size, "<i4", (count,))
     pointers: Any = RangedArray(reader, HEADER.size + 4 * count, "<i8", (count,))
-    last = [each.range_of(count - 1) for each in (lengths, pointers)] if count else []
-    header, *ends = stored_reader(reader).read([(0, HEADER.size), *last])
+    ends = HEADER.size + 4 * count, HEADER.size + 12 * count
+    header, *last = stored.read([header_bytes, (ends[0] - 4, ends[0]), (ends[1] - 8, ends[1])][: 3 if count else 1])
     dtype, num_sequences, num_bounds, _ = parse_idx_counts(header, reader.size, uri=uri)
     if num_sequences != count:
         raise FormatError(f"{uri}: {num_sequences} sequences, needed {count}")
-    bounds: Any = RangedArray(reader, HEADER.size + 12 * count, "<i8", (num_bounds,))
-    length, pointer = (int.from_bytes(end, "little") for end in ends) if ends else (0, 0)
+    bounds: Any = RangedArray(reader, ends[1], "<i8", (num_bounds,))
+    length, pointer = (int.from_bytes(each, "little", signed=True) for each in last) if last else (0, 0)
     num_tokens = pointer // np.dtype(dtype).itemsize + length
-    index = SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, checked.documents_are_sequences)
-    return index, dict(reader.identity)
+    return SequenceIndex(dtype, lengths, pointers, bounds, None, num_tokens, documents_are_sequences)

@@ -39,7 +39,6 @@ from binidx.storage.stores.identity import same_identity
 from binidx.storage.writing.publish import join_uri
 
 SUFFIX = ".parts.json"
-FORMAT, VERSION = "binidx-parts", 1
 Identity = Mapping[str, Any]
 
 
@@ -71,11 +70,8 @@ class PartsFile:
             raise FormatError("parts: found none, needs at least one")
 
 
-PARTS_FILE = JsonFile(
-    PartsFile,
-    {"format": FORMAT, "version": VERSION},
-    hint=f"needed {FORMAT} {VERSION}, as binidx merge --virtual writes it",
-)
+TAGS = {"format": "binidx-parts", "version": 1}
+PARTS_FILE = JsonFile(PartsFile, TAGS, hint="needed binidx-parts 1, as binidx merge --virtual writes it")
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def get_parts_path(path_prefix: str) -> str:
 
 def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
     """Return the bytes of the file."""
-    whole = {**PARTS_FILE.tags, **asdict(PartsFile(dtype, list(parts)))}
+    whole = {**TAGS, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 

@@ -153,15 +153,10 @@ def build_sample_index(
         num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial
     )
     rows: NDArray[Any] = np.empty((num_samples + 1, 2), row_dtype(len(document_index)))
-    sample_index.sample_index(
-        sequence_lengths,
-        document_index,
-        sequence_length,
-        num_tokens,
-        rows,
-        add_extra_token=add_extra_token,
-        threads=threads,
+    samples = sample_index.SampleArrays(
+        sequence_lengths, document_index, sequence_length, num_tokens, num_samples, add_extra_token=add_extra_token
     )
+    sample_index.fill_sample_rows(samples, rows, threads)
     return rows
 
 

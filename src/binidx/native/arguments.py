@@ -14,16 +14,10 @@ from numpy.typing import DTypeLike, NDArray
 from binidx._native import ffi, lib
 
 # By dtype and not by its name: numpy takes 6 us to spell one.
-C_ITEMS = {
-    np.dtype(np.float32): "float[]",
-    np.dtype(np.float64): "double[]",
-    np.dtype(np.int16): "int16_t[]",
-    np.dtype(np.int32): "int32_t[]",
-    np.dtype(np.int64): "int64_t[]",
-    np.dtype(np.uint32): "uint32_t[]",
-    np.dtype(np.uint64): "uint64_t[]",
-    np.dtype(np.uint8): "uint8_t[]",
+C_ITEMS: dict[np.dtype[Any], str] = {
+    np.dtype(name): f"{name}_t[]" for name in ("int16", "int32", "int64", "uint8", "uint32", "uint64")
 }
+C_ITEMS |= {np.dtype(np.float32): "float[]", np.dtype(np.float64): "double[]"}
 
 MAX_COUNT = 2**53
 """Exclusive limit of counts: sums of two fit int64, and each is exact as a double."""
@@ -74,12 +68,7 @@ class Level(IntEnum):
 LEVEL = Level(lib.binidx_cpu_level())
 """Best level of this machine."""
 
-LEVELS = {
-    Level.PORTABLE: (Level.PORTABLE,),
-    Level.AVX2: (Level.PORTABLE, Level.AVX2),
-    Level.AVX512: (Level.PORTABLE, Level.AVX2, Level.AVX512),
-    Level.NEON: (Level.PORTABLE, Level.NEON),
-}[LEVEL]
+LEVELS = (Level.PORTABLE, LEVEL) if LEVEL is Level.NEON else tuple(each for each in Level if each <= LEVEL)
 """Levels that this machine can run."""
 
 

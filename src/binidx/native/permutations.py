@@ -12,14 +12,8 @@ from numpy.typing import NDArray
 
 from binidx._native import ffi, lib
 from binidx.native.arguments import LEVEL, count, items, runnable
-from binidx.native.arguments import count as checked_count
 
-SHUFFLES = {
-    1: lib.binidx_shuffle_1,
-    2: lib.binidx_shuffle_2,
-    4: lib.binidx_shuffle_4,
-    8: lib.binidx_shuffle_8,
-}
+SHUFFLES = {size: getattr(lib, f"binidx_shuffle_{size}") for size in (1, 2, 4, 8)}
 """Bytes of an item -> shuffle of such items."""
 
 
@@ -57,18 +51,6 @@ class RandomState:
             raise TypeError(f"shuffle: strides {array.strides}, needs a contiguous array")
         shuffle = SHUFFLES[array.itemsize]
         shuffle(self._rng, ffi.from_buffer(array, require_writable=True), len(array))
-
-    def shuffle_targets(self, first: int, count: int) -> NDArray[np.int64]:
-        """Draw the swap targets of steps first, first - 1, ... of a shuffle, shape (count,), without the array.
-
-        A shuffle of n items has the steps from n - 1 down to 1, so tests can check orders that exceed the memory.
-        """
-        first, count = checked_count("first", first), checked_count("count", count)
-        if count > first:
-            raise ValueError(f"count: {count}, needs at most {first}: the last step is 1")
-        targets = np.empty(count, np.int64)
-        lib.binidx_shuffle_targets(self._rng, first, count, items(targets, np.int64, write=True))
-        return targets
 
 
 def torch_randperm(n: int, seed: int) -> NDArray[np.int64]:

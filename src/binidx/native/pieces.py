@@ -26,7 +26,7 @@ class Mapped:
     def __init__(self, content: memoryview, *, disk: bool) -> None:
         self.owner = ffi.from_buffer(content)
         self.template = ffi.new(MAPPING)
-        self.template.base, self.template.size = _address(self.owner), len(content)
+        self.template.base, self.template.size = int(ffi.cast("intptr_t", self.owner)), len(content)
         self.template.page_bytes = PAGESIZE if disk else 0
 
     def read_ahead(self, ranges: NDArray[np.int64]) -> None:
@@ -39,13 +39,6 @@ class Mapped:
         about = ffi.new(MAPPING, self.template[0])
         about.ask_ahead = ask_ahead
         return about
-
-
-def _address(owner: Any) -> int:
-    return int(ffi.cast("intptr_t", owner))
-
-
-BLOCKS = ffi.typeof("binidx_blocks *")
 
 
 class PlacedBlocks:
@@ -78,7 +71,7 @@ class PlacedBlocks:
         ):
             raise ValueError(f"{len(good)} chunks, {len(addresses)} and {len(used)} blocks for {size} bytes")
         self._keep = [items(good, np.uint8), items(addresses, np.int64), items(used, np.int64, write=True)]
-        self._blocks = ffi.new(BLOCKS)  # borrows the arrays, which `_keep` holds
+        self._blocks = ffi.new("binidx_blocks *")  # borrows the arrays, which `_keep` holds
         self._blocks.good, self._blocks.addresses, self._blocks.used = self._keep
         self._blocks.size, self._blocks.chunk_bytes, self._blocks.block_bytes = size, chunk_bytes, block_bytes
         self._template = ffi.new(MAPPING)

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,20 @@ from binidx.native.arguments import count, items, pointer
 from binidx.native.permutations import RandomState
 
 WINDOW = 2**18
-"""Documents of one window of a sample index that threads build: their lengths, 1 MiB, stay in a core's cache."""
+"""Documents of one window of a sample index that threads build; their lengths take 1 MiB."""
 
 
 class SampleArrays:
-    """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments.
+    """C's `binidx_samples` over arrays that it keeps alive.
 
-    Errors name documents as `subject`, numbered from `first`.
+    Args:
+        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
+        document_index: sequences in reading order, shape (num_documents,).
+        sequence_length: tokens from one start to the next.
+        num_tokens: of all documents in document_index.
+        num_samples: samples of the index.
+        add_extra_token: a sample holds the first token of the next one too.
+        subject, first: name of document_index in errors, and number of its first document.
     """
 
     def __init__(
@@ -78,44 +84,8 @@ def check_rows(rows: NDArray[Any], num_samples: int) -> None:
         raise ValueError(f"rows: {len(rows)}, needs {num_samples + 1}")
 
 
-def sample_index(
-    sequence_lengths: NDArray[np.int32],
-    document_index: NDArray[np.int32],
-    sequence_length: int,
-    num_tokens: int,
-    rows: NDArray[Any],
-    *,
-    add_extra_token: bool,
-    threads: int = 1,
-) -> None:
-    """Fill `rows` with the start of each sample, see `index.document_sample`.
-
-    Args:
-        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
-        document_index: sequences in reading order, shape (num_documents,).
-        sequence_length: tokens from one start to the next.
-        num_tokens: of all documents in document_index.
-        rows: int32 or int64, shape (num_samples + 1, 2).
-        add_extra_token: a sample holds the first token of the next one too.
-        threads: windows of documents that are processed at once; each takes 1 MiB.
-
-    Raises:
-        IndexBuildError: a document number or length is out of range, or the lengths have another sum.
-    """
-    check_rows(rows, len(rows) - 1)
-    samples = SampleArrays(
-        sequence_lengths,
-        document_index,
-        sequence_length,
-        num_tokens,
-        len(rows) - 1,
-        add_extra_token=add_extra_token,
-    )
-    fill_sample_rows(samples, rows, threads)
-
-
 def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
-    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `sample_index`.
+    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `fill_sample_rows`.
 
     `first` is the number of documents[0] in error messages.
     """
@@ -124,7 +94,15 @@ def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32],
 
 
 def fill_sample_rows(samples: SampleArrays, rows: NDArray[Any], threads: int = 1) -> None:
-    """Fill all rows; their number must be that of `samples`."""
+    """Fill `rows` with the start of each sample, see `index.document_sample`.
+
+    Args:
+        rows: int32 or int64, shape (num_samples + 1, 2).
+        threads: windows of documents whose lengths are gathered at once; each takes 2 MiB.
+
+    Raises:
+        IndexBuildError: a document number or length is out of range, or the lengths have another sum.
+    """
     check_rows(rows, samples.c.num_samples)
     if count("threads", threads, 1) > 1 and len(samples.documents) > WINDOW:
         _fill_in_parts(samples, rows, threads)
@@ -135,41 +113,22 @@ def fill_sample_rows(samples: SampleArrays, rows: NDArray[Any], threads: int = 1
 
 
 def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> None:
-    """Gather the lengths of each window, wait for the number of tokens before it, write its rows.
-
-    Windows start in order, so a running thread computes each awaited sum: no deadlock, and the first error in the order
-    of the documents is raised.
-    """
+    """Gather the lengths of windows in threads; write their rows in order, so that the first error is raised."""
     put = lib.binidx_sample_rows_4 if rows.itemsize == 4 else lib.binidx_sample_rows_8
-    out, own = items(rows, rows.dtype, 2, write=True), threading.local()
+    out, token, firsts = items(rows, rows.dtype, 2, write=True), 0, range(0, len(samples.documents), WINDOW)
 
-    def start() -> None:
-        own.scratch = np.empty(WINDOW, np.int32)
+    def gather(first: int) -> tuple[NDArray[np.int32], int]:
+        lengths = np.empty(min(WINDOW, len(samples.documents) - first), np.int32)
+        return lengths, _gather(samples, first, len(lengths), items(lengths, np.int32, write=True))
 
-    def work(first: int, before: Future[int], after: Future[int]) -> None:
-        size, lengths = min(WINDOW, len(samples.documents) - first), items(own.scratch, np.int32, write=True)
-        tokens = _pass_on(after, before, lambda: _gather(samples, first, size, lengths))
-        put(samples.c, lengths, first, size, before.result(), tokens, out)
-
-    ends: list[Future[int]] = [Future()]
-    ends[0].set_result(0)
-    with ThreadPoolExecutor(threads, initializer=start) as pool:
-        for first in range(0, max(len(samples.documents), 1), WINDOW):
-            ends.append(Future())
-            pool.submit(work, first, *ends[-2:])
-    put_end(samples, rows, ends[-1].result())
-
-
-def _pass_on(after: Future[int], before: Future[int], gather: Callable[[], int]) -> int:
-    """Return the tokens that `gather` counts; set `after` to their sum with `before`, or to the error."""
-    try:
-        tokens = gather()
-        total = before.result() + tokens
-    except BaseException as error:
-        after.set_exception(before.exception() or error)
-        raise
-    after.set_result(total)
-    return tokens
+    with ThreadPoolExecutor(threads) as pool:
+        pending = deque(pool.submit(gather, first) for first in firsts[: 2 * threads])
+        for number, first in enumerate(firsts):
+            lengths, tokens = pending.popleft().result()
+            pending.extend(pool.submit(gather, later) for later in firsts[number + 2 * threads :][:1])
+            put(samples.c, items(lengths, np.int32), first, len(lengths), token, tokens, out)
+            token += tokens
+    put_end(samples, rows, token)
 
 
 def _gather(samples: SampleArrays, first: int, size: int, lengths: Any) -> int:

@@ -26,7 +26,7 @@ from helpers.signed_urls import put_signed, secrets_in, signed, with_user
 from helpers.text_oracle import read_all, read_file
 
 from binidx.errors import AccessError, BinidxError, UnreachableError
-from binidx.jobs.scheduling import TaskFailure
+from binidx.jobs import TaskFailure
 from binidx.prepare.preprocess import tokenize_part
 from binidx.prepare.preprocess.job import plan_parts
 from binidx.prepare.preprocess.tokenize_part import PartTask, run_part
@@ -147,9 +147,9 @@ def test_a_whole_job_writes_and_says_none_of_them(
 ) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from binidx.jobs import engines
+    from binidx import jobs
 
-    monkeypatch.setattr(engines, "LocalExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(jobs, "LocalExecutor", ThreadPoolExecutor)
     caplog.set_level(logging.DEBUG, "binidx")
     rows = [{"text": text} for text in texts(60)]
     bad = write_lines(tmp_path / "bad.jsonl", [*rows, "{", {"text": None}, {"text": f"{EOD} x"}, *rows])

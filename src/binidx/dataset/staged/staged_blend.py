@@ -114,16 +114,15 @@ class StagedBlendedDataset(BlendedDataset):
 
     def _counts(self, stage: Stage) -> NDArray[np.int64]:
         """Return `Stage.count`, cached for large stages."""
-        threads = self.config.num_dataset_builder_threads
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
-            return stage.count(ArrayWriter(), threads)
+            return stage.count(ArrayWriter())
         fields = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
         description = describe(OrderedDict([("class", COUNTS_NAME), *fields.items()]))
         name = f"{digest(description)}-{COUNTS_NAME}-{self.split.name}"
 
         def build(writer: ArrayWriter) -> None:
             with writer.array("counts", (2, len(stage.shares)), np.int64) as counts:
-                counts[:] = stage.count(writer, threads)
+                counts[:] = stage.count(writer)
 
         options = self.config.storage_options
         cache = IndexCache(self.config.path_to_cache, name, options, context=self.build_context)
@@ -132,7 +131,7 @@ class StagedBlendedDataset(BlendedDataset):
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
         for stage, seam in zip(self.stages, self.seams, strict=True):
             position = self._sources.position(stage, seam)
-            with stage.drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
+            with stage.drawn(writer) as (chosen, numbers):
                 for rows in row_blocks(0, stage.num_samples, AT_ONCE):
                     target = slice(seam.sample + rows.start, seam.sample + rows.stop)
                     ids[target], samples[target] = position.rows(chosen[rows], numbers[rows])

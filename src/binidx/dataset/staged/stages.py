@@ -61,17 +61,17 @@ class Stage:
         return normalize(list(self.blend[1] or [1.0]))
 
     @contextlib.contextmanager
-    def drawn(self, writer: ArrayWriter, threads: int = 1) -> Iterator[BlendIndex]:
+    def drawn(self, writer: ArrayWriter) -> Iterator[BlendIndex]:
         """Draw all planned samples: yield the prefix of each, and the number of earlier samples of that prefix."""
         # Megatron normalises in the builder and again in BlendedDataset; both roundings decide ties.
         size = sum(ceil(self.planned * share) for share in self.shares)
         with writer.scratch(size, np.int16) as chosen, writer.scratch(size, np.int64) as numbers:
-            build_blend_index(normalize(self.shares), size, num_threads=threads, out=(chosen, numbers))
+            build_blend_index(normalize(self.shares), size, out=(chosen, numbers))
             yield chosen[: self.planned], numbers[: self.planned]
 
-    def count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
+    def count(self, writer: ArrayWriter) -> NDArray[np.int64]:
         """Return the numbers of planned and of served samples of each prefix, shape (2, num_prefixes)."""
-        with self.drawn(writer, threads) as (chosen, _):
+        with self.drawn(writer) as (chosen, _):
             each = [samples_per_dataset(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
         return np.array(each, np.int64)
 

@@ -22,10 +22,6 @@ MANIFEST = ".manifest.json"
 SIDECARS = (MANIFEST, LINEAGE)
 
 
-def _add_counters(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    return {reason: count for reason, count in (Counter(left) + Counter(right)).items() if count}
-
-
 @dataclass
 class RowCounts:
     """Counts of the rows of a slice, a source or a job.
@@ -48,11 +44,11 @@ class RowCounts:
 
     def drop(self, reasons: Mapping[str, int]) -> None:
         """Count dropped rows, by reason."""
-        self.dropped = _add_counters(self.dropped, reasons)
+        self.dropped = dict(Counter(self.dropped) + Counter(reasons))
 
     def __add__(self, other: RowCounts) -> RowCounts:
         numbers = {name: getattr(self, name) + getattr(other, name) for name in asdict(self) if name != "dropped"}
-        return RowCounts(**numbers, dropped=_add_counters(self.dropped, other.dropped))
+        return RowCounts(**numbers, dropped=dict(Counter(self.dropped) + Counter(other.dropped)))
 
     def check(self, subject: str) -> None:
         """FormatError unless every row is a document or was dropped for a reason."""

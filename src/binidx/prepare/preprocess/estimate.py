@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import Options
 from binidx.format.idx import DType
-from binidx.jobs.engines import available_cores
+from binidx.jobs import available_cores
 from binidx.prepare.preprocess.job import check_eod, choose_part_bytes
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs

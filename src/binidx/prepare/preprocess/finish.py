@@ -39,7 +39,7 @@ from binidx.corpus.merge import merge_tokens, merged_index
 from binidx.corpus.whole_dataset import DatasetTarget, SourceDatasets, WholeDataset
 from binidx.errors import FormatError, ObjectExistsError, redacted
 from binidx.format.bin_file import delete_objects, superseded_objects
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE, MANIFEST, MANIFEST_FILE, RowCounts
 from binidx.json_models import JsonFile
 from binidx.prepare.preprocess.job import Job, JobUris, Part, plan_digest

@@ -25,7 +25,7 @@ import xxhash
 
 from binidx.errors import redacted
 from binidx.format.bin_file import BinWriter
-from binidx.format.index_writer import IndexColumns
+from binidx.format.idx_blocks import IndexColumns
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.prepare.preprocess.job import JobUris, Part
 from binidx.prepare.preprocess.record import TokenCounts

@@ -21,8 +21,7 @@ from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectEx
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.format.source import absolute_uri
-from binidx.jobs.engines import available_cores, open_engine
-from binidx.jobs.scheduling import ATTEMPTS, JobEngine, run_tasks
+from binidx.jobs import ATTEMPTS, JobEngine, available_cores, open_engine, run_tasks
 from binidx.prepare.preprocess.finish import (
     claim_output,
     describe_job_difference,

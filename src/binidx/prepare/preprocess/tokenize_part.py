@@ -38,7 +38,7 @@ from binidx.errors import (
     redacted,
 )
 from binidx.format.sidecars.dataset_manifest import RowCounts
-from binidx.jobs.scheduling import TaskFailure, check_stop
+from binidx.jobs import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job, JobUris, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
 from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, Record

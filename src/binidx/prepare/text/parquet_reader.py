@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import FormatError, MissingDriverError
-from binidx.format.sidecars.arrow_arrays import to_numpy
+from binidx.format.sidecars.lineage import to_numpy
 from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
 from binidx.prepare.text.slices import InputBlock, ReadRequest, check_identity, check_unmodified
 from binidx.storage.adapters import ReadableFile

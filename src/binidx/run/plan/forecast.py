@@ -248,7 +248,7 @@ def source_costs(inventory: RunInventory, num_samples: int, *, nodes: int, at_on
         pieces = pieces_per_sample(length, index.tokens / max(index.documents, 1), add_extra_token=extra)
         reading, epoch_bytes = NOTHING, 0.0
         if is_remote_prefix(summary.prefix):
-            ranges = pieces, (length + extra) * summary.item_bytes / pieces
+            ranges = pieces, (length + extra) * summary.index.dtype_size / pieces
             reading, epoch_bytes = _traffic(
                 run, summary, samples, epoch, ranges, each_read * share, nodes, compressed_bytes
             )

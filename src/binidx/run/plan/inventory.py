@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
@@ -134,7 +135,10 @@ def take_inventory(run: Run) -> RunInventory:
     options = run.config.storage_options
     found = list_pairs(prefixes, options)
     summaries = dict(OPENS.map(lambda prefix: (prefix, read_summary(prefix, options, found.get(prefix))), prefixes))
-    indices = OPENS.map(lambda each: inspect_index(each, summaries[each.prefix], run.config), wanted.indices)
+    bounds = dict(zip(prefixes, OPENS.map(partial(_bounds, wanted), summaries.values()), strict=True))
+    indices = OPENS.map(
+        lambda each: inspect_index(each, summaries[each.prefix], bounds[each.prefix], run.config), wanted.indices
+    )
     blends = OPENS.map(lambda each: _inspect_blend(each, indices, run.config), wanted.blends)
     return RunInventory(run, summaries, indices, blends)
 
@@ -155,10 +159,25 @@ def indices_needed(run: Run) -> RequiredIndices:
     return RequiredIndices([*first.values(), *others], [each for each in rest.blends if each.split is not Split.train])
 
 
-def inspect_index(wanted: RequiredIndex, summary: DatasetSummary, config: GPTDatasetConfig) -> IndexInventory:
-    """Return the state of one index, by its manifest."""
-    documents = split_range(wanted.bookends, summary.num_sequences)
-    begin, end = summary.tokens_before([documents.start, documents.stop], config.storage_options)
+def _bounds(wanted: RequiredIndices, summary: DatasetSummary) -> dict[int, int]:
+    """Return the tokens before the ends of all splits of a prefix, by one read."""
+    splits = [
+        split_range(each.bookends, len(summary.index)) for each in wanted.indices if each.prefix == summary.prefix
+    ]
+    ends = sorted({end for documents in splits for end in (documents.start, documents.stop)})
+    return dict(zip(ends, summary.tokens_before(ends), strict=True))
+
+
+def inspect_index(
+    wanted: RequiredIndex, summary: DatasetSummary, bounds: Mapping[int, int], config: GPTDatasetConfig
+) -> IndexInventory:
+    """Return the state of one index, by its manifest.
+
+    Args:
+        bounds: tokens before its first sequence, and before the one after its last.
+    """
+    documents = split_range(wanted.bookends, len(summary.index))
+    begin, end = bounds[documents.start], bounds[documents.stop]
     fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
     drop = drops_last_partial(wanted.split, config)
     extra, length = config.add_extra_token_to_sequence, config.sequence_length

@@ -14,11 +14,17 @@ from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import FormatError
-from binidx.format import idx_bundle as bundling
-from binidx.format.idx_bundle import IdxBundle, format_bundle, parse_bundle, select_bundled
+from binidx.format import prefix_listing as bundling
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
-from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, list_pairs_with_bundle
+from binidx.format.prefix_listing import (
+    MIN_LISTED_PREFIXES,
+    IdxBundle,
+    format_bundle,
+    list_pairs_with_bundle,
+    parse_bundle,
+    select_bundled,
+)
 from binidx.storage.writing.publish import create_object, object_identity, read_small
 
 

@@ -1,22 +1,31 @@
-"""Stream over an `.idx` from its first sequence to its last, in blocks that are not kept.
+"""An `.idx` read and written in blocks, in a constant amount of memory.
+
+`IndexStream` reads from the first sequence to the last:
 
     lengths()     lengths and pointers, checked against each other ─► blocks of lengths
     bounds()      document bounds, checked                         ─► blocks of bounds
     documents()   bounds with the lengths and modes of their sequences
 
 Memory: some MB for any index; for one document with more than `BLOCK_VALUES` sequences, 5 bytes for each of them.
+
+`IndexColumns` writes; the pointers are a running sum:
+
+    lengths, modes ──┐
+    document bounds ─┴───► spooled columns ─► .idx
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from binidx.format.idx import HEADER, check_bounds, check_last_bound, check_sequences, parse_idx_counts
+from binidx.format.idx import HEADER, check_bounds, check_sequences, format_idx_header, little_endian, parse_idx_counts
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import read_whole
@@ -27,6 +36,12 @@ BLOCK_VALUES = 1 << 18
 
 WHOLE_BYTES = 64 << 10
 """An `.idx` of at most this size (3,000 documents) is read at once."""
+
+SPOOLED_VALUES = 1 << 17
+"""Values of a block of a spooled column."""
+
+MEMORY_BYTES = 1 << 18
+"""Bytes of a spooled column in memory; more of them go to a file in the temporary directory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +121,12 @@ class IndexStream:
 
     def bounds(self) -> Iterator[NDArray[np.int64]]:
         """Yield blocks of document bounds, one more than documents."""
-        last, place = 0, HEADER.size + 12 * self.num_sequences
-        for first, stop in cut((0, self.num_documents + 1), BLOCK_VALUES):
+        last, place, count = 0, HEADER.size + 12 * self.num_sequences, self.num_documents + 1
+        for first, stop in cut((0, count), BLOCK_VALUES):
             (block,) = self._read(("<i8", place), first=first, stop=stop)
-            check_bounds(block, self.num_sequences, self.uri, first=first, lowest=last)
+            check_bounds(block, self.num_sequences, self.uri, first=first, lowest=last, complete=stop == count)
             last = int(block[-1])
             yield block
-        check_last_bound(last, self.num_sequences, self.uri)
 
     def modes(self) -> Iterator[NDArray[np.int8]]:
         """Yield blocks of modes; none in a dataset of text."""
@@ -169,3 +183,112 @@ def batch_by_size(bounds: NDArray[np.int64], most: int) -> Iterator[Range]:
         stop = max(first + 1, min(stop, last))
         yield first, stop
         first = stop
+
+
+class SpooledColumn:
+    """Append-only column of integers. Memory: 256 KiB; then `itemsize` bytes of disk for each value.
+
+    Args:
+        dtype: stored type; appended values must fit it.
+    """
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self.dtype = little_endian(dtype)
+        # A buffer of our own over a raw file: a forked child that exits flushes the buffers of file objects again.
+        self._buffer = bytearray()
+        self._file: Any = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, values: Sequence[int] | NDArray[Any], plus: int = 0) -> None:
+        """Append values, each with `plus` added, in blocks: a mapped array is not copied as a whole.
+
+        Raises:
+            OSError: the disk is full; the number of appended values is then undefined.
+        """
+        for start in range(0, len(values), SPOOLED_VALUES):
+            block = np.asarray(values[start : start + SPOOLED_VALUES], self.dtype)
+            self._buffer += (block + plus if plus else block).tobytes()
+            if len(self._buffer) > MEMORY_BYTES:
+                self._spill()
+        self._count += len(values)
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield all values in arrays of at most `SPOOLED_VALUES`; the column can be extended afterwards."""
+        if self._file is not None:
+            self._spill()
+        size = self.dtype.itemsize
+        for first, stop in cut((0, self._count * size), SPOOLED_VALUES * size):
+            data = os.pread(self._file.fileno(), stop - first, first) if self._file else bytes(self._buffer[first:stop])
+            yield np.frombuffer(data, self.dtype)
+
+    def close(self) -> None:
+        """Free the memory and the file."""
+        self._buffer = bytearray()
+        if self._file is not None:
+            self._file.close()
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115
+        rest = memoryview(self._buffer)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        self._buffer = bytearray()
+
+
+class IndexColumns:
+    """Columns of an `.idx`; values are not checked.
+
+    Args:
+        dtype: type of a token.
+        multimodal: whether each sequence has a mode.
+    """
+
+    def __init__(self, dtype: DTypeLike, multimodal: bool = False) -> None:
+        self.dtype, self.multimodal = dtype, multimodal
+        self.lengths, self.modes, self._bounds = SpooledColumn("i4"), SpooledColumn("i1"), SpooledColumn("i8")
+        self._bounds.extend([0])
+        self._last_bound = 0
+
+    @property
+    def num_open(self) -> int:
+        """Number of sequences after the last document bound."""
+        return len(self.lengths) - self._last_bound
+
+    @property
+    def num_documents(self) -> int:
+        return len(self._bounds) - 1
+
+    def end_document(self) -> None:
+        """Add a bound after the last sequence."""
+        self.add_bounds([len(self.lengths)], plus=0)
+
+    def add_bounds(self, bounds: Sequence[int] | NDArray[np.int64], *, plus: int) -> None:
+        """Add document bounds, each with `plus` added; sequences added later belong to a new document."""
+        if len(bounds):
+            self._bounds.extend(bounds, plus=plus)
+            self._last_bound = int(bounds[-1]) + plus
+
+    def format(self) -> Iterator[bytes]:
+        """Yield the bytes of the `.idx`."""
+        yield format_idx_header(self.dtype, len(self.lengths), len(self._bounds))
+        pointers = _pointers(self.lengths.blocks(), np.dtype(self.dtype).itemsize)
+        for blocks in (self.lengths.blocks(), pointers, self._bounds.blocks(), self.modes.blocks()):
+            yield from (block.tobytes() for block in blocks)
+
+    def close(self) -> None:
+        """Free the memory and the files."""
+        for column in (self.lengths, self.modes, self._bounds):
+            column.close()
+
+
+def _pointers(lengths: Iterator[NDArray[np.int32]], item_bytes: int) -> Iterator[NDArray[Any]]:
+    """Yield the first byte of each sequence, in blocks."""
+    start = 0
+    for block in lengths:
+        ends = np.cumsum(block, dtype=np.int64) + start
+        start = int(ends[-1])
+        yield ((ends - block) * item_bytes).astype("<i8", copy=False)

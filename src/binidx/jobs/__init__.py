@@ -1,1 +1,0 @@
-"""Work in parts, over processes, Ray, Dask or any `concurrent.futures.Executor`."""
