@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -27,14 +26,12 @@ from binidx.dataset.megatron_dataset import MegatronDataset, required
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError, PeerError
-from binidx.format.idx import get_idx_path
 from binidx.format.idx_bundle import IdxBundle
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import ListedPair, list_pairs_with_bundle
 from binidx.index.cache.build_context import BuildContext, OnOutcome, ThreadBudget
 from binidx.index.cache.build_lock import Check
 from binidx.index.cache.index_cache import Access
-from binidx.index.cache.index_files import IndexFiles, start_prefetch
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
@@ -246,24 +243,7 @@ class BlendedMegatronDatasetBuilder:
                 None if bookends is None else self.cls.open_later(required(prefix), bookends, size, split, self.config)
                 for split, bookends, size in zip(Split, matrix, sizes, strict=True)
             ]
-        if prefix is None:
-            return self._build_opened(None, prefix, matrix, sizes, context)
-        fetched = None
-        if self._is_remote([prefix]):
-            fetched = start_prefetch(known_idx_bytes(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
-        known = ResolvedPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
-        context = replace(context, prefetch=fetched)
-        return self._build_opened(known, prefix, matrix, sizes, context)
-
-    def _cached_in(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[IndexFiles]:
-        """Return the cache files of the indices of a prefix, whether or not they exist."""
-        splits = [(split, size) for split, bookends, size in zip(Split, matrix, sizes, strict=True) if bookends]
-        files = [self.cls.cached_in(prefix, size, split, self.config) for split, size in splits]
-        return [each for each in files if each is not None]
-
-    def _build_opened(
-        self, known: ResolvedPrefix | None, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
-    ) -> list[MegatronDataset | None]:
+        known = None if prefix is None else ResolvedPrefix(prefix, listed, context.checks)
         low_level = self.cls.build_low_level_dataset(known, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # The class that defines the constructor decides: a user's subclass with its own gets an array.
@@ -297,14 +277,6 @@ class BlendedMegatronDatasetBuilder:
         lengths = OPENS.map(len, datasets) if self.access == "ranges" else [*map(len, datasets)]
         most = None if size is None else min(size, sum(lengths))
         return self.blended_class.built_with(context, datasets, lengths, most, self.config, access=self.access)
-
-
-def known_idx_bytes(prefix: str, listed: ListedPair | None) -> int | None:
-    """Return the bytes of the `.idx` of a prefix; None if a request would be needed."""
-    if listed is not None:
-        return int(listed.identity["size"])
-    path = local_path(get_idx_path(prefix))
-    return os.path.getsize(path) if path is not None and os.path.exists(path) else None
 
 
 def sizes_per_dataset(

@@ -20,7 +20,6 @@ from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
 from binidx.index.cache.build_context import BuildContext
-from binidx.index.cache.index_files import IndexFiles
 
 NO_PAD = -1
 """Pad id of tokenizers without one; no stored token has it."""
@@ -170,13 +169,6 @@ class MegatronDataset(Identified, ABC):
                 *((name, getattr(config, name)) for name in cls._key_config_attributes()),
             ]
         )
-
-    @classmethod
-    def cached_in(
-        cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
-    ) -> IndexFiles | None:
-        """Return the cache files of such a dataset's index; None if this kind has none to prefetch."""
-        return None
 
     @classmethod
     def open_later(cls, *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,14 +28,11 @@ from binidx.format.virtual import concatenate_indices, read_parts
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.stores.identity import same_object
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
 Options = Mapping[str, Any] | None
-Identity = Mapping[str, Any]
-CheckedIdentities = Callable[[], Sequence[Identity]]
 WaitCheck = Callable[[], None]
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.05
@@ -50,24 +47,21 @@ class ResolvedPrefix(str):
 
     Args:
         listed: the pair as a list of its folder shows it.
-        checked: returns identities of `.idx` objects that were fully checked before, so that their arrays need no
-        check. checks: called by processes that wait for an index of this dataset; an exception ends the wait:
+        checks: called by processes that wait for an index of this dataset; an exception ends the wait:
             `index.cache.build_lock`.
     """
 
     listed: ListedPair | None
-    checked: CheckedIdentities
     checks: tuple[tuple[WaitCheck, WaitCheck], ...]
 
     def __new__(
         cls,
         prefix: str,
         listed: ListedPair | None = None,
-        checked: CheckedIdentities = tuple,
         checks: tuple[tuple[WaitCheck, WaitCheck], ...] = (),
     ) -> Self:
         made = super().__new__(cls, prefix)
-        made.listed, made.checked, made.checks = listed, checked, checks
+        made.listed, made.checks = listed, checks
         return made
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -168,11 +162,9 @@ def _open_listed(
         data = found.index
         if data is None:
             idx_reader = open_object(uri, storage_options=options, cache="disk", found=found.idx)
-            data, trusted = _read_index(idx_reader, path_prefix.checked)
-        else:
-            trusted = False
+            data = read_whole(idx_reader)
         bin_reader = open_listed_bin(path_prefix, found.bin, found.sums, storage_options=options, cache=cache)
-        index = parse_index(data, uri=uri, multimodal=multimodal, trusted=trusted)
+        index = parse_index(data, uri=uri, multimodal=multimodal)
         _check_bin_size(bin_reader.uri, bin_reader.size, index)
     except (FormatError, StorageError):
         found.index = None
@@ -208,8 +200,7 @@ def _read_both(
     options: Options,
 ) -> Pair:
     def read_index() -> SequenceIndex:
-        data, trusted = _read_index(idx_reader, path_prefix.checked)
-        return parse_index(data, uri=idx_reader.uri, multimodal=multimodal, trusted=trusted)
+        return parse_index(read_whole(idx_reader), uri=idx_reader.uri, multimodal=multimodal)
 
     def open_tokens() -> RangeReader:
         return open_bin(path_prefix, storage_options=options, mmap=mmap, cache=cache)
@@ -220,12 +211,6 @@ def _read_both(
         index, bin_reader = read_index(), open_tokens()
     _check_bin_size(bin_reader.uri, bin_reader.size, index)
     return Pair(index, bin_reader, {"idx": dict(idx_reader.identity), "bin": dict(bin_reader.identity)})
-
-
-def _read_index(idx_reader: RangeReader, checked: CheckedIdentities) -> tuple[memoryview, bool]:
-    """Return the bytes of an `.idx`, and whether this very object was fully checked before."""
-    data, identity = read_whole(idx_reader), dict(idx_reader.identity)
-    return data, any(same_object(each, identity) for each in checked())
 
 
 def _current_identity(uri: str, options: Options) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from binidx.index.cache.build_lock import Check, Checks
-from binidx.index.cache.index_files import IndexFiles, Prefetch
+from binidx.index.cache.index_files import IndexFiles
 
 FOUND, TAKEN_OVER, BUILT, NOT_KEPT = "found", "taken over", "built", "not kept"
 
@@ -121,13 +121,11 @@ class BuildContext:
     Args:
         checks: called while the build waits for another process; an exception ends the wait.
         worker: threads shared with the other datasets of the build; None: this dataset has all that its config gives.
-        prefetch: cached indices of this dataset that are fetched already.
         on_outcome: called with the outcome of each index, by any thread.
     """
 
     checks: Checks = ()
     worker: Worker | None = None
-    prefetch: Prefetch | None = None
     on_outcome: OnOutcome = None
 
     @contextlib.contextmanager

@@ -151,10 +151,9 @@ class IndexCache:
         """
         uri = self.files.uri(MANIFEST)
         try:
-            prefetched = self.context.prefetch.take(self.files) if self.context.prefetch else None
-            manifest, arrays = prefetched or (self.files.read_manifest(), None)
+            manifest = self.files.read_manifest()
             if manifest is not None:
-                return self._load(manifest, fingerprint, names, arrays)
+                return self._load(manifest, fingerprint, names)
         except (StaleError, FormatError, StorageError, KeyError) as error:
             text = f"{uri}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
             if warned is None or text not in warned:
@@ -164,12 +163,10 @@ class IndexCache:
             return None
         return self._load_without_manifest(names, self.trusted) if self.trusted else None
 
-    def _load(
-        self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str], arrays: Arrays | None
-    ) -> Arrays:
+    def _load(self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays:
         if wrong := list_mismatches(manifest, fingerprint, self.origin):
             raise StaleError("; ".join(wrong))
-        arrays = arrays or self.files.read_arrays({name: manifest.arrays[name] for name in names})
+        arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
         tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
         if tokens != recorded:
             # No array depends on tokens: the same documents in other words, or only copied.
