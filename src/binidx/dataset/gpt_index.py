@@ -17,12 +17,12 @@ from binidx.errors import IndexBuildError
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
-from binidx.index.cache.array_reuse import OrderKey, get_order_key
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_context import NOT_KEPT, Outcome
 from binidx.index.cache.index_cache import Access, IndexCache, has_fingerprint
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
+from binidx.index.cache.order_record import OrderKey, get_order_key
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from binidx.index.cache.build_lock import Check, Checks
 from binidx.index.cache.index_files import IndexFiles
 
-FOUND, TAKEN_OVER, BUILT, NOT_KEPT = "found", "taken over", "built", "not kept"
+FOUND, BUILT, NOT_KEPT = "found", "built", "not kept"
 
 SHORT_SECONDS = 0.001
 
@@ -23,8 +23,8 @@ class Outcome:
     """Result of one request for an index.
 
     files: of the index in the cache.
-    how: FOUND in the cache, also when another process has just built it; TAKEN_OVER from an index of the same order;
-        BUILT; NOT_KEPT, since it is built sooner than fetched.
+    how: FOUND in the cache, also when another process has just built it; BUILT; NOT_KEPT, since it is built sooner
+        than fetched.
     seconds: until its arrays were loaded, including the wait for other processes.
     """
 

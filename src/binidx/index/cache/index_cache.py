@@ -3,7 +3,7 @@
     {directory}/{hash}-GPTDataset-train-description.txt       the text that Megatron hashes; for people
     {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
     {directory}/{hash}-GPTDataset-train-binidx.json           the manifest, written last
-    {directory}/{key}-binidx-orders.json                      the indices of the same data: see `array_reuse`
+    {directory}/{key}-binidx-orders.json                      the indices of the same data: see `order_record`
 
 Megatron's hash leaves out the content of the data and two options; the manifest has them. An array is served only under
 a manifest of the requested options and data, with a checksum that its bytes meet. So racing builders, kills, lost power
@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
-from binidx.index.cache.array_reuse import OrderKey, OrderRecord
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import BUILT, FOUND, TAKEN_OVER, BuildContext, Outcome
+from binidx.index.cache.build_context import BUILT, FOUND, BuildContext, Outcome
 from binidx.index.cache.build_lock import BuildLock, Built
 from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, Arrays, IndexFiles, parse_npy
 from binidx.index.cache.manifest import (
@@ -33,6 +32,7 @@ from binidx.index.cache.manifest import (
     list_differences,
     list_mismatches,
 )
+from binidx.index.cache.order_record import OrderKey, record_order
 from binidx.storage.writing.publish import object_exists
 
 Access = Literal["load", "ranges"]
@@ -111,9 +111,6 @@ class IndexCache:
 
         def make() -> Built:
             nonlocal how
-            how, reused = TAKEN_OVER, self.reuse(description, needed, names)
-            if reused is not None:
-                return reused, True
             how, writer = BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
@@ -207,29 +204,26 @@ class IndexCache:
             files.uri("*.npy"),
         )
 
-    def reuse(self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
-        """Return the arrays of an index of the same order, copied by the store; None where there is none."""
-        self._warn_of_replacement()
-        if self.order is None:
-            return None
-        record = OrderRecord(self.files, fingerprint, self.origin, self.order())
-        return self.load(fingerprint, names) if record.copy_equal_index(description, names) else None
-
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
         """Build the arrays into their files, then write the manifest that makes them valid."""
+        self._warn_of_replacement()
         writer = ArrayWriter(self.files.array_uri, self.storage_options)
         build(writer)
+        order = self.order() if self.order else None
         if writer.failure is None:
             try:
-                self._publish(description, fingerprint, writer)
+                self._publish(description, fingerprint, writer, order)
             except (OSError, NotImplementedError) as error:
                 writer.failure = error
         if writer.failure is not None:
             logger.warning("%s: index not cached, every start builds it again: %s", self.directory, writer.failure)
+        if order:
+            record_order(self.files, fingerprint, self.origin.content(), order)
         return writer
 
-    def _publish(self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter) -> None:
-        order = self.order() if self.order else None
+    def _publish(
+        self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter, order: OrderKey | None
+    ) -> None:
         self.files.write(DESCRIPTION, description.encode())
         self.files.publish_manifest(
             Manifest(
@@ -241,8 +235,6 @@ class IndexCache:
                 arrays=writer.stored,
             )
         )
-        if order:
-            OrderRecord(self.files, fingerprint, self.origin, order).add()
         self.files.remove_staging_files()
 
 

@@ -4,7 +4,7 @@
      "fingerprint": {"algorithm": 3, "random_seed": 1234, ...},     every option that the arrays depend on
      "content": {"num_sequences": ..., "index_digest": ...},        the data they depend on
      "data": {"idx": {"size": ..., "etag": ...}, "bin": {...}},     the objects that had that content
-     "order": {"num_epochs": 2, "separate_final_epoch": true},      see `array_reuse`
+     "order": {"num_epochs": 2, "separate_final_epoch": true},      see `order_record`
      "arrays": {"document_index": {"dtype": "<i4", "shape": [100], "bytes": 528, "xxh3_64": ..., "identity": ...}},
      "xxh3_64": ...}                                                of all of this, so that a flipped bit is found
 

@@ -21,7 +21,6 @@ from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.idx import get_idx_path
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
-from binidx.index.cache.array_reuse import ORDERS, OrderKey, describe_change, get_order_key, parse_known
 from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.manifest import (
     ALGORITHM,
@@ -32,6 +31,7 @@ from binidx.index.cache.manifest import (
     hash_fields,
     list_differences,
 )
+from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, get_order_key, parse_known
 from binidx.index.document_sample import EpochPlan, plan_epochs
 from binidx.run.run_file import Run
 from binidx.storage.stores.identity import same_object
