@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -29,9 +30,8 @@ from binidx.errors import ConfigError, PeerError
 from binidx.format.idx_bundle import IdxBundle
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import ListedPair, list_pairs_with_bundle
-from binidx.index.cache.build_context import BuildContext, OnOutcome, ThreadBudget
 from binidx.index.cache.build_lock import Check
-from binidx.index.cache.index_cache import Access
+from binidx.index.cache.index_cache import Access, BuildContext, OnOutcome
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
@@ -42,8 +42,6 @@ Result = TypeVar("Result")
 
 Work = Callable[[Check], Result]
 """Work on one dataset. It calls the check while it waits."""
-
-Submit = Callable[[Callable[[], Any]], Future[Any]]
 
 Sizes = Sequence[int | None]
 
@@ -195,27 +193,28 @@ class BlendedMegatronDatasetBuilder:
         """Return the datasets of each prefix, one per split.
 
         Remote prefixes are opened at the same time, with as many requests as a process may have in flight; the config
-        limits the number of threads that build.
+        limits the number of threads that build; beside another dataset each has its share of them.
         """
         requested = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
         if self.access == "ranges":
             pairs = zip(prefixes, requested, strict=True)
             return [self._build_prefix(prefix, matrix, each, context) for prefix, each in pairs]
-        budget = ThreadBudget(self.config.num_dataset_builder_threads)
-
-        def wait_and_build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
-            waiting = replace(context.with_check(check), worker=budget.waiter())
-            return self._build_prefix(prefix, matrix, sizes, waiting, listed.get(prefix))
+        threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
+        slots = threading.Semaphore(threads)
+        context = replace(context, num_threads=max(1, threads // len(prefixes)))
 
         def build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
-            with budget.worker() as worker:
-                return self._build_prefix(prefix, matrix, sizes, replace(context.with_check(check), worker=worker))
+            if is_remote:
+                waiting = replace(context.with_check(check), slot=slots)
+                return self._build_prefix(prefix, matrix, sizes, waiting, listed.get(prefix))
+            with slots:
+                check(False)
+                return self._build_prefix(prefix, matrix, sizes, context.with_check(check))
 
-        if not self._is_remote(prefixes):
-            works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
-            return build_in_threads(works, self.config.num_dataset_builder_threads)
+        works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
+        if not is_remote:
+            return run_concurrently(works)
         with list_pairs_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
-            works = [partial(wait_and_build, *each) for each in zip(prefixes, requested, strict=True)]
             return run_concurrently(
                 works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
             )
@@ -304,18 +303,7 @@ def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig)
         raise ConfigError(f"config: found a {found}; {cls.__name__} needs a {needed.__name__}")
 
 
-def build_in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
-    """Return the results of CPU-bound work, run in so many threads."""
-    pool = OPENS.executor(threads)
-    try:
-        return run_concurrently(works, submit=pool.submit)
-    finally:
-        pool.shutdown(wait=False)
-
-
-def run_concurrently(
-    works: Sequence[Work[Result]], in_this_thread: Sequence[bool] = (), *, submit: Submit = OPENS.submit
-) -> list[Result]:
+def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[bool] = ()) -> list[Result]:
     """Return the results of work that waits for stores, run concurrently; the first error ends the rest.
 
     When one piece of work fails, work that only computes goes on to its end in its thread, work that waits for another
@@ -326,7 +314,6 @@ def run_concurrently(
         works: called with a check, which raises PeerError once another piece has failed.
         in_this_thread: per piece, whether it probably only computes. These run in this thread: a hundred computing
             threads compete for the GIL and need three times as long. If they are slow, the rest gets threads, too.
-        submit: runs a function in a thread.
 
     Raises:
         The first error, without waiting for the rest.
@@ -337,10 +324,10 @@ def run_concurrently(
     errors: list[BaseException] = []
 
     def start(number: int) -> None:
-        pending[number] = submit(partial(works[number], check))
+        pending[number] = OPENS.submit(partial(works[number], check))
         pending[number].add_done_callback(lambda future: errors.extend(_error(future)))
 
-    def check() -> None:
+    def check(_: bool) -> None:
         if errors:
             raise PeerError(f"build interrupted: another dataset of this build failed: {errors[0]}")
 

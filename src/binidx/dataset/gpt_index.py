@@ -18,8 +18,7 @@ from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import NOT_KEPT, Outcome
-from binidx.index.cache.index_cache import Access, IndexCache, has_fingerprint
+from binidx.index.cache.index_cache import NOT_KEPT, Access, IndexCache, Outcome, has_fingerprint
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
 from binidx.index.cache.order_record import OrderKey, get_order_key

@@ -19,7 +19,7 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
-from binidx.index.cache.build_context import BuildContext
+from binidx.index.cache.index_cache import BuildContext
 
 NO_PAD = -1
 """Pad id of tokenizers without one; no stored token has it."""

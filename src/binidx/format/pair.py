@@ -33,7 +33,7 @@ from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
 Options = Mapping[str, Any] | None
-WaitCheck = Callable[[], None]
+WaitCheck = Callable[[bool], None]
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.05
 """Pause after the first attempt, doubled each time: 0.75 s in all, more than a writer takes between its files."""
@@ -52,14 +52,9 @@ class ResolvedPrefix(str):
     """
 
     listed: ListedPair | None
-    checks: tuple[tuple[WaitCheck, WaitCheck], ...]
+    checks: tuple[WaitCheck, ...]
 
-    def __new__(
-        cls,
-        prefix: str,
-        listed: ListedPair | None = None,
-        checks: tuple[tuple[WaitCheck, WaitCheck], ...] = (),
-    ) -> Self:
+    def __new__(cls, prefix: str, listed: ListedPair | None = None, checks: tuple[WaitCheck, ...] = ()) -> Self:
         made = super().__new__(cls, prefix)
         made.listed, made.checks = listed, checks
         return made

@@ -25,7 +25,7 @@ from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import StagedBlendedDataset
 from binidx.dataset.staged.stages import Stage
 from binidx.errors import ConfigError
-from binidx.index.cache.build_context import BuildContext, OnOutcome
+from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder

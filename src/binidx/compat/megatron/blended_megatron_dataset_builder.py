@@ -19,7 +19,7 @@ from binidx.compat.megatron.utils import Split
 from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import builder
 from binidx.dataset.torch_bridge import is_distributed
-from binidx.index.cache.build_context import BuildContext
+from binidx.index.cache.index_cache import BuildContext
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from binidx.dataset.megatron_dataset import MegatronDataset
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import BuildContext
+from binidx.index.cache.index_cache import BuildContext
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ and stale data cost a rebuild and never a wrong order, and nothing is synced to 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import BUILT, FOUND, BuildContext, Outcome
-from binidx.index.cache.build_lock import BuildLock, Built
+from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
 from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, Arrays, IndexFiles, parse_npy
 from binidx.index.cache.manifest import (
     ALGORITHM,
@@ -43,6 +44,8 @@ Build = Callable[[ArrayWriter], None]
 ArrayCheck = Callable[[Arrays], None]
 """Raises ValueError for arrays that are no index of this dataset."""
 
+FOUND, BUILT, NOT_KEPT = "found", "built", "not kept"
+
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
 logger = logging.getLogger(__name__)
@@ -50,6 +53,55 @@ logger = logging.getLogger(__name__)
 
 class StaleError(Exception):
     """The cached index has other options or data."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one request for an index.
+
+    files: of the index in the cache.
+    how: FOUND in the cache, also when another process has just built it; BUILT; NOT_KEPT, since it is built sooner
+        than fetched.
+    seconds: until its arrays were loaded, including the wait for other processes.
+    """
+
+    files: IndexFiles
+    how: str
+    seconds: float
+
+
+OnOutcome = Callable[[Outcome], None] | None
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """Options of one build: they change when and where an index is built, never its bytes.
+
+    Args:
+        checks: called while the build waits for another process; an exception ends the wait.
+        slot: held while this index is computed, so that not too many are at a time.
+        num_threads: threads that compute it; None: as many as the config of the dataset gives.
+        on_outcome: called with the outcome of each index, by any thread.
+    """
+
+    checks: Checks = ()
+    slot: AbstractContextManager[Any] = contextlib.nullcontext()  # noqa: RUF009
+    num_threads: int | None = None
+    on_outcome: OnOutcome = None
+
+    @contextlib.contextmanager
+    def threads(self, threads: int) -> Iterator[int]:
+        """Yield the number of threads that the block may use; `threads` if this context does not limit them."""
+        with self.slot:
+            yield self.num_threads or threads
+
+    def with_check(self, check: Check) -> BuildContext:
+        """Return these options with one more check."""
+        return replace(self, checks=(*self.checks, check))
+
+    def report(self, outcome: Outcome) -> None:
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
 
 
 @dataclass(frozen=True)
