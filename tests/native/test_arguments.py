@@ -70,16 +70,11 @@ def test_arrays_of_another_shape_are_refused() -> None:
         np.array([0.5, 0.5]),
         gpt_samples.Sequences(LENGTHS, np.array([0, 6]), dtype_code=8, item_bytes=2),
     )
-    samples, shuffled, rows = (
-        sample_index.SampleArrays(LENGTHS, DOCUMENTS),
-        np.array([0, 1]),
-        np.zeros((3, 2), np.int32),
-    )
+    shuffled, rows = np.array([0, 1]), np.zeros((3, 2), np.int32)
     calls: list[Callable[[], object]] = [
         lambda: blend_index.blend_weighted(weights, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
         lambda: blend_index.blend_weighted(weights, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
         lambda: blend_index.blend_exhaustive(np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)),
-        lambda: sample_index.fill_records(samples, np.empty((2, 0), np.int64)),
         lambda: sequences.locate(np.zeros((3, 2), np.int64)),
         lambda: sequences.locate(np.zeros(3, np.int64)),
         lambda: gpt_samples.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
@@ -103,13 +98,10 @@ def fill(
     )
 
 
-def test_rows_are_as_many_as_the_samples_say() -> None:
-    samples = sample_index.SampleArrays(LENGTHS, DOCUMENTS, 3, 7, 2)
-    for rows in (np.empty((1, 2), np.int64), np.empty((4, 2), np.int32), np.empty((3, 2), np.int16)):
-        with pytest.raises((TypeError, ValueError), match="needs"):
-            sample_index.fill_sample_rows(samples, rows)
-        with pytest.raises((TypeError, ValueError), match="needs"):
-            sample_index.put_end(samples, rows, 7)
+def test_rows_are_pairs_of_integers() -> None:
+    for rows in (np.empty((0, 2), np.int64), np.empty((3, 1), np.int32), np.empty((3, 2), np.int16)):
+        with pytest.raises(TypeError, match="needs"):
+            sample_index.fill_sample_index(LENGTHS, DOCUMENTS, 3, 7, rows, add_extra_token=True)
 
 
 @pytest.mark.parametrize(("dtype_code", "item_bytes"), [(8, 0), (8, -2), (5, 1), (8, 4), (9, 2), (0, 1)])

@@ -1,6 +1,4 @@
-"""Sample index: the start of each sample (`native/sample_index.c`), also while its documents are shuffled
-(`native/document_sample.c`).
-"""
+"""Sample index: the start of each sample (`native/sample_index.c`)."""
 
 from __future__ import annotations
 
@@ -15,14 +13,13 @@ from numpy.typing import NDArray
 from binidx._native import ffi, lib
 from binidx.errors import IndexBuildError
 from binidx.native.arguments import count, items, pointer
-from binidx.native.permutations import RandomState
 
 WINDOW = 2**18
 """Documents of one window of a sample index that threads build: their lengths, 1 MiB, stay in a core's cache."""
 
 
 class SampleArrays:
-    """C's `binidx_samples` over arrays that it keeps alive; see `sample_index` for the arguments.
+    """C's `binidx_samples` over arrays that it keeps alive; see `fill_sample_index` for the arguments.
 
     Errors name documents as `subject`, numbered from `first`.
     """
@@ -68,17 +65,7 @@ class SampleArrays:
         return IndexBuildError(f"sample index: the documents hold {found} tokens, needs those counted: {counted}")
 
 
-def check_rows(rows: NDArray[Any], num_samples: int) -> None:
-    """Raise TypeError or ValueError unless `rows` has num_samples + 1 pairs of int32 or int64."""
-    if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) < 1:
-        raise TypeError(f"rows: shape {rows.shape}, needs (num_samples + 1, 2)")
-    if rows.dtype not in (np.int32, np.int64):
-        raise TypeError(f"rows: {rows.dtype}, needs int32 or int64")
-    if len(rows) != num_samples + 1:
-        raise ValueError(f"rows: {len(rows)}, needs {num_samples + 1}")
-
-
-def sample_index(
+def fill_sample_index(
     sequence_lengths: NDArray[np.int32],
     document_index: NDArray[np.int32],
     sequence_length: int,
@@ -101,8 +88,12 @@ def sample_index(
 
     Raises:
         IndexBuildError: a document number or length is out of range, or the lengths have another sum.
+        TypeError: rows have another shape or dtype.
     """
-    check_rows(rows, len(rows) - 1)
+    if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) < 1:
+        raise TypeError(f"rows: shape {rows.shape}, needs (num_samples + 1, 2)")
+    if rows.dtype not in (np.int32, np.int64):
+        raise TypeError(f"rows: {rows.dtype}, needs int32 or int64")
     samples = SampleArrays(
         sequence_lengths,
         document_index,
@@ -111,27 +102,21 @@ def sample_index(
         len(rows) - 1,
         add_extra_token=add_extra_token,
     )
-    fill_sample_rows(samples, rows, threads)
-
-
-def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
-    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `sample_index`.
-
-    `first` is the number of documents[0] in error messages.
-    """
-    samples = SampleArrays(sequence_lengths, documents, subject="documents", first=first)
-    return _gather(samples, 0, len(documents), ffi.NULL)
-
-
-def fill_sample_rows(samples: SampleArrays, rows: NDArray[Any], threads: int = 1) -> None:
-    """Fill all rows; their number must be that of `samples`."""
-    check_rows(rows, samples.c.num_samples)
-    if count("threads", threads, 1) > 1 and len(samples.documents) > WINDOW:
+    if count("threads", threads, 1) > 1 and len(document_index) > WINDOW:
         _fill_in_parts(samples, rows, threads)
         return
     build = lib.binidx_sample_index_4 if rows.itemsize == 4 else lib.binidx_sample_index_8
     found = ffi.new("int64_t *")
     samples.check(build(samples.c, items(rows, rows.dtype, 2, write=True), found), found[0])
+
+
+def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
+    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `fill_sample_index`.
+
+    `first` is the number of documents[0] in error messages.
+    """
+    samples = SampleArrays(sequence_lengths, documents, subject="documents", first=first)
+    return _gather(samples, 0, len(documents), ffi.NULL)
 
 
 def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> None:
@@ -157,7 +142,9 @@ def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> N
         for first in range(0, max(len(samples.documents), 1), WINDOW):
             ends.append(Future())
             pool.submit(work, first, *ends[-2:])
-    put_end(samples, rows, ends[-1].result())
+    put_end = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8
+    if (tokens := ends[-1].result()) != samples.c.num_tokens or put_end(samples.c, out) < 0:
+        raise samples.wrong_tokens(tokens)
 
 
 def _pass_on(after: Future[int], before: Future[int], gather: Callable[[], int]) -> int:
@@ -175,71 +162,3 @@ def _pass_on(after: Future[int], before: Future[int], gather: Callable[[], int])
 def _gather(samples: SampleArrays, first: int, size: int, lengths: Any) -> int:
     found = ffi.new("int64_t *")
     return samples.check(lib.binidx_gather_lengths(samples.c, first, size, lengths, found), found[0])
-
-
-def put_end(samples: SampleArrays, rows: NDArray[Any], tokens: int) -> None:
-    """Write the row of an incomplete last sample, after all others; `tokens` are those of the documents."""
-    check_rows(rows, samples.c.num_samples)
-    put = lib.binidx_sample_end_4 if rows.itemsize == 4 else lib.binidx_sample_end_8
-    if tokens != samples.c.num_tokens or put(samples.c, items(rows, rows.dtype, 2, write=True)) < 0:
-        raise samples.wrong_tokens(tokens)
-
-
-MOST_RECORDS = 2**32
-"""Largest number of records: the targets of their shuffle are drawn as 32 bits."""
-
-
-def fill_records(samples: SampleArrays, records: NDArray[np.int64]) -> int:
-    """Fill records of 8 bytes with the documents of `samples` and their lengths; return their tokens.
-
-    Raises:
-        IndexBuildError: a document number or length is out of range.
-    """
-    if len(records) != len(samples.documents):
-        raise ValueError(f"{len(samples.documents)} documents, {len(records)} records")
-    found = ffi.new("int64_t *")
-    return samples.check(lib.binidx_fill_records(samples.c, _records(records), found), found[0])
-
-
-def shuffle_records(
-    samples: SampleArrays,
-    rng: RandomState,
-    records: NDArray[np.int64],
-    first: int,
-    token: int,
-    num_tokens: int,
-    rows: NDArray[Any],
-) -> None:
-    """Shuffle records; write their documents into the index of `samples` from `first` on, and the rows that start in
-    them.
-
-    Args:
-        samples: its document_index is written to; all other documents and rows stay.
-        rng: draws one shuffle, that of `rng.shuffle(records)`.
-        records: shape (count,), at most MOST_RECORDS; overwritten.
-        first: position of the first in the document index.
-        token: tokens of all documents before it.
-        num_tokens: tokens of the records.
-        rows: int32 or int64, shape (num_samples + 1, 2).
-    """
-    check_rows(rows, samples.c.num_samples)
-    documents = samples.documents[count("first", first) :][: len(records)]
-    if len(documents) != len(records) or len(records) > MOST_RECORDS:
-        raise ValueError(f"{len(documents)} documents from {first} on, {len(records)} records")
-    shuffle = lib.binidx_shuffle_records_4 if rows.itemsize == 4 else lib.binidx_shuffle_records_8
-    shuffle(
-        samples.c,
-        rng._rng,
-        _records(records),
-        first,
-        len(records),
-        count("token", token),
-        count("num_tokens", num_tokens),
-        items(documents, np.int32, write=True),
-        items(rows, rows.dtype, 2, write=True),
-    )
-
-
-def _records(records: NDArray[np.int64]) -> Any:
-    items(records, np.int64)  # refuses what is not aligned and contiguous
-    return ffi.from_buffer("binidx_record[]", records, require_writable=True)
