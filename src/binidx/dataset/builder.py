@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import (
-    Blend,
     BlendedMegatronDatasetConfig,
     Split,
     SplitMatrix,
@@ -25,6 +24,7 @@ from binidx.dataset.config import (
 )
 from binidx.dataset.megatron_dataset import MegatronDataset, required
 from binidx.dataset.rank_agreement import agree_on_outcome
+from binidx.dataset.required_indices import Distribution, Sizes, plan_distributions
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError, PeerError
 from binidx.format.idx_bundle import IdxBundle
@@ -43,14 +43,10 @@ Result = TypeVar("Result")
 Work = Callable[[Check], Result]
 """Work on one dataset. It calls the check while it waits."""
 
-Sizes = Sequence[int | None]
-
 TopLevelDataset = BlendedDataset | MegatronDataset
 
 Built = list[TopLevelDataset | list[MegatronDataset] | None]
 """One dataset per split, or the list of its validation sets; None if the split has no share."""
-
-WHOLE = (0.0, 1.0)
 
 
 class BlendedMegatronDatasetBuilder:
@@ -101,9 +97,13 @@ class BlendedMegatronDatasetBuilder:
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
-        for split, blend, size in zip(Split, self._blends(), sizes, strict=True):
+        blends = config.blend_per_split or [config.blend] * len(Split)
+        for split, blend, size in zip(Split, blends, sizes, strict=True):
             if size is None and blend is not None and blend[1] is not None:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
+        lists = [each for each in plan_distributions(config, sizes) if len(each.prefixes) > 1 and not each.blended]
+        if lists and config.full_validation and sizes[Split.valid.value] is not None:
+            raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
         """Build the datasets.
@@ -129,74 +129,44 @@ class BlendedMegatronDatasetBuilder:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         if self.config.mock:
-            return [*self._build_prefix(None, self._matrix(), self.sizes, context)]
-        if self.config.blend is not None:
-            return self._build_one_distribution(self.config.blend, context)
-        blends = zip(Split, self._blends(), strict=True)
-        return [self._build_split(split, blend if split in self.splits else None, context) for split, blend in blends]
+            return [*self._build_prefix(None, self._chosen(self.config.split_matrix or []), self.sizes, context)]
+        built: Built = [None] * len(Split)
+        for each in plan_distributions(self.config, self.sizes):
+            matrix = self._chosen(each.matrix)
+            if any(matrix):
+                found = self._build_distribution(each, self._build_prefixes(each, matrix, context), context)
+                built = [old if new is None else new for old, new in zip(built, found, strict=True)]
+        return built
 
-    def _matrix(self) -> SplitMatrix:
+    def _chosen(self, matrix: SplitMatrix) -> SplitMatrix:
         """Return the bookends of the splits to build."""
-        matrix = self.config.split_matrix or [None] * len(Split)
         return [bookends if split in self.splits else None for split, bookends in zip(Split, matrix, strict=True)]
 
-    def _blends(self) -> Sequence[Blend | None]:
-        if self.config.blend is not None:
-            return [self.config.blend] * len(Split)
-        return self.config.blend_per_split or [None] * len(Split)
-
-    def _build_one_distribution(self, blend: Blend, context: BuildContext) -> Built:
-        prefixes, weights = blend
-        matrix = self._matrix()
-        if len(prefixes) == 1 and weights is None:
-            return [*self._build_prefix(prefixes[0], matrix, self.sizes, context)]
-        datasets = self._build_prefixes(prefixes, weights, matrix, self.sizes, context)
-
-        def build(split: Split, check: Check) -> BlendedDataset | None:
-            return self._blend(split, weights, self.sizes, datasets, context.with_check(check))
-
-        if self._is_remote([]):
-            return [*run_concurrently([partial(build, split) for split in Split])]
-        return [self._blend(split, weights, self.sizes, datasets, context) for split in Split]
-
-    def _build_split(
-        self, split: Split, blend: Blend | None, context: BuildContext
-    ) -> TopLevelDataset | list[MegatronDataset] | None:
-        if blend is None:
-            return None
-        prefixes, weights = blend
-        matrix: SplitMatrix = [WHOLE if other is split else None for other in Split]
-        sizes = [self.sizes[other.value] if other is split else 0 for other in Split]
-        if len(prefixes) == 1:
-            return self._build_prefix(prefixes[0], matrix, sizes, context)[split.value]
-        if self.config.multiple_validation_sets and split is Split.valid:
-            return self._build_validation_sets(prefixes, matrix, sizes, context)
-        datasets = self._build_prefixes(prefixes, weights, matrix, sizes, context)
-        return self._blend(split, weights, sizes, datasets, context)
-
-    def _build_validation_sets(
-        self, prefixes: Sequence[str], matrix: SplitMatrix, sizes: Sizes, context: BuildContext
-    ) -> list[MegatronDataset]:
-        if self.config.full_validation and sizes[Split.valid.value] is not None:
-            raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
-        built = (self._build_prefix(prefix, matrix, sizes, context)[Split.valid.value] for prefix in prefixes)
-        return [dataset for dataset in built if dataset is not None]
+    def _build_distribution(
+        self, wanted: Distribution, built: Sequence[Sequence[MegatronDataset | None]], context: BuildContext
+    ) -> Built:
+        """Return one dataset, blend or list for each split, of the datasets of each prefix."""
+        splits = [[each for each in datasets if each is not None] for datasets in zip(*built, strict=True)]
+        if wanted.blended:
+            works = [
+                partial(self._blend, wanted.weights, size, datasets, context)
+                for size, datasets in zip(self.sizes, splits, strict=True)
+            ]
+            return [*run_concurrently(works, [not self._is_remote([])] * len(works))]
+        if len(wanted.prefixes) > 1:
+            return [datasets or None for datasets in splits]
+        return [datasets[0] if datasets else None for datasets in splits]
 
     def _build_prefixes(
-        self,
-        prefixes: Sequence[str],
-        weights: Sequence[float] | None,
-        matrix: SplitMatrix,
-        sizes: Sizes,
-        context: BuildContext,
-    ) -> list[list[MegatronDataset | None]]:
+        self, wanted: Distribution, matrix: SplitMatrix, context: BuildContext
+    ) -> Sequence[list[MegatronDataset | None]]:
         """Return the datasets of each prefix, one per split.
 
         Remote prefixes are opened at the same time, with as many requests as a process may have in flight; the config
         limits the number of threads that build; beside another dataset each has its share of them.
         """
-        requested = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
-        if self.access == "ranges":
+        prefixes, requested = wanted.prefixes, wanted.requested
+        if self.access == "ranges" or len(prefixes) == 1:
             pairs = zip(prefixes, requested, strict=True)
             return [self._build_prefix(prefix, matrix, each, context) for prefix, each in pairs]
         threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
@@ -259,16 +229,15 @@ class BlendedMegatronDatasetBuilder:
 
     def _blend(
         self,
-        split: Split,
         weights: Sequence[float] | None,
-        sizes: Sizes,
-        datasets_per_prefix: list[list[MegatronDataset | None]],
+        size: int | None,
+        datasets: list[MegatronDataset],
         context: BuildContext,
+        check: Check,
     ) -> BlendedDataset | None:
-        datasets = [dataset for splits in datasets_per_prefix if (dataset := splits[split.value]) is not None]
         if not datasets:
             return None
-        size = sizes[split.value]
+        context = context.with_check(check)
         if weights is not None and size is not None:
             shares = normalize(list(weights))
             total = sum(ceil(size * share) for share in shares)
@@ -276,23 +245,6 @@ class BlendedMegatronDatasetBuilder:
         lengths = OPENS.map(len, datasets) if self.access == "ranges" else [*map(len, datasets)]
         most = None if size is None else min(size, sum(lengths))
         return self.blended_class.built_with(context, datasets, lengths, most, self.config, access=self.access)
-
-
-def sizes_per_dataset(
-    num_datasets: int, weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes, surplus: float
-) -> list[Sizes]:
-    """Return the number of samples to build of each dataset for each split: its share and a surplus; None is one epoch.
-
-    Source: Megatron Core; both roundings are part of the result.
-    """
-    if weights is None:
-        return [[None] * len(Split)] * num_datasets
-    return sizes_of_shares(normalize(list(weights)), sizes, surplus)
-
-
-def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
-    """Return `sizes_per_dataset` for weights whose sum is 1."""
-    return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
 
 
 def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blended import samples_per_dataset
-from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, Split, check_blend, normalize, split_indices
 from binidx.dataset.megatron_dataset import MegatronDataset
+from binidx.dataset.required_indices import WHOLE, sizes_per_dataset
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
@@ -161,7 +161,7 @@ class Sources:
         if len(stage.shares) == 1 and (stage.blend[1] is None or self._config.blend_per_split):
             return [stage.planned]
         surplus = self._config.mid_level_dataset_surplus
-        requested = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
+        requested = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
         return [num_samples for [num_samples] in requested]
 
     def _extend(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:

@@ -12,11 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.gpt_index import SMALL, drops_last_partial
-from binidx.dataset.required_indices import RequiredBlend, RequiredIndex, RequiredIndices, required_indices
+from binidx.dataset.required_indices import (
+    WHOLE,
+    RequiredBlend,
+    RequiredIndex,
+    RequiredIndices,
+    required_indices,
+    sizes_per_dataset,
+)
 from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.idx import get_idx_path
 from binidx.format.prefix_listing import list_pairs
@@ -174,7 +180,7 @@ def indices_needed(run: Run) -> RequiredIndices:
     first: dict[str, RequiredIndex] = {}
     for stage in run.stages:
         surplus = run.config.mid_level_dataset_surplus
-        asked = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
+        asked = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
         for prefix, [num_samples] in zip(stage.blend[0], asked, strict=True):
             first.setdefault(prefix, RequiredIndex(Split.train, prefix, num_samples, matrix[0] or (0.0, 0.0)))
     others = [each for each in rest.indices if each.split is not Split.train]
