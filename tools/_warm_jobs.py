@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from binidx.errors import ConfigError
 from binidx.format.bin_file import open_bin
 from binidx.format.idx import get_idx_path
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.virtual_source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
@@ -52,7 +55,6 @@ def cached(reader: RangeReader) -> DiskCache:
 
 def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
     """Return jobs for the bytes of `.bin` files in the next steps of a run; missing indices are built."""
-    from binidx.dataset.read_plan import ranges_of_samples
     from binidx.run.run_file import Run
 
     run = Run.load(arguments.run, options)
@@ -66,12 +68,25 @@ def jobs_of_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> li
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
     for stored, ranges in ranges_of_samples(train, idxs):
-        for reader, wanted in parts_of(stored.bin_reader, [(start, stop) for start, stop in ranges.tolist()]):
+        for reader, wanted in parts_of(stored.bin_reader, ranges):
             if isinstance(reader, DiskCache):
                 jobs.append((reader, wanted))
             else:
                 print(f"binidx cache: {reader.uri}: local, or without an ETag; left out", file=sys.stderr)
     return jobs
+
+
+def ranges_of_samples(dataset: Any, idxs: Sequence[int]) -> Iterator[tuple[IndexedDataset, list[Range]]]:
+    """Yield each stored dataset of a GPT dataset or a blend of some, with the byte ranges of the samples' tokens."""
+    from binidx.dataset.blended import BlendedDataset
+
+    if not isinstance(dataset, BlendedDataset):
+        spans, _ = dataset.orders.spans(idxs)
+        yield dataset.dataset, [(start, stop) for start, stop in dataset.dataset.locate_all(spans).tolist()]
+        return
+    ids, numbers = dataset.dataset_index[list(idxs)], dataset.dataset_sample_index[list(idxs)]
+    for each in np.unique(ids):
+        yield from ranges_of_samples(dataset.datasets[each], numbers[ids == each].tolist())
 
 
 def parts_of(reader: RangeReader, ranges: Sequence[Range]) -> Iterator[tuple[RangeReader, Sequence[Range]]]:

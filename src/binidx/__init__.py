@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
     from binidx.dataset.staged.length_stages import LengthStage as LengthStage
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
+    from binidx.dataset.staged.staged_blend import Stage as Stage
     from binidx.dataset.staged.staged_blend import StagedBlendedDataset as StagedBlendedDataset
-    from binidx.dataset.staged.stages import Stage as Stage
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
     from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder
@@ -96,7 +96,7 @@ HOMES = {
     "SFTDataset": "dataset.kinds.sft",
     "SFTDatasetConfig": "dataset.kinds.sft",
     "Split": "dataset.config",
-    "Stage": "dataset.staged.stages",
+    "Stage": "dataset.staged.staged_blend",
     "StagedBlendedDataset": "dataset.staged.staged_blend",
     "T5MaskedWordPieceDataset": "dataset.kinds.t5",
     "T5MaskedWordPieceDatasetConfig": "dataset.kinds.t5",

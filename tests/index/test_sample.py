@@ -70,7 +70,7 @@ def test_int64_rows_equal_megatrons(extra: bool, drop: bool) -> None:
         tokens = int(lengths[documents].sum())
         needed = helpers.build_sample_idx_int64(lengths, documents, length, 1, tokens, drop, extra)
         rows = np.empty_like(needed)
-        sample_index.sample_index(lengths, documents, length, tokens, rows, add_extra_token=extra)
+        sample_index.fill_sample_index(lengths, documents, length, tokens, rows, add_extra_token=extra)
         assert rows.dtype == np.int64
         assert (rows == needed).all()
 
@@ -87,7 +87,7 @@ def test_threads_write_the_same_rows(monkeypatch: pytest.MonkeyPatch, threads: i
         one = build_sample_index(lengths, documents, length, tokens, **options)
         assert (build_sample_index(lengths, documents, length, tokens, **options, threads=threads) == one).all()
         many = np.empty(one.shape, np.int64)
-        sample_index.sample_index(lengths, documents, length, tokens, many, add_extra_token=extra, threads=threads)
+        sample_index.fill_sample_index(lengths, documents, length, tokens, many, add_extra_token=extra, threads=threads)
         assert (many == one).all()
 
 

@@ -45,9 +45,9 @@ def test_sample_index_refuses(change: dict[str, Any], error: type[Exception], me
         "num_tokens": 7,
         "rows": ROWS,
     }
-    sample_index.sample_index(**arguments, add_extra_token=True)
+    sample_index.fill_sample_index(**arguments, add_extra_token=True)
     with pytest.raises(error, match=message):
-        sample_index.sample_index(**(arguments | change), add_extra_token=True)
+        sample_index.fill_sample_index(**(arguments | change), add_extra_token=True)
 
 
 def test_blends_refuse_outputs_of_another_length() -> None:

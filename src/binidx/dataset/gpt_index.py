@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,21 +37,7 @@ SMALL = 2**15
 opens four small files."""
 
 
-class LazyAttribute:
-    """Attribute that the constructor sets or, after `open_later`, the first use of any such attribute."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, dataset: GPTIndices | None, owner: type) -> Any:
-        attributes = {} if dataset is None or dataset.access == "load" else dataset._open()
-        if self.name not in attributes:
-            raise AttributeError(f"{owner.__name__} has no {self.name}")
-        return attributes[self.name]
-
-
-def lazy() -> Any:
-    return LazyAttribute()
+LAZY = ("dataset", "own_sequences", *ARRAYS)
 
 
 class GPTIndices(MegatronDataset):
@@ -69,11 +55,11 @@ class GPTIndices(MegatronDataset):
 
     config: GPTDatasetConfig
     access: Access = "load"
-    dataset: IndexedDataset = lazy()
-    document_index: NDArray[np.int32] = lazy()
-    sample_index: NDArray[Any] = lazy()
-    shuffle_index: NDArray[Any] = lazy()
-    own_sequences: Documents = lazy()
+    dataset: IndexedDataset
+    document_index: NDArray[np.int32]
+    sample_index: NDArray[Any]
+    shuffle_index: NDArray[Any]
+    own_sequences: Documents
     _bookends: Bookends
     _opening: Any
 
@@ -112,8 +98,18 @@ class GPTIndices(MegatronDataset):
         arguments = self.dataset_path, self._bookends, self.num_samples, self.index_split, self.config
         return type(self).open_later, arguments
 
-    def _open(self) -> dict[str, Any]:
-        """Open the files unless they are open; return all attributes."""
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """After `open_later`, open the files at the first use of an attribute that they give."""
+            if name in LAZY and self.access == "ranges":
+                self._open()
+            if name not in vars(self):
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            return vars(self)[name]
+
+    def _open(self) -> None:
+        """Open the files unless they are open."""
         with self._opening:
             if "shuffle_index" not in vars(self):
                 files = self._files(str(self.dataset_path))
@@ -122,7 +118,6 @@ class GPTIndices(MegatronDataset):
                     self._open_whole()
                 else:
                     vars(self).update(arrays)
-        return vars(self)
 
     def _open_whole(self) -> None:
         low_level = self.build_low_level_dataset(self.dataset_path, self.config)

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
+import binidx
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
@@ -29,7 +31,7 @@ from binidx.index.cache.manifest import (
     NO_DATA,
     Manifest,
     Origin,
-    library_version,
+    format_manifest,
     list_differences,
     list_mismatches,
 )
@@ -154,22 +156,19 @@ class IndexCache:
             PeerError: another process of the run was to build the index, and failed.
         """
         needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
-        warned: set[str] = set()
         if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
             return found
-
-        def load() -> Arrays | None:
-            return self.load(needed, names, warned)
 
         def make() -> Built:
             nonlocal how
             how, writer = BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
-        arrays = load()
+        arrays = self.load(needed, names)
         if arrays is None:
-            uri = self.files.uri(MANIFEST)
-            arrays = BuildLock(uri, load, make, self.storage_options, self.context.checks).build_or_wait()
+            load = partial(self.load, needed, names, log_level=logging.DEBUG)
+            lock = BuildLock(self.files.uri(MANIFEST), load, make, self.storage_options, self.context.checks)
+            arrays = lock.build_or_wait()
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
@@ -191,24 +190,17 @@ class IndexCache:
             return None
 
     def load(
-        self, fingerprint: Mapping[str, Any], names: Sequence[str], warned: set[str] | None = None
+        self, fingerprint: Mapping[str, Any], names: Sequence[str], *, log_level: int = logging.WARNING
     ) -> Arrays | None:
-        """Return the arrays; None, with the reason in the log, where there is no valid cache.
-
-        Args:
-            warned: texts that were logged already, and are not repeated.
-        """
+        """Return the arrays; None, with the reason in the log, where there is no valid cache."""
         uri = self.files.uri(MANIFEST)
         try:
             manifest = self.files.read_manifest()
             if manifest is not None:
                 return self._load(manifest, fingerprint, names)
         except (StaleError, FormatError, StorageError, KeyError) as error:
-            text = f"{uri}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
-            if warned is None or text not in warned:
-                logger.warning("%s", text)
-            if warned is not None:
-                warned.add(text)
+            state = "stale" if isinstance(error, StaleError) else "unusable"
+            logger.log(log_level, "%s: %s, rebuilding: %s", uri, state, error)
             return None
         return self._load_without_manifest(names, self.trusted) if self.trusted else None
 
@@ -243,18 +235,14 @@ class IndexCache:
 
     def _warn_of_replacement(self) -> None:
         """Log a warning if an index that another program left is about to be replaced."""
-        files = self.files
-        try:
-            ours = object_exists(files.uri(MANIFEST), files.storage_options)
-            if ours or not object_exists(files.uri(DESCRIPTION), files.storage_options):
-                return
-        except StorageError:
-            return
-        logger.warning(
-            "%s: built anew and replaced, since no manifest names the data that they were built of; "
-            "trust_cache='megatron' uses the arrays that Megatron left",
-            files.uri("*.npy"),
-        )
+        files, options = self.files, self.storage_options
+        with contextlib.suppress(StorageError):
+            if object_exists(files.uri(DESCRIPTION), options) and not object_exists(files.uri(MANIFEST), options):
+                logger.warning(
+                    "%s: built anew and replaced, since no manifest names the data that they were built of; "
+                    "trust_cache='megatron' uses the arrays that Megatron left",
+                    files.uri("*.npy"),
+                )
 
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
         """Build the arrays into their files, then write the manifest that makes them valid."""
@@ -277,16 +265,15 @@ class IndexCache:
         self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter, order: OrderKey | None
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
-        self.files.publish_manifest(
-            Manifest(
-                library=library_version(),
-                fingerprint=fingerprint,
-                content={**self.origin.content(), **self.origin.facts()},
-                data=self.origin.data(),
-                order=order.fields if order else None,
-                arrays=writer.stored,
-            )
+        manifest = Manifest(
+            library=binidx.__version__,
+            fingerprint=fingerprint,
+            content={**self.origin.content(), **self.origin.facts()},
+            data=self.origin.data(),
+            order=order.fields if order else None,
+            arrays=writer.stored,
         )
+        self.files.write(MANIFEST, format_manifest(manifest))
         self.files.remove_staging_files()
 
 

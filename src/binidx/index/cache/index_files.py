@@ -26,16 +26,16 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from binidx.errors import FormatError, ObjectChangedError, StorageError
+from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
-from binidx.index.cache.manifest import Manifest, StoredArray, format_manifest, parse_manifest
+from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
 from binidx.storage.interfaces import stored_reader
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.head import Found, recorded_object
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 from binidx.storage.vectored_reads import read_many
-from binidx.storage.writing.publish import create_object, join_uri, put_if_absent, read_small
+from binidx.storage.writing.publish import create_object, join_uri, read_small
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -149,18 +149,6 @@ class IndexFiles:
         data = self.read_small(MANIFEST)
         return None if data is None else parse_manifest(data, self.uri(MANIFEST))
 
-    def publish_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest, which makes the arrays valid. An equal one that exists already stays."""
-        data = format_manifest(manifest)
-        try:
-            if put_if_absent(self.uri(MANIFEST), data, self.storage_options):
-                return
-            standing = self.read_manifest()
-        except (FormatError, StorageError, NotImplementedError):
-            standing = None  # broken, or a store without conditional writes
-        if standing is None or _index_identity(standing) != _index_identity(manifest):
-            self.write(MANIFEST, data)
-
     def remove_staging_files(self) -> None:
         """Remove files that killed builders left in a local directory more than an hour ago; never raises.
 
@@ -260,11 +248,6 @@ def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
         found, needed = parse_npy_header(header), (array.dtype, array.shape, array.offset)
         if found != needed:
             raise FormatError(f"{array.reader.uri}: {name} differs from its manifest (found {found}, need {needed})")
-
-
-def _index_identity(manifest: Manifest) -> Any:
-    digests = {name: (each.bytes, each.xxh3_64) for name, each in manifest.arrays.items()}
-    return manifest.fingerprint, manifest.content, manifest.order, digests
 
 
 @lru_cache(maxsize=64)

@@ -15,13 +15,11 @@ reading it. The .bin is recorded for people: no array depends on its tokens.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 import xxhash
@@ -93,15 +91,6 @@ class Origin:
 
 NO_DATA = Origin()
 """For an index that is computed from its description alone, as that of a blend."""
-
-
-@functools.cache
-def library_version() -> str:
-    """Return the installed version of this library; empty where it runs from its source."""
-    try:
-        return metadata.version("binidx")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def format_manifest(manifest: Manifest) -> bytes:
