@@ -98,12 +98,6 @@ def fill(
     )
 
 
-def test_rows_are_pairs_of_integers() -> None:
-    for rows in (np.empty((0, 2), np.int64), np.empty((3, 1), np.int32), np.empty((3, 2), np.int16)):
-        with pytest.raises(TypeError, match="needs"):
-            sample_index.fill_sample_index(LENGTHS, DOCUMENTS, 3, 7, rows, add_extra_token=True)
-
-
 @pytest.mark.parametrize(("dtype_code", "item_bytes"), [(8, 0), (8, -2), (5, 1), (8, 4), (9, 2), (0, 1)])
 def test_bytes_of_a_token_are_those_of_its_dtype(dtype_code: int, item_bytes: int) -> None:
     with pytest.raises(ValueError, match="bytes of a token"):

@@ -275,9 +275,12 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
     pending: dict[int, Future[Result]] = {}
     errors: list[BaseException] = []
 
-    def start(number: int) -> None:
-        pending[number] = OPENS.submit(partial(works[number], check))
-        pending[number].add_done_callback(lambda future: errors.extend(_error(future)))
+    def run(number: int) -> Result:
+        try:
+            return works[number](check)
+        except BaseException as error:
+            errors.append(error)
+            raise
 
     def check(_: bool) -> None:
         if errors:
@@ -285,13 +288,13 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
 
     try:
         for number in {*range(len(works))}.difference(local):
-            start(number)
+            pending[number] = OPENS.submit(partial(run, number))
         started = time.monotonic()
         for number in local:
             if time.monotonic() - started > PATIENCE_SECONDS + SLOW_SECONDS * len(results):
-                start(number)
+                pending[number] = OPENS.submit(partial(run, number))
             else:
-                results[number] = works[number](check)
+                results[number] = run(number)
         wait(pending.values(), return_when=FIRST_EXCEPTION)
         results |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
         return [results[number] for number in range(len(works))]
@@ -300,8 +303,3 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
         for each in pending.values():
             each.cancel()
         raise errors[0] from errors[0].__cause__
-
-
-def _error(future: Future[Any]) -> list[BaseException]:
-    error = None if future.cancelled() else future.exception()
-    return [] if error is None else [error]

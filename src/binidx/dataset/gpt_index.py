@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, GPTDatasetConfig, Split, split_range
-from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, recorded_name
+from binidx.dataset.config import Bookends, GPTDatasetConfig, Split, split_range
+from binidx.dataset.megatron_dataset import MegatronDataset, digest, recorded_name
 from binidx.errors import IndexBuildError
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
@@ -112,7 +111,8 @@ class GPTIndices(MegatronDataset):
         """Open the files unless they are open."""
         with self._opening:
             if "shuffle_index" not in vars(self):
-                files = self._files(str(self.dataset_path))
+                prefix = str(self.dataset_path)
+                files = self.name_files(prefix, self.unique_description, self.index_split, self.config)
                 cache = IndexCache(files.directory, files.name, files.storage_options)
                 if (arrays := cache.open_ranges(ARRAYS, self._open_dataset)) is None:
                     self._open_whole()
@@ -195,7 +195,7 @@ class GPTIndices(MegatronDataset):
 
     @property
     def _cache(self) -> IndexCache:
-        files = self._files(self.dataset.path_prefix)
+        files = self.name_files(self.dataset.path_prefix, self.unique_description, self.index_split, self.config)
         return IndexCache(
             files.directory,
             files.name,
@@ -206,20 +206,21 @@ class GPTIndices(MegatronDataset):
             context=self.build_context,
         )
 
-    def _files(self, prefix: str) -> IndexFiles:
-        """Return the cache files of the index of data under this prefix."""
-        return self._files_of(prefix, self.unique_description_hash, self.index_split, self.config)
-
     @classmethod
-    def _files_of(cls, prefix: str, md5: str, split: Split, config: BlendedMegatronDatasetConfig) -> IndexFiles:
+    def name_files(cls, prefix: str, description: str, split: Split, config: GPTDatasetConfig) -> IndexFiles:
+        """Return the cache files of an index, whether or not they exist.
+
+        Args:
+            prefix: of the data.
+            description: `unique_description` of the dataset.
+            split: the split.
+            config: options of the run.
+
+        Returns:
+            Its files, in `path_to_cache` or beside the data.
+        """
         directory = config.path_to_cache or join_uri(prefix, "cache", f"{recorded_name(cls)}_indices")
-        return IndexFiles(directory, f"{md5}-{recorded_name(cls)}-{split.name}", config.storage_options)
-
-    @classmethod
-    def cached_in(
-        cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
-    ) -> IndexFiles:
-        return cls._files_of(prefix, digest(describe(cls.identify(prefix, num_samples, split, config))), split, config)
+        return IndexFiles(directory, f"{digest(description)}-{recorded_name(cls)}-{split.name}", config.storage_options)
 
     def _fingerprint(self) -> dict[str, Any]:
         return self.fingerprint_of(self.own_sequences, self.index_split, self.config)
@@ -251,7 +252,7 @@ class GPTIndices(MegatronDataset):
 
     def _build(self, writer: ArrayWriter) -> None:
         plan = self._plan
-        with self._threads(small=self._is_small()) as threads:
+        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
             build_gpt_index(
                 writer,
                 self.dataset.sequence_lengths,
@@ -263,16 +264,12 @@ class GPTIndices(MegatronDataset):
                 threads=threads,
             )
 
-    def _threads(self, *, small: bool) -> AbstractContextManager[int]:
-        """Return the number of threads for the block: 1 for a small split, else those of the build."""
-        return nullcontext(1) if small else self.build_context.threads(self.config.num_dataset_builder_threads)
-
     @property
     def _plan(self) -> EpochPlan:
         # No cached_property: before Python 3.12 it holds one lock for all datasets while one of them counts.
         attributes = vars(self)
         if "_plan" not in attributes:
-            with self._threads(small=len(self.own_sequences) <= SMALL) as threads:
+            with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
                 attributes["_plan"] = self._plan_epochs(threads)
         plan: EpochPlan = attributes["_plan"]
         return plan

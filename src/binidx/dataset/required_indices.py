@@ -70,7 +70,7 @@ class RequiredIndex:
 
     def files(self, config: GPTDatasetConfig) -> IndexFiles:
         """Return its cache files, whether or not they exist."""
-        return GPTDataset.cached_in(self.prefix, self.num_samples, self.split, config)
+        return GPTDataset.name_files(self.prefix, describe(self.identifiers(config)), self.split, config)
 
 
 @dataclass(frozen=True)

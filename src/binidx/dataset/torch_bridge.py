@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed
+    from torch._C._distributed_c10d import Store
 
 
 Tensor: TypeAlias = "torch.Tensor"
-GroupStore: TypeAlias = "torch.distributed.Store"
+GroupStore: TypeAlias = "Store"
 Sample: TypeAlias = "dict[str, torch.Tensor | np.generic]"
 
 

@@ -23,9 +23,6 @@ class MaskedDocuments:
         short_ratio: one sample in so many has a smaller target; 0: none has.
         titles: tokens of each document's title, shape (num_documents,) or more: then the samples are blocks.
 
-    Attributes:
-        num_empty, num_single, num_long: numbers of documents without sequences, with one, and with a too long one.
-
     Raises:
         IndexBuildError: the bounds of a document fall, or leave the sequences.
     """
@@ -56,7 +53,7 @@ class MaskedDocuments:
         masked.sequence_length, masked.least = sequence_length, count("least", least, 1)
         masked.short_ratio = 0 if titles is not None else count("short_ratio", short_ratio)
         self._usable = np.empty(num_documents, np.uint32)
-        self.num_empty, self.num_single, self.num_long = self._judge(documents)
+        self._find_usable(documents)
 
     @property
     def columns(self) -> int:
@@ -87,14 +84,13 @@ class MaskedDocuments:
         usable = items(self._usable, np.uint32)
         _checked(fill(self.c, usable, generator(seed), count("num_epochs", num_epochs), len(rows), out))
 
-    def _judge(self, documents: NDArray[np.int64]) -> tuple[int, int, int]:
+    def _find_usable(self, documents: NDArray[np.int64]) -> None:
         counts = ffi.new("int64_t[3]")
         code = lib.binidx_usable_documents(self.c, items(self._usable, np.uint32, write=True), counts)
         if code == lib.BINIDX_BAD_DOCUMENT:
             found = documents[counts[0] : counts[0] + 2].tolist()
             needed = f"needs bounds that rise within {self.c.num_sequences} sequences"
             raise IndexBuildError(f"document {counts[0]}: sequences {found[0]} to {found[1]}, {needed}")
-        return counts[0], counts[1], counts[2]
 
 
 def shuffle_mapping_rows(rows: NDArray[Any], seed: int) -> None:

@@ -143,17 +143,14 @@ class BuildLock:
 
     def _load_or_build_by_lease(self, lock: NodeLock) -> Arrays | None:
         lease = Lease(f"{self.uri}-claim", self.storage_options)
+        _leases_waited_for.append(lease)
         try:
-            found: HeldLease | Arrays | None = lease.acquire(lock.node)
-            if found is None:
-                _leases_waited_for.append(lease)
-                try:
-                    found = self._wait(lease, lock.node)
-                finally:
-                    _leases_waited_for.remove(lease)
+            found = lease.acquire(lock.node) or self._wait(lease, lock.node)
         except StorageError as error:
             _warn_once(self.uri, f"no lease on the index, so each node builds its own: {error}")
             return None
+        finally:
+            _leases_waited_for.remove(lease)
         return self._build_with_lease(found, lock) if isinstance(found, HeldLease) else found
 
     def _wait(self, lease: Lease, node: str) -> HeldLease | Arrays | None:

@@ -197,23 +197,19 @@ class IndexCache:
         try:
             manifest = self.files.read_manifest()
             if manifest is not None:
-                return self._load(manifest, fingerprint, names)
+                if wrong := list_mismatches(manifest, fingerprint, self.origin):
+                    raise StaleError("; ".join(wrong))
+                arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
+                tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
+                if tokens != recorded:
+                    # No array depends on tokens: the same documents in other words, or only copied.
+                    logger.info("%s: the .bin is %s, was %s; the order is the same", uri, tokens, recorded)
+                return arrays
         except (StaleError, FormatError, StorageError, KeyError) as error:
             state = "stale" if isinstance(error, StaleError) else "unusable"
             logger.log(log_level, "%s: %s, rebuilding: %s", uri, state, error)
             return None
         return self._load_without_manifest(names, self.trusted) if self.trusted else None
-
-    def _load(self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays:
-        if wrong := list_mismatches(manifest, fingerprint, self.origin):
-            raise StaleError("; ".join(wrong))
-        arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
-        tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
-        if tokens != recorded:
-            # No array depends on tokens: the same documents in other words, or only copied.
-            text = "%s: the .bin is %s, was %s; the order is the same"
-            logger.info(text, self.files.uri(MANIFEST), tokens, recorded)
-        return arrays
 
     def _load_without_manifest(self, names: Sequence[str], check: ArrayCheck) -> Arrays | None:
         """Return the arrays that Megatron left, after `check`; None where one is missing.
