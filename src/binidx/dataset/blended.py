@@ -101,6 +101,9 @@ class BlendedDataset(Identified):
         Args:
             idxs: positions in the blend, B of them.
 
+        Returns:
+            Tokens of sample i in row i; the last column is the label of the last token.
+
         Raises:
             ConfigError: the datasets are not GPT datasets with integer tokens of up to 32 bits.
         """

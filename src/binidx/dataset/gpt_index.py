@@ -169,7 +169,14 @@ class GPTIndices(MegatronDataset):
         return len(self.document_index) // max(len(self.own_sequences), 1)
 
     def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the epoch, from 0, in which each of these served samples starts; shape (n,)."""
+        """Return the epoch in which each of these served samples starts.
+
+        Args:
+            samples: positions in serving order, shape (n,).
+
+        Returns:
+            Numbers of epochs, from 0, shape (n,), int64.
+        """
         num_documents = len(self.own_sequences)
         if len(self.document_index) == num_documents:
             return np.zeros_like(samples)
@@ -227,7 +234,16 @@ class GPTIndices(MegatronDataset):
 
     @classmethod
     def fingerprint_of(cls, documents: Documents, split: Split, config: GPTDatasetConfig) -> dict[str, Any]:
-        """Return the options that determine the arrays, besides the data and the number of samples."""
+        """Return the options that determine the arrays, besides the data and the number of samples.
+
+        Args:
+            documents: the sequences of the split.
+            split: the split.
+            config: options of the run.
+
+        Returns:
+            JSON values by name, as a manifest stores them.
+        """
         return {
             "class": recorded_name(cls),
             "random_seed": config.random_seed,

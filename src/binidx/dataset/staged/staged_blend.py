@@ -94,7 +94,7 @@ class Stage:
         return normalize(list(self.blend[1] or [1.0]))
 
     @contextlib.contextmanager
-    def drawn(self, writer: ArrayWriter, threads: int = 1) -> Iterator[BlendIndex]:
+    def _drawn(self, writer: ArrayWriter, threads: int = 1) -> Iterator[BlendIndex]:
         """Draw all planned samples: yield the prefix of each, and the number of earlier samples of that prefix."""
         # Megatron normalises in the builder and again in BlendedDataset; both roundings decide ties.
         size = sum(ceil(self.planned * share) for share in self.shares)
@@ -102,9 +102,9 @@ class Stage:
             build_blend_index(normalize(self.shares), size, num_threads=threads, out=(chosen, numbers))
             yield chosen[: self.planned], numbers[: self.planned]
 
-    def count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
+    def _count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
         """Return the numbers of planned and of served samples of each prefix, shape (2, num_prefixes)."""
-        with self.drawn(writer, threads) as (chosen, _):
+        with self._drawn(writer, threads) as (chosen, _):
             each = [samples_per_dataset(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
         return np.array(each, np.int64)
 
@@ -135,7 +135,7 @@ class Sources:
     def add_stages(
         self, stages: Sequence[Stage], counts: Sequence[NDArray[np.int64]], context: BuildContext
     ) -> list[Seam]:
-        """Build the rounds that the stages need; return the begin of each stage. `counts`: from `Stage.count`."""
+        """Build the rounds that the stages need; return the begin of each stage. `counts`: from `Stage._count`."""
         available: dict[str, int] = {}
         served: dict[str, int] = {}
         seams, first = [], 0
@@ -265,17 +265,17 @@ class StagedBlendedDataset(BlendedDataset):
         return {"lengths": [len(dataset) for dataset in self.datasets]}
 
     def _counts(self, stage: Stage) -> NDArray[np.int64]:
-        """Return `Stage.count`, cached for large stages."""
+        """Return `Stage._count`, cached for large stages."""
         threads = self.config.num_dataset_builder_threads
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
-            return stage.count(ArrayWriter(), threads)
+            return stage._count(ArrayWriter(), threads)
         fields = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
         description = describe(OrderedDict([("class", COUNTS_NAME), *fields.items()]))
         name = f"{digest(description)}-{COUNTS_NAME}-{self.split.name}"
 
         def build(writer: ArrayWriter) -> None:
             with writer.array("counts", (2, len(stage.shares)), np.int64) as counts:
-                counts[:] = stage.count(writer, threads)
+                counts[:] = stage._count(writer, threads)
 
         options = self.config.storage_options
         cache = IndexCache(self.config.path_to_cache, name, options, context=self.build_context)
@@ -283,7 +283,7 @@ class StagedBlendedDataset(BlendedDataset):
 
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
         for stage, seam in zip(self.stages, self.seams, strict=True):
-            with stage.drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
+            with stage._drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
                 for rows in row_blocks(0, stage.num_samples, AT_ONCE):
                     target = slice(seam.sample + rows.start, seam.sample + rows.stop)
                     ids[target], samples[target] = self._sources.locate(stage, seam, chosen[rows], numbers[rows])
