@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import metadata
 from typing import Any, Literal
 
-import binidx
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
@@ -262,7 +262,7 @@ class IndexCache:
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
         manifest = Manifest(
-            library=binidx.__version__,
+            library=metadata.version("binidx"),
             fingerprint=fingerprint,
             content={**self.origin.content(), **self.origin.facts()},
             data=self.origin.data(),
