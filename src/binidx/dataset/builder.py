@@ -35,7 +35,7 @@ from binidx.index.cache.index_cache import Access, BuildContext, OnOutcome
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
-SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25
+SLOW_SECONDS, SLACK_SECONDS = 0.005, 0.25
 """Time for each piece of work in this thread, ten times what one takes; and slack for a busy machine."""
 
 Result = TypeVar("Result")
@@ -97,8 +97,8 @@ class BlendedMegatronDatasetBuilder:
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
-        blends = config.blend_per_split or [config.blend] * len(Split)
-        for split, blend, size in zip(Split, blends, sizes, strict=True):
+        blends = config.blend_per_split if config.blend is None else [config.blend] * len(Split)
+        for split, blend, size in zip(Split, blends or (), sizes, strict=False):
             if size is None and blend is not None and blend[1] is not None:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
         lists = [each for each in plan_distributions(config, sizes) if len(each.prefixes) > 1 and not each.blended]
@@ -162,8 +162,8 @@ class BlendedMegatronDatasetBuilder:
     ) -> Sequence[list[MegatronDataset | None]]:
         """Return the datasets of each prefix, one per split.
 
-        Remote prefixes are opened at the same time, with as many requests as a process may have in flight; the config
-        limits the number of threads that build; beside another dataset each has its share of them.
+        Remote prefixes are opened at the same time, with as many requests as a process may have in flight. The config
+        limits the number of threads that compute; each prefix gets its share of them.
         """
         prefixes, requested = wanted.prefixes, wanted.requested
         if self.access == "ranges" or len(prefixes) == 1:
@@ -291,7 +291,7 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
             pending[number] = OPENS.submit(partial(run, number))
         started = time.monotonic()
         for number in local:
-            if time.monotonic() - started > PATIENCE_SECONDS + SLOW_SECONDS * len(results):
+            if time.monotonic() - started > SLACK_SECONDS + SLOW_SECONDS * len(results):
                 pending[number] = OPENS.submit(partial(run, number))
             else:
                 results[number] = run(number)

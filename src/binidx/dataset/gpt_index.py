@@ -135,7 +135,7 @@ class GPTIndices(MegatronDataset):
             recorded_object(get_idx_path(str(self.dataset_path)), recorded),
         )
         documents = split_range(self._bookends, checked.num_sequences)
-        if not has_fingerprint(manifest, self.fingerprint_of(documents, self.index_split, self.config)):
+        if not has_fingerprint(manifest, self.get_fingerprint(documents, self.index_split, self.config)):
             return False
         dataset = IndexedDataset(
             str(self.dataset_path),
@@ -168,7 +168,7 @@ class GPTIndices(MegatronDataset):
         """Number of epochs in `document_index`."""
         return len(self.document_index) // max(len(self.own_sequences), 1)
 
-    def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_epochs(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the epoch in which each of these served samples starts.
 
         Args:
@@ -230,10 +230,10 @@ class GPTIndices(MegatronDataset):
         return IndexFiles(directory, f"{digest(description)}-{recorded_name(cls)}-{split.name}", config.storage_options)
 
     def _fingerprint(self) -> dict[str, Any]:
-        return self.fingerprint_of(self.own_sequences, self.index_split, self.config)
+        return self.get_fingerprint(self.own_sequences, self.index_split, self.config)
 
     @classmethod
-    def fingerprint_of(cls, documents: Documents, split: Split, config: GPTDatasetConfig) -> dict[str, Any]:
+    def get_fingerprint(cls, documents: Documents, split: Split, config: GPTDatasetConfig) -> dict[str, Any]:
         """Return the options that determine the arrays, besides the data and the number of samples.
 
         Args:

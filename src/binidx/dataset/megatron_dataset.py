@@ -351,7 +351,7 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
 
     Source: Megatron Core, with its two warnings.
     """
-    pad = token_of(tokenizer, "pad")
+    pad = find_token(tokenizer, "pad")
     if pad is None or pad not in _special_tokens(tokenizer):
         return NO_PAD if pad is None else pad
     if allow_ambiguous:
@@ -365,7 +365,7 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
     return NO_PAD
 
 
-def token_of(tokenizer: Any, name: str) -> int | None:
+def find_token(tokenizer: Any, name: str) -> int | None:
     """Return the id of a special token such as "pad" or "eod"; None if the tokenizer has none."""
     try:
         token: int | None = getattr(tokenizer, name)
@@ -379,4 +379,4 @@ def _special_tokens(tokenizer: Any) -> list[Any]:
         tokens = [token for name, token in tokenizer.special_tokens_dict.items() if name != "pad_token"]
     except (AttributeError, IndexError, ValueError):
         tokens = []
-    return tokens or [token_of(tokenizer, "eos"), token_of(tokenizer, "eod")]
+    return tokens or [find_token(tokenizer, "eos"), find_token(tokenizer, "eod")]

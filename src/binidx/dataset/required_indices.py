@@ -153,10 +153,10 @@ def sizes_per_dataset(
     """
     if weights is None:
         return [[None] * len(Split)] * num_datasets
-    return sizes_of_shares(normalize(list(weights)), sizes, surplus)
+    return divide_sizes(normalize(list(weights)), sizes, surplus)
 
 
-def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
+def divide_sizes(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
     """Return `sizes_per_dataset` for weights whose sum is 1."""
     return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
 

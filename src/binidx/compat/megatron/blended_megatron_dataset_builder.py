@@ -18,7 +18,7 @@ from binidx.compat.megatron.megatron_dataset import LowLevelDataset, MegatronDat
 from binidx.compat.megatron.utils import Split
 from binidx.compat.megatron.utils import normalize as normalize
 from binidx.dataset import builder
-from binidx.dataset.required_indices import sizes_of_shares
+from binidx.dataset.required_indices import divide_sizes
 from binidx.dataset.torch_bridge import is_distributed
 from binidx.index.cache.index_cache import BuildContext
 
@@ -89,5 +89,5 @@ def rank_0_first(build: Callable[[], Any]) -> Any:
 def _get_size_per_split_per_dataset(
     normalized_weights: Sequence[float], target_size_per_split: Sequence[int | None], surplus: float = 0.0
 ) -> list[Any]:
-    """Adapt `sizes_of_shares`."""
-    return sizes_of_shares(normalized_weights, target_size_per_split, surplus)
+    """Adapt `divide_sizes`."""
+    return divide_sizes(normalized_weights, target_size_per_split, surplus)

@@ -204,7 +204,7 @@ def inspect_index(
     except IndexBuildError as error:
         return IndexInventory(wanted, len(documents), end - begin, None, None, Cache(UNNAMED), str(error))
     order = get_order_key(plan, length, add_extra_token=extra)
-    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
+    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.get_fingerprint(documents, wanted.split, config)}
     small = len(documents) * plan.num_epochs + plan.num_samples <= SMALL and not config.cache_small_indices
     cache = Cache(SMALL_ONE) if small else inspect_cache(wanted.files(config), fingerprint, _idx_of(headline))
     return IndexInventory(wanted, len(documents), end - begin, plan, order, cache)
@@ -246,7 +246,7 @@ def order_changes(inventory: RunInventory) -> list[str]:
         if content is None or each.order is None or each.cache.state not in (MISSING, STALE):
             continue
         documents = split_range(each.wanted.bookends, inventory.summaries[each.wanted.prefix].num_sequences)
-        fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, each.wanted.split, config)}
+        fingerprint = {"algorithm": ALGORITHM, **GPTDataset.get_fingerprint(documents, each.wanted.split, config)}
         name = each.wanted.files(config).name
         record = each.wanted.files(config).named(hash_fields(fingerprint, content))
         with suppress(StorageError):

@@ -115,7 +115,7 @@ def origins_of(dataset: Any, numbers: Numbers) -> SampleOrigins:
     source, sample = sources_at(dataset, numbers)
     epoch = np.zeros_like(numbers)
     present = np.unique(source).tolist()
-    epochs = of_each(datasets, present, lambda each: datasets[each].epochs_of(sample[source == each]))
+    epochs = of_each(datasets, present, lambda each: datasets[each].find_epochs(sample[source == each]))
     for each, found in zip(present, epochs, strict=True):
         epoch[source == each] = found
     return SampleOrigins(source, sample, epoch)
@@ -202,7 +202,7 @@ def _of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Spans]:
     length = np.ascontiguousarray(spans[:, 2])
     before = np.cumsum(length) - length
     target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
-    return dataset.epochs_of(samples), Spans(bounds, document, offset + spans[:, 1], length, target)
+    return dataset.find_epochs(samples), Spans(bounds, document, offset + spans[:, 1], length, target)
 
 
 def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Numbers, Any, Any, Any]:
@@ -211,7 +211,7 @@ def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> tuple[Numbers, Num
         epoch, spans = _of_source(dataset, samples)
         ends = spans.start + spans.length
         return epoch, spans.bounds, spans.document, spans.start[spans.bounds[:-1]], ends[spans.bounds[1:] - 1]
-    return dataset.epochs_of(samples), *dataset.orders.ends(samples)
+    return dataset.find_epochs(samples), *dataset.orders.ends(samples)
 
 
 def documents_of(index: SequenceIndex, sequences: Numbers) -> tuple[Numbers, Numbers]:
