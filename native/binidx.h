@@ -113,24 +113,6 @@ void binidx_sample_rows_8(const binidx_samples *samples, const int32_t *lengths,
 int64_t binidx_sample_end_4(const binidx_samples *samples, int32_t *rows);
 int64_t binidx_sample_end_8(const binidx_samples *samples, int64_t *rows);
 
-/* document_sample.c --------------------------------------------------------------------------------------------- */
-
-/* A document and its length in one item of 8 bytes, so that a shuffle carries the length along. */
-typedef struct {
-    int32_t document, length;
-} binidx_record;
-
-/* The records of the documents in samples->document_index; returns the sum of their lengths, or as gather_lengths. */
-int64_t binidx_fill_records(const binidx_samples *samples, binidx_record *records, int64_t *found);
-
-/* Shuffles `count` records as binidx_shuffle_8 does (at most 2^32 of them) into documents (count,), and writes the rows
- * they decide: as binidx_sample_rows, with `first` the position of documents[0] in the whole document index. The records
- * are spent. */
-void binidx_shuffle_records_4(const binidx_samples *samples, binidx_mt19937 *rng, binidx_record *records, int64_t first,
-                              int64_t count, int64_t token, int64_t num_tokens, int32_t *documents, int32_t *rows);
-void binidx_shuffle_records_8(const binidx_samples *samples, binidx_mt19937 *rng, binidx_record *records, int64_t first,
-                              int64_t count, int64_t token, int64_t num_tokens, int32_t *documents, int64_t *rows);
-
 /* blend_index.c ------------------------------------------------------------------------------------------------- */
 
 /* For each of `size` samples the dataset it is drawn from, and which of that dataset's samples it is, so that dataset d

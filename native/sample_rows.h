@@ -7,9 +7,8 @@
 /* Where the next row goes, and how far the token is that decides it. */
 typedef struct {
     void *rows;
-    int64_t row, stop; /* the next row; going up, the first that is not to be written, going down, the last that is */
-    int64_t away;      /* tokens from the start of the current document to the last token of sample row - 1; going down,
-                          from the end of the one before */
+    int64_t row, stop; /* the next row, and the first that is not to be written */
+    int64_t away;      /* tokens from the start of the current document to the last token of sample row - 1 */
     int64_t sequence_length, extra;
 } row_cursor;
 
@@ -23,14 +22,6 @@ static inline int64_t first_row_from(const binidx_samples *s, int64_t token) {
 static inline row_cursor start_rows(const binidx_samples *s, void *rows, int64_t token, int64_t stop) {
     int64_t row = first_row_from(s, token), last = row * s->sequence_length + s->extra - 1;
     return (row_cursor){rows, row, stop, last - token, s->sequence_length, s->extra};
-}
-
-/* The rows that the tokens [token, end) decide, from the last down. */
-static inline row_cursor start_rows_down(const binidx_samples *s, void *rows, int64_t token, int64_t end) {
-    int64_t row = first_row_from(s, end) - 1;
-    if (row > s->num_samples) row = s->num_samples;
-    int64_t last = row * s->sequence_length + s->extra - 1;
-    return (row_cursor){rows, row, first_row_from(s, token), last - end, s->sequence_length, s->extra};
 }
 
 /* `wide` is a constant in all callers: the compiler makes one function for each kind of row. */
@@ -65,17 +56,6 @@ static inline void put_document(row_cursor *c, int wide, int64_t position, int64
     c->away = chosen(none < 0, one, none);
     for (; c->away < 0 && c->row < c->stop; c->row++, c->away += c->sequence_length)
         put_next(c, wide, position, c->away + length);
-}
-
-/* The same from the last document down, and from the last row of each. */
-static inline void put_document_down(row_cursor *c, int wide, int64_t position, int64_t length) {
-    int64_t none = c->away + length, one = c->away + (length - c->sequence_length);
-    if (c->row < c->stop) return;
-    put_next(c, wide, position, none);
-    c->row -= none >= 0;
-    c->away = chosen(none >= 0, one, none);
-    for (; c->away >= 0 && c->row >= c->stop; c->row--, c->away -= c->sequence_length)
-        put_next(c, wide, position, c->away);
 }
 
 #endif

@@ -20,9 +20,9 @@ from binidx.format.prefix_listing import TABLE
 from binidx.format.sidecars.dataset_manifest import MANIFEST_FILE as DATASET_FILE
 from binidx.format.sidecars.dataset_manifest import RowCounts, read_manifest
 from binidx.format.virtual import PARTS_FILE, VirtualPart, format_parts, read_parts
-from binidx.index.cache.array_reuse import KNOWN_FILE, Known, format_known
 from binidx.index.cache.lease import LEASE_FILE, LeaseRecord
 from binidx.index.cache.manifest import MANIFEST_FILE, Manifest, StoredArray
+from binidx.index.cache.order_record import KNOWN_FILE, Known, format_known
 from binidx.json_models import MAX_BYTES, MAX_DEPTH, JsonFile
 from binidx.packed.packed_run import PACKED_FILE, load_packed_run
 from binidx.prepare.preprocess.finish import JOB_FILE, JobFile

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 __package__ = "binidx.tools"  # for `python tools/cache.py`
@@ -40,13 +41,14 @@ __package__ = "binidx.tools"  # for `python tools/cache.py`
 from binidx.errors import ConfigError
 from binidx.format.bin_file import open_bin
 from binidx.format.idx import get_idx_path
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.cache.maintenance import cached_contents, prune, verify
 from binidx.storage.cache.warm import Job, Warmed, wanted_bytes, warm
-from binidx.storage.interfaces import RangeReader
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.settings import OURS, ReadSettings
 from binidx.storage.writing.publish import object_exists
@@ -183,7 +185,6 @@ def check_cached(reader: RangeReader) -> DiskCache:
 
 def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> list[Job]:
     """Return jobs for the bytes of `.bin` files in the next steps of a run; missing indices are built."""
-    from binidx.dataset.read_plan import ranges_of_samples
     from binidx.run.run_file import Run
 
     run = Run.load(arguments.run, options)
@@ -198,8 +199,8 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     steps = range(arguments.steps)
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
-    for stored, array in ranges_of_samples(train, idxs):
-        reader, ranges = stored.bin_reader, [(start, stop) for start, stop in array.tolist()]
+    for stored, ranges in sample_ranges(train, idxs):
+        reader = stored.bin_reader
         parts = reader.split(ranges)[1] if isinstance(reader, JoinedReader) else [(reader, ranges)]
         for part, wanted in parts:
             if isinstance(part, DiskCache):
@@ -207,6 +208,19 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
             else:
                 print(f"binidx cache: {part.uri}: local, or without an ETag; left out", file=sys.stderr)
     return jobs
+
+
+def sample_ranges(dataset: Any, idxs: Sequence[int]) -> Iterator[tuple[IndexedDataset, list[Range]]]:
+    """Yield each stored dataset of a GPT dataset or a blend of some, with the byte ranges of the samples' tokens."""
+    from binidx.dataset.blended import BlendedDataset
+
+    if not isinstance(dataset, BlendedDataset):
+        spans, _ = dataset.orders.spans(idxs)
+        yield dataset.dataset, [(start, stop) for start, stop in dataset.dataset.locate_all(spans).tolist()]
+        return
+    ids, numbers = dataset.dataset_index[list(idxs)], dataset.dataset_sample_index[list(idxs)]
+    for each in np.unique(ids):
+        yield from sample_ranges(dataset.datasets[each], numbers[ids == each].tolist())
 
 
 # list

@@ -35,7 +35,7 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.megatron_dataset import recorded_name
 from binidx.dataset.required_indices import required_indices
 from binidx.errors import ConfigError, StorageError
-from binidx.index.cache.build_context import BUILT, NOT_KEPT, Outcome
+from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
 from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.run.run_file import Run
 from binidx.storage.writing.publish import object_exists

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from binidx.dataset.megatron_dataset import MegatronDataset as MegatronDataset
     from binidx.dataset.staged.length_stages import LengthStage as LengthStage
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
+    from binidx.dataset.staged.staged_blend import Stage as Stage
     from binidx.dataset.staged.staged_blend import StagedBlendedDataset as StagedBlendedDataset
-    from binidx.dataset.staged.stages import Stage as Stage
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
     from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder
@@ -76,8 +76,7 @@ NAMES = {
     "dataset.kinds.varlen": ["VarlenDataset", "VarlenGPTDataset"],
     "dataset.megatron_dataset": ["MegatronDataset"],
     "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
-    "dataset.staged.staged_blend": ["StagedBlendedDataset"],
-    "dataset.staged.stages": ["Stage"],
+    "dataset.staged.staged_blend": ["Stage", "StagedBlendedDataset"],
     "format.idx": ["DType"],
     "format.indexed_dataset": ["IndexedDataset"],
     "format.indexed_dataset_builder": ["IndexedDatasetBuilder"],

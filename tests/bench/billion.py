@@ -27,7 +27,7 @@ import numpy as np
 from binidx.dataset.config import Split
 from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_cache import IndexCache
-from binidx.index.document_sample import MOST_RECORDS, EpochPlan, count_tokens, plan_epochs
+from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index
 from binidx.native.permutations import RandomState
 from tests.bench.table import Row
@@ -98,10 +98,8 @@ def measured(directory: Path) -> dict[str, Any]:
 
 def peak_formula(plan: EpochPlan, num_documents: int) -> int:
     """What the docstring of `build_gpt_index` says, in bytes."""
-    n, shuffle = num_documents * plan.num_epochs, 4 * plan.num_samples
-    return max(8 * n if n <= MOST_RECORDS else 4 * n, shuffle if shuffle > SHUFFLED_IN_FILE else 0) + THREADS * (
-        2 << 20
-    )
+    shuffled = 4 * num_documents * plan.num_epochs, 4 * plan.num_samples
+    return max((size for size in shuffled if size > SHUFFLED_IN_FILE), default=0) + THREADS * (2 << 20)
 
 
 class Watch:

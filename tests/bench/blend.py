@@ -1,4 +1,4 @@
-"""Blends against Megatron's helper, both into arrays that are there: CPU time a sample.
+"""Blends against Megatron's helper, both into arrays that are there: CPU time a sample (wall time where threads draw).
 
 The limit is arithmetic, and the wait for a count to be stored and loaded again: 10 bytes a sample go out, a tenth of
 what memory takes. Where 10^7 samples would take theirs long it draws fewer: one costs it the same at any size.
@@ -15,7 +15,7 @@ import numpy as np
 from helpers.oracle import megatron
 
 from binidx.native.arguments import LEVEL, LEVELS, Level
-from binidx.native.blend_index import fill_blend_index
+from binidx.native.blend_index import blend_exhaustive, blend_weighted
 from tests.bench.table import Row
 
 SIZE = 10_000_000
@@ -51,17 +51,19 @@ def weights_of(kind: str, num: int) -> np.ndarray:
     return weights
 
 
-def weighted(num: int, size: int, kind: str = "random", level: Level = LEVEL) -> Row:
+def weighted(num: int, size: int, kind: str = "random", level: Level = LEVEL, num_threads: int = 1) -> Row:
     """10^7 samples of `num` datasets, `size` of them by the peer: as many are compared."""
     weights = weights_of(kind, num)
     ours, theirs = empty(SIZE), empty(size)
+    clock = time.process_time if num_threads == 1 else time.perf_counter
     mine, peer = medians(
-        (lambda: fill_blend_index(weights, None, *ours, level=level), SIZE),
+        (lambda: blend_weighted(weights, *ours, level=level, num_threads=num_threads), SIZE),
         (lambda: megatron.helpers.build_blending_indices(*theirs, weights, num, size, False), size),
-        clock=time.process_time,
+        clock=clock,
     )
     assert all((a[:size] == b).all() for a, b in zip(ours, theirs, strict=True))
-    return Row(f"blend, {num} datasets, {kind} weights", mine, peer, "ns", False, note(level, size))
+    work = f"blend, {num} datasets, {kind} weights" + (f", {num_threads} threads" if num_threads > 1 else "")
+    return Row(work, mine, peer, "ns", False, note(level, size))
 
 
 def exhaustive(num: int, size: int, level: Level = LEVEL) -> Row:
@@ -70,7 +72,7 @@ def exhaustive(num: int, size: int, level: Level = LEVEL) -> Row:
     size = int(sizes.sum())
     ours, theirs = empty(size), empty(size)
     mine, peer = medians(
-        (lambda: fill_blend_index(sizes / size, sizes, *ours, level=level), size),
+        (lambda: blend_exhaustive(sizes, *ours, level=level), size),
         (lambda: megatron.helpers.build_exhaustive_blending_indices(*theirs, sizes, num), size),
         clock=time.process_time,
     )
@@ -89,5 +91,6 @@ def rows(directory: Path) -> list[Row]:
     few = SIZE // 20
     table = [weighted(num, SIZE if num < 1000 else few) for num in (2, 8, 16, 64, 128, 512, 2048)]
     table += [weighted(num, few, level=level) for level in LEVELS[:-1] for num in (8, 64, 512, 2048)]
+    table += [weighted(num, 10 * few if num < 500 else few, num_threads=2) for num in (8, 64, 512, 2048)]
     table += [weighted(num, few, kind) for num in (512, 2048) for kind in ("Zipf", "equal", "equal within 1e-9")]
     return [*table, exhaustive(8, SIZE), exhaustive(64, SIZE), exhaustive(512, 2 * few)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.oracle import megatron
 
 import binidx
+from binidx.dataset import gpt_index
 from binidx.dataset.blended import samples_per_dataset
 from binidx.errors import BlendError, ConfigError
 
@@ -131,6 +133,28 @@ def test_threads_build_what_one_thread_builds(prefixes: list[str]) -> None:
     )
     assert_same_datasets(four, one)
     assert [dataset.dataset_path for dataset in four[0].datasets] == prefixes
+
+
+@pytest.mark.parametrize("cache", [None, "memory://threads/limit"])
+@pytest.mark.parametrize(("threads", "share"), [(1, 1), (2, 1), (9, 2)])
+def test_datasets_share_the_threads_and_no_more_are_computed_at_a_time(
+    prefixes: list[str], cache: str | None, threads: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, shares = threading.Semaphore(threads), set()
+    build = gpt_index.build_gpt_index
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        assert free.acquire(blocking=False)
+        shares.add(options["threads"])
+        build(*arguments, **options)
+        free.release()
+
+    monkeypatch.setattr(gpt_index, "build_gpt_index", counted)
+    ours(
+        [300, 30, 0], blend=(prefixes, [1.0, 2.0, 3.0, 4.0]), split="9,1,0",
+        num_dataset_builder_threads=threads, path_to_cache=cache and f"{cache}/{threads}",
+    )  # fmt: skip
+    assert shares == {share}
 
 
 def test_a_blend_is_cached_where_path_to_cache_says(prefixes: list[str], tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ import numpy as np
 from binidx.errors import PeerError
 from binidx.index.cache import build_lock, lease
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import BuildContext
-from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_cache import BuildContext, IndexCache
 
 NAME = "0f-Kind-train"
 FINGERPRINT = {"option": True}
@@ -47,7 +46,7 @@ def request_index(cache: str, log: str, how: dict[str, Any]) -> dict[str, object
 
     began = time.monotonic()
 
-    def check() -> None:
+    def check(_: bool) -> None:
         if time.monotonic() - began > how.get("away", np.inf):
             raise PeerError("another rank of its run failed")
 

@@ -31,10 +31,10 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from binidx.index.cache.array_reuse import OrderKey
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.manifest import ALGORITHM, Origin
+from binidx.index.cache.order_record import OrderKey
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.writing import staging, upload
 
@@ -88,7 +88,7 @@ def make_build(content: int) -> Any:
 
 def build_without_lock(cache: IndexCache, content: int) -> dict[str, np.ndarray]:
     wanted = {"algorithm": ALGORITHM}
-    found = cache.load(wanted, NAMES) or cache.reuse("described", wanted, NAMES)
+    found = cache.load(wanted, NAMES)
     return found or cache.build("described", wanted, make_build(content)).arrays
 
 

@@ -88,20 +88,22 @@ def test_weighted_equals_megatrons_for_many_datasets(num: int) -> None:
 
 @x86
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_blends_equal_megatrons(kind: str) -> None:
-    """So long that chunks are drawn, and replay repairs them."""
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+def test_long_blends_in_threads_equal_megatrons(kind: str, num_threads: int) -> None:
+    """So long that each thread draws chunks, and replay repairs them."""
+    rng = np.random.default_rng(num_threads)
     for num in (2, 7, 17, 33):
         weights, size = normalised(random_weights(rng, kind, num)), 200_001
-        assert_same(build_blend_index(weights, size), megatron_blend(weights, size))
+        assert_same(build_blend_index(weights, size, num_threads=num_threads), megatron_blend(weights, size))
 
 
 @x86
-def test_long_exhaustive_blends_equal_megatrons() -> None:
-    rng = np.random.default_rng(1)
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
+def test_long_exhaustive_blends_in_threads_equal_megatrons(num_threads: int) -> None:
+    rng = np.random.default_rng(num_threads)
     for num in (2, 7, 17, 33):
         sizes = 200_000 // num + rng.integers(1, 20_000 // num, num) * rng.integers(0, 2, num)
-        assert_same(build_exhaustive_blend_index(sizes), megatron_exhaustive(sizes))
+        assert_same(build_exhaustive_blend_index(sizes, num_threads=num_threads), megatron_exhaustive(sizes))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.oracle import megatron
 
-from binidx.index import document_sample, documents
+from binidx.index import documents
 from binidx.index.cache import array_writer
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
@@ -50,14 +50,13 @@ def ours(plan: EpochPlan, seed: int, directory: Path | None = None, given: Any =
     return place.arrays
 
 
-@pytest.mark.parametrize("most_records", [2**27, 0])
+@pytest.mark.parametrize("shuffled_in_file", [2**30, 0])
 @pytest.mark.parametrize("epochs", [0.5, 2.9, 3.1])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_equal_megatrons_in_memory_and_in_files(
-    most_records: int, epochs: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shuffled_in_file: int, epochs: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_sample, "MOST_RECORDS", most_records)
-    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", most_records)
+    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
     for module in (documents, import_module("binidx.native.sample_index")):
         monkeypatch.setattr(module, "WINDOW", 1000)
     plan = plan_of(epochs)
@@ -72,12 +71,11 @@ def test_equal_megatrons_in_memory_and_in_files(
         assert (tmp_path / f"{name}.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
 
 
-@pytest.mark.parametrize("most_records", [2**27, 0])
+@pytest.mark.parametrize("shuffled_in_file", [2**30, 0])
 def test_two_builds_at_once_on_two_threads_each_give_the_same_bytes(
-    most_records: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shuffled_in_file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_sample, "MOST_RECORDS", most_records)
-    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", most_records)
+    monkeypatch.setattr(array_writer, "SHUFFLED_IN_FILE", shuffled_in_file)
     for module in (documents, import_module("binidx.native.sample_index")):
         monkeypatch.setattr(module, "WINDOW", 1000)
     plan = plan_of(2.9)

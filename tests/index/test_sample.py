@@ -10,7 +10,7 @@ from helpers.oracle import megatron
 
 from binidx.errors import IndexBuildError
 from binidx.index.document_sample import build_sample_index, count_samples, count_tokens
-from binidx.native.sample_index import SampleArrays, fill_sample_rows
+from binidx.native import sample_index
 
 helpers = megatron.helpers
 WINDOWED = import_module("binidx.native.sample_index")  # by name: the package shows the function
@@ -70,8 +70,7 @@ def test_int64_rows_equal_megatrons(extra: bool, drop: bool) -> None:
         tokens = int(lengths[documents].sum())
         needed = helpers.build_sample_idx_int64(lengths, documents, length, 1, tokens, drop, extra)
         rows = np.empty_like(needed)
-        samples = SampleArrays(lengths, documents, length, tokens, len(rows) - 1, add_extra_token=extra)
-        fill_sample_rows(samples, rows)
+        sample_index.fill_sample_index(lengths, documents, length, tokens, rows, add_extra_token=extra)
         assert rows.dtype == np.int64
         assert (rows == needed).all()
 
@@ -88,8 +87,7 @@ def test_threads_write_the_same_rows(monkeypatch: pytest.MonkeyPatch, threads: i
         one = build_sample_index(lengths, documents, length, tokens, **options)
         assert (build_sample_index(lengths, documents, length, tokens, **options, threads=threads) == one).all()
         many = np.empty(one.shape, np.int64)
-        samples = SampleArrays(lengths, documents, length, tokens, len(many) - 1, add_extra_token=extra)
-        fill_sample_rows(samples, many, threads)
+        sample_index.fill_sample_index(lengths, documents, length, tokens, many, add_extra_token=extra, threads=threads)
         assert (many == one).all()
 
 

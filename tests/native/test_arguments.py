@@ -45,27 +45,18 @@ def test_sample_index_refuses(change: dict[str, Any], error: type[Exception], me
         "num_tokens": 7,
         "rows": ROWS,
     }
-
-    def fill(rows: np.ndarray, **options: Any) -> None:
-        samples = sample_index.SampleArrays(**options, num_samples=max(len(rows) - 1, 0), add_extra_token=True)
-        sample_index.fill_sample_rows(samples, rows)
-
-    fill(**arguments)
+    sample_index.fill_sample_index(**arguments, add_extra_token=True)
     with pytest.raises(error, match=message):
-        fill(**(arguments | change))
+        sample_index.fill_sample_index(**(arguments | change), add_extra_token=True)
 
 
 def test_blends_refuse_outputs_of_another_length() -> None:
     with pytest.raises(ValueError, match="2 weights, 5 and 6 rows"):
-        blend_index.fill_blend_index(np.array([0.5, 0.5]), None, np.empty(5, np.int16), np.empty(6, np.int64))
-    with pytest.raises(ValueError, match="sizes 1 to 3 of 2 datasets, 5 rows"):
-        blend_index.fill_blend_index(
-            np.array([0.75, 0.25]), np.array([3, 1]), np.empty(5, np.int16), np.empty(5, np.int64)
-        )
-    with pytest.raises(ValueError, match="sizes -1 to 3 of 2 datasets"):
-        blend_index.fill_blend_index(
-            np.array([1.5, -0.5]), np.array([3, -1]), np.empty(2, np.int16), np.empty(2, np.int64)
-        )
+        blend_index.blend_weighted(np.array([0.5, 0.5]), np.empty(5, np.int16), np.empty(6, np.int64))
+    with pytest.raises(ValueError, match="2 sizes of 4 in all, 5 rows"):
+        blend_index.blend_exhaustive(np.array([3, 1]), np.empty(5, np.int16), np.empty(5, np.int64))
+    with pytest.raises(ValueError, match="2 sizes of 2 in all"):
+        blend_index.blend_exhaustive(np.array([3, -1]), np.empty(2, np.int16), np.empty(2, np.int64))
 
 
 def test_checks_refuse_lengths_and_pointers_that_do_not_match() -> None:
@@ -79,18 +70,11 @@ def test_arrays_of_another_shape_are_refused() -> None:
         np.array([0.5, 0.5]),
         gpt_samples.Sequences(LENGTHS, np.array([0, 6]), dtype_code=8, item_bytes=2),
     )
-    samples, shuffled, rows = (
-        sample_index.SampleArrays(LENGTHS, DOCUMENTS),
-        np.array([0, 1]),
-        np.zeros((3, 2), np.int32),
-    )
+    shuffled, rows = np.array([0, 1]), np.zeros((3, 2), np.int32)
     calls: list[Callable[[], object]] = [
-        lambda: blend_index.fill_blend_index(weights, None, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
-        lambda: blend_index.fill_blend_index(weights, None, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
-        lambda: blend_index.fill_blend_index(
-            np.array([0.75, 0.25]), np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)
-        ),
-        lambda: sample_index.fill_records(samples, np.empty((2, 0), np.int64)),
+        lambda: blend_index.blend_weighted(weights, np.empty((4, 0), np.int16), np.empty(4, np.int64)),
+        lambda: blend_index.blend_weighted(weights, np.empty(4, np.int16), np.empty((4, 0), np.int64)),
+        lambda: blend_index.blend_exhaustive(np.array([3, 1]), np.empty((4, 0), np.int16), np.empty(4, np.int64)),
         lambda: sequences.locate(np.zeros((3, 2), np.int64)),
         lambda: sequences.locate(np.zeros(3, np.int64)),
         lambda: gpt_samples.Orders(np.zeros((4, 0), np.int64), rows, DOCUMENTS, sequences, add_extra_token=True),
@@ -112,15 +96,6 @@ def fill(
     GPTRows(Recipe(4, pad=0), 1).fill(
         [np.zeros(2, np.uint16)], bounds, [0], dtype_code=dtype_code, item_bytes=item_bytes
     )
-
-
-def test_rows_are_as_many_as_the_samples_say() -> None:
-    samples = sample_index.SampleArrays(LENGTHS, DOCUMENTS, 3, 7, 2)
-    for rows in (np.empty((1, 2), np.int64), np.empty((4, 2), np.int32), np.empty((3, 2), np.int16)):
-        with pytest.raises((TypeError, ValueError), match="needs"):
-            sample_index.fill_sample_rows(samples, rows)
-        with pytest.raises((TypeError, ValueError), match="needs"):
-            sample_index.put_end(samples, rows, 7)
 
 
 @pytest.mark.parametrize(("dtype_code", "item_bytes"), [(8, 0), (8, -2), (5, 1), (8, 4), (9, 2), (0, 1)])

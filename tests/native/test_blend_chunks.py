@@ -1,4 +1,4 @@
-"""Blends in chunks against the plain scan: every level, length of chunk and kind of weights."""
+"""Blends in chunks against the plain scan: every level, number of threads, length of chunk and kind of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from binidx._native import lib
 
 from binidx.native.arguments import LEVELS, items
-from binidx.native.blend_index import MIN_ROWS, ROTATED_AT_ONCE, Blend, blend_in_chunks, fill_blend_index
+from binidx.native.blend_index import MIN_ROWS, Blend, blend_exhaustive, blend_in_chunks, blend_weighted
 
 Index = tuple[np.ndarray, np.ndarray]
 
@@ -47,14 +47,6 @@ def plain_exhaustive(sizes: np.ndarray) -> Index:
     return datasets, samples
 
 
-def blend_weighted(weights: np.ndarray, *index: np.ndarray, level: int | None = None) -> None:
-    fill_blend_index(weights, None, *index, level=level)
-
-
-def blend_exhaustive(sizes: np.ndarray, *index: np.ndarray, level: int | None = None) -> None:
-    fill_blend_index(sizes / max(int(sizes.sum()), 1), sizes, *index, level=level)
-
-
 def assert_same(found: Index, needed: Index) -> None:
     assert (found[0] == needed[0]).all()
     assert (found[1] == needed[1]).all()
@@ -62,7 +54,7 @@ def assert_same(found: Index, needed: Index) -> None:
 
 def in_chunks(weights: np.ndarray, sizes: np.ndarray | None, size: int, level: int, chunk: int | None = None) -> Index:
     index = empty(size)
-    blend_in_chunks(Blend(weights, sizes, *index, level), chunk)
+    blend_in_chunks(Blend(weights, sizes, *index, level), 1, chunk)
     return index
 
 
@@ -115,23 +107,27 @@ def test_every_row_around_the_ends_of_chunks(level: int, num: int) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("num", [1, 3, 16, 64])
-def test_chunks_of_the_chosen_length_give_the_same_rows(level: int, num: int) -> None:
+def test_any_number_of_threads_gives_the_same_rows(level: int, num: int) -> None:
+    """Long enough for chunks in every thread, by the length that is chosen."""
     weights, sizes = random_blend(np.random.default_rng(num), "random", num, rows := 5 * 16 * MIN_ROWS + 1)
     weighted, exhaustive = plain_weighted(weights, rows), plain_exhaustive(sizes)
-    blend_weighted(weights, *(found := empty(rows)), level=level)
-    assert_same(found, weighted)
-    blend_exhaustive(sizes, *(found := empty(len(exhaustive[0]))), level=level)
-    assert_same(found, exhaustive)
+    for threads in (1, 2, 3, 5):
+        counts = blend_weighted(weights, *(found := empty(rows)), num_threads=threads, level=level)
+        assert_same(found, weighted)
+        assert counts.tolist() == np.bincount(weighted[0], minlength=num).tolist()
+        blend_exhaustive(sizes, *(found := empty(len(exhaustive[0]))), num_threads=threads, level=level)
+        assert_same(found, exhaustive)
 
 
 @pytest.mark.parametrize("num", [128, 129, 300])
 @pytest.mark.parametrize("share", [1.0, 1 / 3, 5.0, 2.0**70])
 def test_equal_weights_are_drawn_in_turn(num: int, share: float) -> None:
     """Of any sum; at the greatest a count more is lost in rounding, and the first dataset gives all."""
-    for size in (0, 1, num - 1, num, num + 1, 7 * num + 5, ROTATED_AT_ONCE + 3):
+    for size in (0, 1, num - 1, num, num + 1, 7 * num + 5):
         weights = np.full(num, share / num)
-        blend_weighted(weights, *(found := empty(size)))
+        counts = blend_weighted(weights, *(found := empty(size)))
         assert_same(found, plain_weighted(weights, size))
+        assert counts.tolist() == np.bincount(found[0], minlength=num).tolist()
 
 
 def test_equal_sizes_are_drawn_in_turn() -> None:
@@ -152,8 +148,8 @@ def test_two_builds_at_once_give_the_same_bytes() -> None:
     def build(seed: int) -> bytes:
         weights, sizes = random_blend(np.random.default_rng(seed), "random", 40, 70_000)
         found = [empty(100_000), empty(int(sizes.sum()))]
-        blend_weighted(weights, *found[0])
-        blend_exhaustive(sizes, *found[1])
+        blend_weighted(weights, *found[0], num_threads=2)
+        blend_exhaustive(sizes, *found[1], num_threads=2)
         return b"".join(array.tobytes() for index in found for array in index)
 
     needed = [build(seed) for seed in range(4)]

@@ -27,8 +27,6 @@ FAULTS = [
     ("blend_index.c", "behind > most", "behind >= most", "checks failed"),
     ("sample_rows.h", "c->away < 0 && c->row < c->stop", "c->away < 0", "heap-buffer-overflow"),
     ("sample_index.c", "stop < end ? stop : end", "stop > end ? stop : end", "heap-buffer-overflow"),
-    ("sample_rows.h", "if (c->row < c->stop) return;", "", ""),
-    ("document_sample.c", "x[targets[k]] = x[i];", "", ""),
     ("locate.c", "count > length - first", "count > length", "checks failed"),
     ("gather.c", "piece_tokens(g, last) == 1) last--;", "piece_tokens(g, last) == 0) last--;", "checks failed"),
     ("unaligned.h", "(const char *)base + 4 * i", "(const char *)base + 5 * i", ""),

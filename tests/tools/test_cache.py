@@ -18,6 +18,7 @@ import fsspec
 import numpy as np
 import pytest
 from binidx.tools import main
+from binidx.tools._warm_jobs import ranges_of_samples
 from binidx.tools.cache import age, belongs
 from conftest import Bucket
 from helpers.conversion import build
@@ -26,7 +27,6 @@ from helpers.random_datasets import Document, build_ours
 
 import binidx
 from binidx.corpus.convert import convert_dataset
-from binidx.dataset.read_plan import ranges_of_samples
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.writing.publish import object_identity

@@ -128,16 +128,6 @@ def test_a_world_and_a_batch_size_decide_the_names(
     ]  # fmt: skip
 
 
-def test_a_longer_run_of_the_same_order_is_taken_over(
-    prefixes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = save(prefixes[:1], tmp_path, tmp_path / "cache", blend=(prefixes[:1], None))
-    options = ["--eval-iters", 1]
-    assert ways(prepared(capsys, path, "--train-samples", 10_000, *options))[0] == "built"
-    assert ways(prepared(capsys, path, "--train-samples", 11_000, *options))[0] == "taken over"
-    assert "taken over" in call(capsys, path, "--train-samples", 12_000, *options)
-
-
 def test_several_at_once_build_each_index_once(s3: Bucket, prefixes: list[str], tmp_path: Path) -> None:
     base = s3.fresh()
     for prefix in prefixes:

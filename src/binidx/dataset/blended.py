@@ -101,6 +101,9 @@ class BlendedDataset(Identified):
         Args:
             idxs: positions in the blend, B of them.
 
+        Returns:
+            Tokens of sample i in row i; the last column is the label of the last token.
+
         Raises:
             ConfigError: the datasets are not GPT datasets with integer tokens of up to 32 bits.
         """
@@ -168,10 +171,11 @@ class BlendedDataset(Identified):
 
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
         """Write the dataset and the sample of each row."""
+        out, threads = (ids, samples), self.config.num_dataset_builder_threads
         if self.size is None:
-            build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), out=(ids, samples))
+            build_exhaustive_blend_index(np.asarray(self.weights, dtype=np.int64), num_threads=threads, out=out)
         else:
-            build_blend_index(np.asarray(self.weights, np.float64), self.size, out=(ids, samples))
+            build_blend_index(np.asarray(self.weights, np.float64), self.size, num_threads=threads, out=out)
 
     def _check_foreign(self, arrays: Arrays) -> None:
         check_blend_index(arrays, list(map(len, self.datasets)), self.size)

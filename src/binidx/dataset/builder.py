@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-import os
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import (
-    Blend,
     BlendedMegatronDatasetConfig,
     Split,
     SplitMatrix,
@@ -25,19 +24,17 @@ from binidx.dataset.config import (
 )
 from binidx.dataset.megatron_dataset import MegatronDataset, required
 from binidx.dataset.rank_agreement import agree_on_outcome
+from binidx.dataset.required_indices import Distribution, Sizes, plan_distributions
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError, PeerError
-from binidx.format.idx import get_idx_path
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
-from binidx.index.cache.build_context import BuildContext, OnOutcome, ThreadBudget
 from binidx.index.cache.build_lock import Check
-from binidx.index.cache.index_cache import Access
-from binidx.index.cache.index_files import IndexFiles, start_prefetch
+from binidx.index.cache.index_cache import Access, BuildContext, OnOutcome
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
-SLOW_SECONDS, PATIENCE_SECONDS = 0.005, 0.25
+SLOW_SECONDS, SLACK_SECONDS = 0.005, 0.25
 """Time for each piece of work in this thread, ten times what one takes; and slack for a busy machine."""
 
 Result = TypeVar("Result")
@@ -45,16 +42,10 @@ Result = TypeVar("Result")
 Work = Callable[[Check], Result]
 """Work on one dataset. It calls the check while it waits."""
 
-Submit = Callable[[Callable[[], Any]], Future[Any]]
-
-Sizes = Sequence[int | None]
-
 TopLevelDataset = BlendedDataset | MegatronDataset
 
 Built = list[TopLevelDataset | list[MegatronDataset] | None]
 """One dataset per split, or the list of its validation sets; None if the split has no share."""
-
-WHOLE = (0.0, 1.0)
 
 
 class BlendedMegatronDatasetBuilder:
@@ -105,9 +96,13 @@ class BlendedMegatronDatasetBuilder:
         if len(sizes) != len(Split):
             raise ConfigError(f"sizes: found {len(sizes)}, needs {len(Split)}, one per split")
         check_kind(cls, config)
-        for split, blend, size in zip(Split, self._blends(), sizes, strict=True):
+        blends = config.blend_per_split if config.blend is None else [config.blend] * len(Split)
+        for split, blend, size in zip(Split, blends or (), sizes, strict=False):
             if size is None and blend is not None and blend[1] is not None:
                 raise ConfigError(f"sizes: found None for {split.name}, a blend with weights needs a number")
+        lists = [each for each in plan_distributions(config, sizes) if len(each.prefixes) > 1 and not each.blended]
+        if lists and config.full_validation and sizes[Split.valid.value] is not None:
+            raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
 
     def build(self, *, on_outcome: OnOutcome = None) -> Built:
         """Build the datasets.
@@ -133,91 +128,62 @@ class BlendedMegatronDatasetBuilder:
         if is_distributed() and not self.is_built_on_rank():
             return [None] * len(Split)
         if self.config.mock:
-            return [*self._build_prefix(None, self._matrix(), self.sizes, context)]
-        if self.config.blend is not None:
-            return self._build_one_distribution(self.config.blend, context)
-        blends = zip(Split, self._blends(), strict=True)
-        return [self._build_split(split, blend if split in self.splits else None, context) for split, blend in blends]
+            return [*self._build_prefix(None, self._chosen(self.config.split_matrix or []), self.sizes, context)]
+        built: Built = [None] * len(Split)
+        for each in plan_distributions(self.config, self.sizes):
+            matrix = self._chosen(each.matrix)
+            if any(matrix):
+                found = self._build_distribution(each, self._build_prefixes(each, matrix, context), context)
+                built = [old if new is None else new for old, new in zip(built, found, strict=True)]
+        return built
 
-    def _matrix(self) -> SplitMatrix:
+    def _chosen(self, matrix: SplitMatrix) -> SplitMatrix:
         """Return the bookends of the splits to build."""
-        matrix = self.config.split_matrix or [None] * len(Split)
         return [bookends if split in self.splits else None for split, bookends in zip(Split, matrix, strict=True)]
 
-    def _blends(self) -> Sequence[Blend | None]:
-        if self.config.blend is not None:
-            return [self.config.blend] * len(Split)
-        return self.config.blend_per_split or [None] * len(Split)
-
-    def _build_one_distribution(self, blend: Blend, context: BuildContext) -> Built:
-        prefixes, weights = blend
-        matrix = self._matrix()
-        if len(prefixes) == 1 and weights is None:
-            return [*self._build_prefix(prefixes[0], matrix, self.sizes, context)]
-        datasets = self._build_prefixes(prefixes, weights, matrix, self.sizes, context)
-
-        def build(split: Split, check: Check) -> BlendedDataset | None:
-            return self._blend(split, weights, self.sizes, datasets, context.with_check(check))
-
-        if self._is_remote([]):
-            return [*run_concurrently([partial(build, split) for split in Split])]
-        return [self._blend(split, weights, self.sizes, datasets, context) for split in Split]
-
-    def _build_split(
-        self, split: Split, blend: Blend | None, context: BuildContext
-    ) -> TopLevelDataset | list[MegatronDataset] | None:
-        if blend is None:
-            return None
-        prefixes, weights = blend
-        matrix: SplitMatrix = [WHOLE if other is split else None for other in Split]
-        sizes = [self.sizes[other.value] if other is split else 0 for other in Split]
-        if len(prefixes) == 1:
-            return self._build_prefix(prefixes[0], matrix, sizes, context)[split.value]
-        if self.config.multiple_validation_sets and split is Split.valid:
-            return self._build_validation_sets(prefixes, matrix, sizes, context)
-        datasets = self._build_prefixes(prefixes, weights, matrix, sizes, context)
-        return self._blend(split, weights, sizes, datasets, context)
-
-    def _build_validation_sets(
-        self, prefixes: Sequence[str], matrix: SplitMatrix, sizes: Sizes, context: BuildContext
-    ) -> list[MegatronDataset]:
-        if self.config.full_validation and sizes[Split.valid.value] is not None:
-            raise ConfigError(f"sizes: found {sizes[Split.valid.value]} for valid, full_validation needs None")
-        built = (self._build_prefix(prefix, matrix, sizes, context)[Split.valid.value] for prefix in prefixes)
-        return [dataset for dataset in built if dataset is not None]
+    def _build_distribution(
+        self, wanted: Distribution, built: Sequence[Sequence[MegatronDataset | None]], context: BuildContext
+    ) -> Built:
+        """Return one dataset, blend or list for each split, of the datasets of each prefix."""
+        splits = [[each for each in datasets if each is not None] for datasets in zip(*built, strict=True)]
+        if wanted.blended:
+            works = [
+                partial(self._blend, wanted.weights, size, datasets, context)
+                for size, datasets in zip(self.sizes, splits, strict=True)
+            ]
+            return [*run_concurrently(works, [not self._is_remote([])] * len(works))]
+        if len(wanted.prefixes) > 1:
+            return [datasets or None for datasets in splits]
+        return [datasets[0] if datasets else None for datasets in splits]
 
     def _build_prefixes(
-        self,
-        prefixes: Sequence[str],
-        weights: Sequence[float] | None,
-        matrix: SplitMatrix,
-        sizes: Sizes,
-        context: BuildContext,
-    ) -> list[list[MegatronDataset | None]]:
+        self, wanted: Distribution, matrix: SplitMatrix, context: BuildContext
+    ) -> Sequence[list[MegatronDataset | None]]:
         """Return the datasets of each prefix, one per split.
 
-        Remote prefixes are opened at the same time, with as many requests as a process may have in flight; the config
-        limits the number of threads that build.
+        Remote prefixes are opened at the same time, with as many requests as a process may have in flight. The config
+        limits the number of threads that compute; each prefix gets its share of them.
         """
-        requested = sizes_per_dataset(len(prefixes), weights, matrix, sizes, self.config.mid_level_dataset_surplus)
-        if self.access == "ranges":
+        prefixes, requested = wanted.prefixes, wanted.requested
+        if self.access == "ranges" or len(prefixes) == 1:
             pairs = zip(prefixes, requested, strict=True)
             return [self._build_prefix(prefix, matrix, each, context) for prefix, each in pairs]
-        budget = ThreadBudget(self.config.num_dataset_builder_threads)
-
-        def wait_and_build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
-            waiting = replace(context.with_check(check), worker=budget.waiter())
-            return self._build_prefix(prefix, matrix, sizes, waiting, listed.get(prefix))
+        threads, is_remote = self.config.num_dataset_builder_threads, self._is_remote(prefixes)
+        slots = threading.Semaphore(threads)
+        context = replace(context, num_threads=max(1, threads // len(prefixes)))
 
         def build(prefix: str, sizes: Sizes, check: Check) -> list[MegatronDataset | None]:
-            with budget.worker() as worker:
-                return self._build_prefix(prefix, matrix, sizes, replace(context.with_check(check), worker=worker))
+            if is_remote:
+                waiting = replace(context.with_check(check), slot=slots)
+                return self._build_prefix(prefix, matrix, sizes, waiting, listed.get(prefix))
+            with slots:
+                check(False)
+                return self._build_prefix(prefix, matrix, sizes, context.with_check(check))
 
-        if not self._is_remote(prefixes):
-            works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
-            return build_in_threads(works, self.config.num_dataset_builder_threads)
+        works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
+        if not is_remote:
+            return run_concurrently(works, [threads == 1] * len(works))
         with list_pairs_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
-            works = [partial(wait_and_build, *each) for each in zip(prefixes, requested, strict=True)]
             return run_concurrently(
                 works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
             )
@@ -245,24 +211,7 @@ class BlendedMegatronDatasetBuilder:
                 None if bookends is None else self.cls.open_later(required(prefix), bookends, size, split, self.config)
                 for split, bookends, size in zip(Split, matrix, sizes, strict=True)
             ]
-        if prefix is None:
-            return self._build_opened(None, prefix, matrix, sizes, context)
-        fetched = None
-        if self._is_remote([prefix]):
-            fetched = start_prefetch(known_idx_bytes(prefix, listed), partial(self._cached_in, prefix, matrix, sizes))
-        known = ResolvedPrefix(prefix, listed, fetched.checked if fetched else tuple, context.checks)
-        context = replace(context, prefetch=fetched)
-        return self._build_opened(known, prefix, matrix, sizes, context)
-
-    def _cached_in(self, prefix: str, matrix: SplitMatrix, sizes: Sizes) -> list[IndexFiles]:
-        """Return the cache files of the indices of a prefix, whether or not they exist."""
-        splits = [(split, size) for split, bookends, size in zip(Split, matrix, sizes, strict=True) if bookends]
-        files = [self.cls.cached_in(prefix, size, split, self.config) for split, size in splits]
-        return [each for each in files if each is not None]
-
-    def _build_opened(
-        self, known: ResolvedPrefix | None, prefix: str | None, matrix: SplitMatrix, sizes: Sizes, context: BuildContext
-    ) -> list[MegatronDataset | None]:
+        known = None if prefix is None else ResolvedPrefix(prefix, listed, context.checks)
         low_level = self.cls.build_low_level_dataset(known, self.config)
         num_elements = self.cls.numel_low_level_dataset(low_level)
         # The class that defines the constructor decides: a user's subclass with its own gets an array.
@@ -279,16 +228,15 @@ class BlendedMegatronDatasetBuilder:
 
     def _blend(
         self,
-        split: Split,
         weights: Sequence[float] | None,
-        sizes: Sizes,
-        datasets_per_prefix: list[list[MegatronDataset | None]],
+        size: int | None,
+        datasets: list[MegatronDataset],
         context: BuildContext,
+        check: Check,
     ) -> BlendedDataset | None:
-        datasets = [dataset for splits in datasets_per_prefix if (dataset := splits[split.value]) is not None]
         if not datasets:
             return None
-        size = sizes[split.value]
+        context = context.with_check(check)
         if weights is not None and size is not None:
             shares = normalize(list(weights))
             total = sum(ceil(size * share) for share in shares)
@@ -296,31 +244,6 @@ class BlendedMegatronDatasetBuilder:
         lengths = OPENS.map(len, datasets) if self.access == "ranges" else [*map(len, datasets)]
         most = None if size is None else min(size, sum(lengths))
         return self.blended_class.built_with(context, datasets, lengths, most, self.config, access=self.access)
-
-
-def known_idx_bytes(prefix: str, listed: ListedPair | None) -> int | None:
-    """Return the bytes of the `.idx` of a prefix; None if a request would be needed."""
-    if listed is not None:
-        return int(listed.identity["size"])
-    path = local_path(get_idx_path(prefix))
-    return os.path.getsize(path) if path is not None and os.path.exists(path) else None
-
-
-def sizes_per_dataset(
-    num_datasets: int, weights: Sequence[float] | None, matrix: SplitMatrix, sizes: Sizes, surplus: float
-) -> list[Sizes]:
-    """Return the number of samples to build of each dataset for each split: its share and a surplus; None is one epoch.
-
-    Source: Megatron Core; both roundings are part of the result.
-    """
-    if weights is None:
-        return [[None] * len(Split)] * num_datasets
-    return sizes_of_shares(normalize(list(weights)), sizes, surplus)
-
-
-def sizes_of_shares(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
-    """Return `sizes_per_dataset` for weights whose sum is 1."""
-    return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
 
 
 def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig) -> None:
@@ -331,18 +254,7 @@ def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig)
         raise ConfigError(f"config: found a {found}; {cls.__name__} needs a {needed.__name__}")
 
 
-def build_in_threads(works: Sequence[Work[Result]], threads: int) -> list[Result]:
-    """Return the results of CPU-bound work, run in so many threads."""
-    pool = OPENS.executor(threads)
-    try:
-        return run_concurrently(works, submit=pool.submit)
-    finally:
-        pool.shutdown(wait=False)
-
-
-def run_concurrently(
-    works: Sequence[Work[Result]], in_this_thread: Sequence[bool] = (), *, submit: Submit = OPENS.submit
-) -> list[Result]:
+def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[bool] = ()) -> list[Result]:
     """Return the results of work that waits for stores, run concurrently; the first error ends the rest.
 
     When one piece of work fails, work that only computes goes on to its end in its thread, work that waits for another
@@ -353,7 +265,6 @@ def run_concurrently(
         works: called with a check, which raises PeerError once another piece has failed.
         in_this_thread: per piece, whether it probably only computes. These run in this thread: a hundred computing
             threads compete for the GIL and need three times as long. If they are slow, the rest gets threads, too.
-        submit: runs a function in a thread.
 
     Raises:
         The first error, without waiting for the rest.
@@ -363,23 +274,26 @@ def run_concurrently(
     pending: dict[int, Future[Result]] = {}
     errors: list[BaseException] = []
 
-    def start(number: int) -> None:
-        pending[number] = submit(partial(works[number], check))
-        pending[number].add_done_callback(lambda future: errors.extend(_error(future)))
+    def run(number: int) -> Result:
+        try:
+            return works[number](check)
+        except BaseException as error:
+            errors.append(error)
+            raise
 
-    def check() -> None:
+    def check(_: bool) -> None:
         if errors:
             raise PeerError(f"build interrupted: another dataset of this build failed: {errors[0]}")
 
     try:
         for number in {*range(len(works))}.difference(local):
-            start(number)
+            pending[number] = OPENS.submit(partial(run, number))
         started = time.monotonic()
         for number in local:
-            if time.monotonic() - started > PATIENCE_SECONDS + SLOW_SECONDS * len(results):
-                start(number)
+            if time.monotonic() - started > SLACK_SECONDS + SLOW_SECONDS * len(results):
+                pending[number] = OPENS.submit(partial(run, number))
             else:
-                results[number] = works[number](check)
+                results[number] = run(number)
         wait(pending.values(), return_when=FIRST_EXCEPTION)
         results |= {number: each.result() for number, each in sorted(pending.items()) if each.done()}
         return [results[number] for number in range(len(works))]
@@ -388,8 +302,3 @@ def run_concurrently(
         for each in pending.values():
             each.cancel()
         raise errors[0] from errors[0].__cause__
-
-
-def _error(future: Future[Any]) -> list[BaseException]:
-    error = None if future.cancelled() else future.exception()
-    return [] if error is None else [error]

@@ -115,8 +115,8 @@ class BlendedMegatronDatasetConfig:
         multiple_validation_sets: with `blend_per_split`, the valid split is a list of one dataset per prefix.
         full_validation: each of those validation sets is one whole epoch; its size must be None.
         split: shares of train, valid, test, such as "969, 30, 1".
-        num_dataset_builder_threads: threads of the build: for prefixes at the same time, then for parts of the last
-            ones, then for parts of a blend.
+        num_dataset_builder_threads: threads of the build: for prefixes at the same time, each with its share of them,
+            then for parts of a blend.
         path_to_cache: URI of the index caches; by default `{prefix}/cache/{class}_indices`, in the data's own store. An
             index of less than 2^15 documents and samples is not cached: it is built sooner than fetched.
         mmap_bin_files: map local `.bin` files; False reads them with one call per range.

@@ -96,7 +96,14 @@ class GPTDataset(GPTIndices):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
-        """Return the number of sequences: GPT splits by sequence, not by document."""
+        """Return the number of elements that splits divide.
+
+        Args:
+            low_level_dataset: the stored sequences.
+
+        Returns:
+            The number of sequences: GPT splits by sequence, not by document.
+        """
         return len(low_level_dataset)
 
     @staticmethod
@@ -127,6 +134,9 @@ class GPTDataset(GPTIndices):
         Args:
             idx: position in serving order; None is the padding sample, which has the tokens of sample 0.
 
+        Returns:
+            The pieces in the order of the stream, one for each sequence that the sample touches.
+
         Raises:
             IndexError: there is no such sample.
         """
@@ -138,10 +148,21 @@ class GPTDataset(GPTIndices):
         Args:
             idx: as for `spans`; the padding sample (None) has no loss.
             sequences: tokens of each span, 1-D, of the stored dtype or a wider one.
+
+        Returns:
+            The tensors of one sample, as the class describes them.
         """
         return assemble_gpt_sample(self, idx, sequences)
 
     def read_sample(self, idx: int | None) -> Sample:
+        """Return one sample.
+
+        Args:
+            idx: as for `spans`.
+
+        Returns:
+            Its tensors, without a batch axis.
+        """
         # Written without a batch axis: taking the sample out of a batch of one costs a quarter more.
         if self._is_customized():
             return super().read_sample(idx)
@@ -151,7 +172,15 @@ class GPTDataset(GPTIndices):
 
     @classmethod
     def read_batch(cls, requests: Sequence[Request], num_rows: int) -> Sequence[Sample]:
-        """Return a batch of samples; C writes its rows unless a subclass replaces `spans` or `assemble`."""
+        """Return a batch of samples; C writes its rows unless a subclass replaces `spans` or `assemble`.
+
+        Args:
+            requests: the samples of each dataset and their rows.
+            num_rows: size of the batch; each row is in one request.
+
+        Returns:
+            The samples in the order of their rows, which share the memory of the batch.
+        """
         if cls._is_customized() or not share_config(requests):
             return super().read_batch(requests, num_rows)
         first = requests[0][0]
@@ -187,6 +216,18 @@ class GPTDataset(GPTIndices):
 
     @classmethod
     def read_tokens_of_batch(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
+        """Return the tokens alone of a batch of several datasets of this class.
+
+        Args:
+            requests: the samples of each dataset and their rows.
+            num_rows: size of the batch; each row is in one request.
+
+        Returns:
+            int32, shape (num_rows, S + 1): as of `read_tokens`.
+
+        Raises:
+            ConfigError: as for `read_tokens`.
+        """
         if cls._is_customized() or not share_config(requests):
             raise ConfigError(f"{cls.__name__}: cannot serve tokens alone (needs one config and GPTDataset's samples)")
         for dataset, *_ in requests:

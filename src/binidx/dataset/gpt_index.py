@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Bookends, GPTDatasetConfig, Split, split_range
-from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest, recorded_name
+from binidx.dataset.config import Bookends, GPTDatasetConfig, Split, split_range
+from binidx.dataset.megatron_dataset import MegatronDataset, digest, recorded_name
 from binidx.errors import IndexBuildError
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.ranged_arrays import CheckedIndex
-from binidx.index.cache.array_reuse import OrderKey, get_order_key
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import NOT_KEPT, Outcome
-from binidx.index.cache.index_cache import Access, IndexCache, has_fingerprint
+from binidx.index.cache.index_cache import NOT_KEPT, Access, IndexCache, Outcome, has_fingerprint
 from binidx.index.cache.index_files import Arrays, IndexFiles
 from binidx.index.cache.manifest import ONE_EACH, Manifest, describe_documents, get_origin
+from binidx.index.cache.order_record import OrderKey, get_order_key
 from binidx.index.document_sample import EpochPlan, count_tokens, plan_epochs
 from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
@@ -38,21 +36,7 @@ SMALL = 2**15
 opens four small files."""
 
 
-class LazyAttribute:
-    """Attribute that the constructor sets or, after `open_later`, the first use of any such attribute."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, dataset: GPTIndices | None, owner: type) -> Any:
-        attributes = {} if dataset is None or dataset.access == "load" else dataset._open()
-        if self.name not in attributes:
-            raise AttributeError(f"{owner.__name__} has no {self.name}")
-        return attributes[self.name]
-
-
-def lazy() -> Any:
-    return LazyAttribute()
+LAZY = ("dataset", "own_sequences", *ARRAYS)
 
 
 class GPTIndices(MegatronDataset):
@@ -70,11 +54,11 @@ class GPTIndices(MegatronDataset):
 
     config: GPTDatasetConfig
     access: Access = "load"
-    dataset: IndexedDataset = lazy()
-    document_index: NDArray[np.int32] = lazy()
-    sample_index: NDArray[Any] = lazy()
-    shuffle_index: NDArray[Any] = lazy()
-    own_sequences: Documents = lazy()
+    dataset: IndexedDataset
+    document_index: NDArray[np.int32]
+    sample_index: NDArray[Any]
+    shuffle_index: NDArray[Any]
+    own_sequences: Documents
     _bookends: Bookends
     _opening: Any
 
@@ -113,17 +97,27 @@ class GPTIndices(MegatronDataset):
         arguments = self.dataset_path, self._bookends, self.num_samples, self.index_split, self.config
         return type(self).open_later, arguments
 
-    def _open(self) -> dict[str, Any]:
-        """Open the files unless they are open; return all attributes."""
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """After `open_later`, open the files at the first use of an attribute that they give."""
+            if name in LAZY and self.access == "ranges":
+                self._open()
+            if name not in vars(self):
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            return vars(self)[name]
+
+    def _open(self) -> None:
+        """Open the files unless they are open."""
         with self._opening:
             if "shuffle_index" not in vars(self):
-                files = self._files(str(self.dataset_path))
+                prefix = str(self.dataset_path)
+                files = self.name_files(prefix, self.unique_description, self.index_split, self.config)
                 cache = IndexCache(files.directory, files.name, files.storage_options)
                 if (arrays := cache.open_ranges(ARRAYS, self._open_dataset)) is None:
                     self._open_whole()
                 else:
                     vars(self).update(arrays)
-        return vars(self)
 
     def _open_whole(self) -> None:
         low_level = self.build_low_level_dataset(self.dataset_path, self.config)
@@ -141,7 +135,7 @@ class GPTIndices(MegatronDataset):
             recorded_object(get_idx_path(str(self.dataset_path)), recorded),
         )
         documents = split_range(self._bookends, checked.num_sequences)
-        if not has_fingerprint(manifest, self.fingerprint_of(documents, self.index_split, self.config)):
+        if not has_fingerprint(manifest, self.get_fingerprint(documents, self.index_split, self.config)):
             return False
         dataset = IndexedDataset(
             str(self.dataset_path),
@@ -174,8 +168,15 @@ class GPTIndices(MegatronDataset):
         """Number of epochs in `document_index`."""
         return len(self.document_index) // max(len(self.own_sequences), 1)
 
-    def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the epoch, from 0, in which each of these served samples starts; shape (n,)."""
+    def find_epochs(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the epoch in which each of these served samples starts.
+
+        Args:
+            samples: positions in serving order, shape (n,).
+
+        Returns:
+            Numbers of epochs, from 0, shape (n,), int64.
+        """
         num_documents = len(self.own_sequences)
         if len(self.document_index) == num_documents:
             return np.zeros_like(samples)
@@ -201,7 +202,7 @@ class GPTIndices(MegatronDataset):
 
     @property
     def _cache(self) -> IndexCache:
-        files = self._files(self.dataset.path_prefix)
+        files = self.name_files(self.dataset.path_prefix, self.unique_description, self.index_split, self.config)
         return IndexCache(
             files.directory,
             files.name,
@@ -212,27 +213,37 @@ class GPTIndices(MegatronDataset):
             context=self.build_context,
         )
 
-    def _files(self, prefix: str) -> IndexFiles:
-        """Return the cache files of the index of data under this prefix."""
-        return self._files_of(prefix, self.unique_description_hash, self.index_split, self.config)
-
     @classmethod
-    def _files_of(cls, prefix: str, md5: str, split: Split, config: BlendedMegatronDatasetConfig) -> IndexFiles:
+    def name_files(cls, prefix: str, description: str, split: Split, config: GPTDatasetConfig) -> IndexFiles:
+        """Return the cache files of an index, whether or not they exist.
+
+        Args:
+            prefix: of the data.
+            description: `unique_description` of the dataset.
+            split: the split.
+            config: options of the run.
+
+        Returns:
+            Its files, in `path_to_cache` or beside the data.
+        """
         directory = config.path_to_cache or join_uri(prefix, "cache", f"{recorded_name(cls)}_indices")
-        return IndexFiles(directory, f"{md5}-{recorded_name(cls)}-{split.name}", config.storage_options)
-
-    @classmethod
-    def cached_in(
-        cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
-    ) -> IndexFiles:
-        return cls._files_of(prefix, digest(describe(cls.identify(prefix, num_samples, split, config))), split, config)
+        return IndexFiles(directory, f"{digest(description)}-{recorded_name(cls)}-{split.name}", config.storage_options)
 
     def _fingerprint(self) -> dict[str, Any]:
-        return self.fingerprint_of(self.own_sequences, self.index_split, self.config)
+        return self.get_fingerprint(self.own_sequences, self.index_split, self.config)
 
     @classmethod
-    def fingerprint_of(cls, documents: Documents, split: Split, config: GPTDatasetConfig) -> dict[str, Any]:
-        """Return the options that determine the arrays, besides the data and the number of samples."""
+    def get_fingerprint(cls, documents: Documents, split: Split, config: GPTDatasetConfig) -> dict[str, Any]:
+        """Return the options that determine the arrays, besides the data and the number of samples.
+
+        Args:
+            documents: the sequences of the split.
+            split: the split.
+            config: options of the run.
+
+        Returns:
+            JSON values by name, as a manifest stores them.
+        """
         return {
             "class": recorded_name(cls),
             "random_seed": config.random_seed,
@@ -257,7 +268,7 @@ class GPTIndices(MegatronDataset):
 
     def _build(self, writer: ArrayWriter) -> None:
         plan = self._plan
-        with self._threads(small=self._is_small()) as threads:
+        with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
             build_gpt_index(
                 writer,
                 self.dataset.sequence_lengths,
@@ -269,16 +280,12 @@ class GPTIndices(MegatronDataset):
                 threads=threads,
             )
 
-    def _threads(self, *, small: bool) -> AbstractContextManager[int]:
-        """Return the number of threads for the block: 1 for a small split, else those of the build."""
-        return nullcontext(1) if small else self.build_context.threads(self.config.num_dataset_builder_threads)
-
     @property
     def _plan(self) -> EpochPlan:
         # No cached_property: before Python 3.12 it holds one lock for all datasets while one of them counts.
         attributes = vars(self)
         if "_plan" not in attributes:
-            with self._threads(small=len(self.own_sequences) <= SMALL) as threads:
+            with self.build_context.threads(self.config.num_dataset_builder_threads) as threads:
                 attributes["_plan"] = self._plan_epochs(threads)
         plan: EpochPlan = attributes["_plan"]
         return plan

@@ -19,8 +19,7 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.torch_bridge import Sample
 from binidx.errors import ConfigError
 from binidx.format.indexed_dataset import IndexedDataset, Span, read_spans
-from binidx.index.cache.build_context import BuildContext
-from binidx.index.cache.index_files import IndexFiles
+from binidx.index.cache.index_cache import BuildContext
 
 NO_PAD = -1
 """Pad id of tokenizers without one; no stored token has it."""
@@ -76,6 +75,13 @@ class Identified:
         """Return `cls(*arguments, **keywords)`, with its index built with these options.
 
         They cannot be arguments: constructors have Megatron's, or those of a user's subclass.
+
+        Args:
+            context: options of the build.
+            arguments, keywords: of the constructor.
+
+        Returns:
+            The dataset, which does not keep the options.
         """
         dataset = cls.__new__(cls, *arguments, **keywords)
         dataset.build_context = context
@@ -160,7 +166,17 @@ class MegatronDataset(Identified, ABC):
     def identify(
         cls, dataset_path: str | None, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
     ) -> OrderedDict[str, Any]:
-        """Return the identifiers that Megatron hashes for the names of its caches; the data need not be open."""
+        """Return the identifiers that Megatron hashes for the names of its caches; the data need not be open.
+
+        Args:
+            dataset_path: prefix, as the user wrote it.
+            num_samples: the least number of samples; None is one epoch.
+            split: the split.
+            config: options of the run.
+
+        Returns:
+            Values by name, in Megatron's order.
+        """
         return OrderedDict(
             [
                 ("class", recorded_name(cls)),
@@ -172,15 +188,18 @@ class MegatronDataset(Identified, ABC):
         )
 
     @classmethod
-    def cached_in(
-        cls, prefix: str, num_samples: int | None, split: Split, config: BlendedMegatronDatasetConfig
-    ) -> IndexFiles | None:
-        """Return the cache files of such a dataset's index; None if this kind has none to prefetch."""
-        return None
-
-    @classmethod
     def open_later(cls, *arguments: Any) -> Any:
-        """Return a dataset that reads ranges of its index files; only GPT datasets can: `GPTDataset.open_later`."""
+        """Return a dataset that reads ranges of its index files.
+
+        Args:
+            arguments: those of `GPTDataset.open_later`.
+
+        Returns:
+            Nothing here: only GPT datasets can do it.
+
+        Raises:
+            ConfigError: always, for other kinds.
+        """
         raise ConfigError(f"{cls.__name__}: its index cannot be read by ranges (only GPT datasets' can)")
 
     @property
@@ -200,12 +219,27 @@ class MegatronDataset(Identified, ABC):
     @staticmethod
     @abstractmethod
     def numel_low_level_dataset(low_level_dataset: Any) -> int:
-        """Return the number of elements that splits divide: sequences for GPT, documents for other kinds."""
+        """Return the number of elements that splits divide: sequences for GPT, documents for other kinds.
+
+        Args:
+            low_level_dataset: as `build_low_level_dataset` returns it.
+
+        Returns:
+            The number of elements; the indices of a split are some of 0 to this number - 1.
+        """
 
     @staticmethod
     @abstractmethod
     def build_low_level_dataset(dataset_path: str | None, config: Any) -> Any:
-        """Open the low-level dataset of a prefix; the prefix is None for a config without a blend."""
+        """Open the low-level dataset of a prefix.
+
+        Args:
+            dataset_path: prefix, a path or any URI; None for a config without a blend.
+            config: options of the run.
+
+        Returns:
+            The stored data, which the constructor takes as `dataset`.
+        """
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -228,6 +262,9 @@ class MegatronDataset(Identified, ABC):
         Args:
             idx: as for `spans`.
             sequences: the tokens of each span, 1-D, of the stored dtype.
+
+        Returns:
+            Tensors or NumPy scalars by name.
         """
 
     def _position(self, idx: int | None) -> int:
@@ -249,7 +286,14 @@ class MegatronDataset(Identified, ABC):
         return self.read_batch([(self, idxs, range(len(idxs)))], len(idxs))
 
     def read_sample(self, idx: int | None) -> Sample:
-        """Return one sample: a batch of one, unless a kind has a faster way."""
+        """Return one sample: a batch of one, unless a kind has a faster way.
+
+        Args:
+            idx: as for `spans`.
+
+        Returns:
+            What `assemble` makes of its tokens.
+        """
         return self.read_batch([(self, [idx], [0])], 1)[0]
 
     @classmethod
@@ -259,6 +303,9 @@ class MegatronDataset(Identified, ABC):
         Args:
             requests: the samples of each dataset and their rows.
             num_rows: size of the batch; each row is in one request.
+
+        Returns:
+            The samples in the order of their rows.
         """
         spans = [[dataset.spans(idx) for idx in idxs] for dataset, idxs, _ in requests]
         reads = [(request[0].dataset, [*chain(*each)]) for request, each in zip(requests, spans, strict=True)]
@@ -270,7 +317,18 @@ class MegatronDataset(Identified, ABC):
 
     @classmethod
     def read_tokens_of_batch(cls, requests: Sequence[Request], num_rows: int) -> NDArray[np.int32]:
-        """Return the tokens alone of a batch, int32, shape (num_rows, S + 1): `GPTDataset.read_tokens`."""
+        """Return the tokens alone of a batch, without masks and positions; only GPT datasets can.
+
+        Args:
+            requests: the samples of each dataset and their rows.
+            num_rows: size of the batch.
+
+        Returns:
+            int32, shape (num_rows, S + 1): as of `GPTDataset.read_tokens`.
+
+        Raises:
+            ConfigError: always, for other kinds.
+        """
         raise ConfigError(f"{cls.__name__}: cannot serve tokens alone (only GPT datasets can)")
 
 
@@ -293,7 +351,7 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
 
     Source: Megatron Core, with its two warnings.
     """
-    pad = token_of(tokenizer, "pad")
+    pad = find_token(tokenizer, "pad")
     if pad is None or pad not in _special_tokens(tokenizer):
         return NO_PAD if pad is None else pad
     if allow_ambiguous:
@@ -307,7 +365,7 @@ def choose_pad_token(tokenizer: Any, allow_ambiguous: bool) -> int:
     return NO_PAD
 
 
-def token_of(tokenizer: Any, name: str) -> int | None:
+def find_token(tokenizer: Any, name: str) -> int | None:
     """Return the id of a special token such as "pad" or "eod"; None if the tokenizer has none."""
     try:
         token: int | None = getattr(tokenizer, name)
@@ -321,4 +379,4 @@ def _special_tokens(tokenizer: Any) -> list[Any]:
         tokens = [token for name, token in tokenizer.special_tokens_dict.items() if name != "pad_token"]
     except (AttributeError, IndexError, ValueError):
         tokens = []
-    return tokens or [token_of(tokenizer, "eos"), token_of(tokenizer, "eod")]
+    return tokens or [find_token(tokenizer, "eos"), find_token(tokenizer, "eod")]

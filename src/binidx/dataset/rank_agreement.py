@@ -81,7 +81,7 @@ def agree_on_outcome() -> Iterator[Checks]:
         yield ()
         return
     with Participant(*group).joined() as participant:
-        yield ((participant.check, participant.poll_and_check),)
+        yield (participant.check,)
 
 
 class Participant:
@@ -115,16 +115,17 @@ class Participant:
         finally:
             self._leave()
 
-    def check(self) -> None:
-        """Raise PeerError if the thread has seen that another rank failed. No request."""
+    def check(self, exact: bool) -> None:
+        """Raise PeerError if another rank has failed.
+
+        Args:
+            exact: send a request; else use what the thread has seen.
+        """
+        if exact:
+            with store_errors():
+                self._poll()
         if self.failure is not None:
             raise PeerError(self.failure)
-
-    def poll_and_check(self) -> None:
-        """Raise PeerError if another rank has failed; one request."""
-        with store_errors():
-            self._poll()
-        self.check()
 
     def _poll(self) -> None:
         """Read the outcome if there is one."""
@@ -140,7 +141,7 @@ class Participant:
         with store_errors():
             self.store.add("entered", 1)
             self._send_heartbeat()
-        self.poll_and_check()
+        self.check(exact=True)
         self._thread.start()
 
     def _agree(self) -> None:
@@ -155,7 +156,7 @@ class Participant:
         """Wait for the outcome, or until all ranks that entered have finished and the rest stays away."""
         started = time.monotonic()
         while True:
-            self.poll_and_check()
+            self.check(exact=True)
             waited = time.monotonic() - started
             if self._has_outcome or (waited > ABSENT_SECONDS and self._finished_without_absent()):
                 return

@@ -1,6 +1,7 @@
-"""Indices that a build would need, computed from the config alone, before anything is opened.
+"""Indices that a run needs, planned from its config alone, before anything is opened.
 
-config, sizes ─► RequiredIndex  one per prefix and split: number of samples, and the name of its cache
+config, sizes ─► Distribution   prefixes that are built together: splits, and samples of each prefix
+              ─► RequiredIndex  one per prefix and split: number of samples, and the name of its cache
                  RequiredBlend  one per split of several prefixes
 """
 
@@ -13,11 +14,41 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from binidx.dataset.blended import BlendedDataset, blend_identifiers
-from binidx.dataset.builder import WHOLE, Sizes, sizes_per_dataset
-from binidx.dataset.config import Blend, Bookends, GPTDatasetConfig, Split, SplitMatrix, normalize
+from binidx.dataset.config import (
+    Blend,
+    BlendedMegatronDatasetConfig,
+    Bookends,
+    GPTDatasetConfig,
+    Split,
+    SplitMatrix,
+    normalize,
+)
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import describe, digest, recorded_name
 from binidx.index.cache.index_files import IndexFiles
+
+Sizes = Sequence[int | None]
+
+WHOLE = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Prefixes that are built together.
+
+    Args:
+        prefixes, weights: as in a blend of the config.
+        matrix: begin and end of each split in the sequences, from 0 to 1; None for a split not built of them.
+        requested: number of samples to build of each prefix for each split; None is one epoch.
+        blended: whether each split is a blend of the prefixes; else it is the only prefix's dataset, or the list of
+            theirs.
+    """
+
+    prefixes: Sequence[str]
+    weights: Sequence[float] | None
+    matrix: SplitMatrix
+    requested: Sequence[Sizes]
+    blended: bool
 
 
 @dataclass(frozen=True)
@@ -39,7 +70,7 @@ class RequiredIndex:
 
     def files(self, config: GPTDatasetConfig) -> IndexFiles:
         """Return its cache files, whether or not they exist."""
-        return GPTDataset.cached_in(self.prefix, self.num_samples, self.split, config)
+        return GPTDataset.name_files(self.prefix, describe(self.identifiers(config)), self.split, config)
 
 
 @dataclass(frozen=True)
@@ -90,42 +121,57 @@ class RequiredIndices(NamedTuple):
     blends: list[RequiredBlend]
 
 
-def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
-    """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build."""
+def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> list[Distribution]:
+    """Return the one distribution of all splits, or one per split that has a blend of its own."""
+
+    def plan(blend: Blend, matrix: SplitMatrix, blended: bool) -> Distribution:
+        prefixes, weights = blend
+        requested: Sequence[Sizes] = [sizes] * len(prefixes)
+        if blended:
+            requested = sizes_per_dataset(len(prefixes), weights, sizes, config.mid_level_dataset_surplus)
+        return Distribution(prefixes, weights, matrix, requested, blended)
+
     if config.blend is not None:
+        prefixes, weights = config.blend
         matrix = config.split_matrix or [None] * len(Split)
-        return _require(config.blend, matrix, sizes, config, alone=config.blend[1] is None)
-    found = RequiredIndices([], [])
+        return [plan(config.blend, matrix, len(prefixes) > 1 or weights is not None)]
+    found = []
     for split, blend in zip(Split, config.blend_per_split or (), strict=False):
         if blend is not None:
+            is_list = config.multiple_validation_sets and split is Split.valid
             matrix = [WHOLE if other is split else None for other in Split]
-            listed = bool(config.multiple_validation_sets) and split is Split.valid
-            part = _require(blend, matrix, sizes, config, alone=True, listed=listed)
-            found.indices.extend(part.indices)
-            found.blends.extend(part.blends)
+            found.append(plan(blend, matrix, len(blend[0]) > 1 and not is_list))
     return found
 
 
-def _require(
-    blend: Blend, matrix: SplitMatrix, sizes: Sizes, config: GPTDatasetConfig, *, alone: bool, listed: bool = False
-) -> RequiredIndices:
-    """Return those of one distribution; `alone`: a single prefix is not blended; `listed`: no prefixes are."""
-    prefixes, weights = blend
-    single = len(prefixes) == 1 and alone
-    if single or listed:
-        requested: Sequence[Sizes] = [sizes] * len(prefixes)
-    else:
-        requested = sizes_per_dataset(len(prefixes), weights, matrix, sizes, config.mid_level_dataset_surplus)
+def sizes_per_dataset(
+    num_datasets: int, weights: Sequence[float] | None, sizes: Sizes, surplus: float
+) -> Sequence[Sizes]:
+    """Return the number of samples to build of each dataset for each split: its share and a surplus; None is one epoch.
+
+    Source: Megatron Core; both roundings are part of the result.
+    """
+    if weights is None:
+        return [[None] * len(Split)] * num_datasets
+    return divide_sizes(normalize(list(weights)), sizes, surplus)
+
+
+def divide_sizes(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
+    """Return `sizes_per_dataset` for weights whose sum is 1."""
+    return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
+
+
+def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:
+    """Return the indices that `BlendedMegatronDatasetBuilder(GPTDataset, sizes, ..., config).build()` would build."""
     found = RequiredIndices([], [])
-    for split, bookends in zip(Split, matrix, strict=True):
-        if bookends is None:
-            continue
-        members = [
-            RequiredIndex(split, prefix, each[split.value], bookends)
-            for prefix, each in zip(prefixes, requested, strict=True)
-        ]
-        found.indices.extend(members)
-        if not single and not listed:
-            shares = None if weights is None else normalize(list(weights))
-            found.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
+    for each in plan_distributions(config, sizes):
+        shares = None if each.weights is None else normalize(list(each.weights))
+        for split, bookends in zip(Split, each.matrix, strict=True):
+            if bookends is None:
+                continue
+            prefixes = zip(each.prefixes, each.requested, strict=True)
+            members = [RequiredIndex(split, prefix, counts[split.value], bookends) for prefix, counts in prefixes]
+            found.indices.extend(members)
+            if each.blended:
+                found.blends.append(RequiredBlend(split, members, shares, sizes[split.value]))
     return found

@@ -9,16 +9,18 @@ import os
 import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Store
 
 
 Tensor: TypeAlias = "torch.Tensor"
+GroupStore: TypeAlias = "Store"
 Sample: TypeAlias = "dict[str, torch.Tensor | np.generic]"
 
 
@@ -54,16 +56,6 @@ def rank() -> int:
 
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))
-
-
-class GroupStore(Protocol):
-    """Methods of torch's key-value stores that the package uses, from several threads."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def add(self, key: str, amount: int, /) -> int: ...
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
 def group_store(name: str) -> tuple[GroupStore, int, int] | None:
@@ -140,11 +132,7 @@ class Samples(Sequence["Sample"]):
     def __len__(self) -> int:
         return self.num_samples
 
-    @overload
-    def __getitem__(self, row: int) -> Sample: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, row: int | slice) -> Sample | Sequence[Sample]:
+    def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             start, stop, step = row.indices(len(self))
             return self.part(start, stop) if step == 1 else [self[each] for each in range(start, stop, step)]

@@ -197,14 +197,13 @@ def idx_size(num_sequences: int, num_document_bounds: int) -> int:
     return HEADER.size + 12 * num_sequences + 8 * num_document_bounds
 
 
-def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: bool = False) -> SequenceIndex:
+def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceIndex:
     """Return the arrays of a whole `.idx` as views of `buffer`, fully checked.
 
     Args:
         buffer: bytes of the file, anything with the buffer protocol.
         uri: name of the file, for errors.
         multimodal: whether to return the modes, which must then be there.
-        trusted: these bytes were checked before, so only the header and the size are checked.
 
     Raises:
         FormatError: a rule of the format is broken; the message names the rule and the place.
@@ -216,12 +215,8 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False, trusted: boo
     bounds = np.frombuffer(view, "<i8", num_bounds, HEADER.size + 12 * num_sequences)
     after = idx_size(num_sequences, num_bounds)
     modes = np.frombuffer(view, np.int8, num_sequences, after) if multimodal else None
-    item_bytes = np.dtype(dtype).itemsize
-    if trusted:
-        num_tokens = pointers.item(-1) // item_bytes + lengths.item(-1) if num_sequences else 0
-    else:
-        num_tokens = check_sequences(lengths, pointers, item_bytes, uri)
-        check_bounds(bounds, num_sequences, uri)
+    num_tokens = check_sequences(lengths, pointers, np.dtype(dtype).itemsize, uri)
+    check_bounds(bounds, num_sequences, uri)
     return SequenceIndex(dtype, lengths, pointers, bounds, modes, num_tokens)
 
 

@@ -15,7 +15,7 @@ that may exist instead of the .bin or beside it (`bin_file`); for local files tw
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -27,13 +27,11 @@ from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.stores.identity import same_object
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS, run_both
 from binidx.storage.writing.publish import object_identity
 
-CheckedIdentities = Callable[[], Sequence[Mapping[str, Any]]]
-WaitCheck = Callable[[], None]
+WaitCheck = Callable[[bool], None]
 
 
 class ResolvedPrefix(str):
@@ -44,24 +42,16 @@ class ResolvedPrefix(str):
 
     Args:
         listed: the pair as a list of its folder shows it.
-        checked: returns identities of `.idx` objects that were fully checked before, so that their arrays need no
-        check. checks: called by processes that wait for an index of this dataset; an exception ends the wait:
+        checks: called by processes that wait for an index of this dataset; an exception ends the wait:
             `index.cache.build_lock`.
     """
 
     listed: ListedPair | None
-    checked: CheckedIdentities
-    checks: tuple[tuple[WaitCheck, WaitCheck], ...]
+    checks: tuple[WaitCheck, ...]
 
-    def __new__(
-        cls,
-        prefix: str,
-        listed: ListedPair | None = None,
-        checked: CheckedIdentities = tuple,
-        checks: tuple[tuple[WaitCheck, WaitCheck], ...] = (),
-    ) -> Self:
+    def __new__(cls, prefix: str, listed: ListedPair | None = None, checks: tuple[WaitCheck, ...] = ()) -> Self:
         made = super().__new__(cls, prefix)
-        made.listed, made.checked, made.checks = listed, checked, checks
+        made.listed, made.checks = listed, checks
         return made
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -142,8 +132,7 @@ class _Opening:
         before = before or dict(idx_reader.identity)
 
         def read_index() -> SequenceIndex:
-            data, trusted = _read_index(idx_reader, path_prefix.checked)
-            return parse_index(data, uri=idx_reader.uri, multimodal=self.multimodal, trusted=trusted)
+            return parse_index(read_whole(idx_reader), uri=idx_reader.uri, multimodal=self.multimodal)
 
         def open_tokens() -> RangeReader:
             return open_bin(path_prefix, storage_options=self.options, mmap=self.mmap, cache=self.cache)
@@ -158,13 +147,13 @@ class _Opening:
 
     def _open_listed(self, path_prefix: ResolvedPrefix, found: ListedPair) -> Pair | None:
         """Open a listed pair; None if it was replaced since or is not valid, so that it must be opened alone."""
-        uri, data, trusted = get_idx_path(path_prefix), found.index, False
+        uri, data = get_idx_path(path_prefix), found.index
         try:
             if data is None:
                 idx_reader = open_object(uri, storage_options=self.options, cache="disk", found=found.idx)
-                data, trusted = _read_index(idx_reader, path_prefix.checked)
+                data = read_whole(idx_reader)
             bin_reader = open_bin(path_prefix, listed=found, storage_options=self.options, cache=self.cache)
-            index = parse_index(data, uri=uri, multimodal=self.multimodal, trusted=trusted)
+            index = parse_index(data, uri=uri, multimodal=self.multimodal)
             pair = _join(index, bin_reader, found.identity)
         except (FormatError, StorageError):
             found.index = None
@@ -178,12 +167,6 @@ def _join(index: SequenceIndex, bin_reader: RangeReader, idx_identity: dict[str,
         needed = f"its .idx needs {index.num_bytes} ({index.num_tokens} tokens of {index.dtype.__name__})"
         raise FormatError(f"{bin_reader.uri}: {bin_reader.size} bytes, {needed}")
     return Pair(index, bin_reader, {"idx": idx_identity, "bin": dict(bin_reader.identity)})
-
-
-def _read_index(idx_reader: RangeReader, checked: CheckedIdentities) -> tuple[memoryview, bool]:
-    """Return the bytes of an `.idx`, and whether this very object was fully checked before."""
-    data, identity = read_whole(idx_reader), dict(idx_reader.identity)
-    return data, any(same_object(each, identity) for each in checked())
 
 
 def _current_identity(uri: str, options: Options) -> Any:

@@ -21,13 +21,14 @@ CHECKED_AT_ONCE = 1 << 20
 
 
 def build_blend_index(
-    weights: Sequence[float] | NDArray[np.float64], size: int, *, out: BlendIndex | None = None
+    weights: Sequence[float] | NDArray[np.float64], size: int, *, num_threads: int = 1, out: BlendIndex | None = None
 ) -> BlendIndex:
     """Return an index of `size` samples, each from the dataset that is furthest behind its share; the first of equals.
 
     Args:
         weights: share of each dataset, shape (num_datasets,), used as given: normalise them before.
         size: samples in all.
+        num_threads: number of threads; the rows are the same for any number.
         out: both arrays to fill, contiguous, of their shapes and dtypes; None: new arrays.
 
     Returns:
@@ -43,12 +44,12 @@ def build_blend_index(
     if not (np.isfinite(shares) & (shares > 0)).all():
         raise IndexBuildError(f"blend: found weights {shares.tolist()}, need each above 0 and finite")
     index = _out_or_new_index(out, size)
-    blend_index.fill_blend_index(shares, None, *index)
+    blend_index.blend_weighted(shares, *index, num_threads=num_threads)
     return index
 
 
 def build_exhaustive_blend_index(
-    sizes: Sequence[int] | NDArray[np.int64], *, out: BlendIndex | None = None
+    sizes: Sequence[int] | NDArray[np.int64], *, num_threads: int = 1, out: BlendIndex | None = None
 ) -> BlendIndex:
     """Return an index of every sample of every dataset, spread in proportion.
 
@@ -56,6 +57,7 @@ def build_exhaustive_blend_index(
 
     Args:
         sizes: samples of each dataset, shape (num_datasets,); an empty dataset is never drawn from.
+        num_threads: number of threads; the rows are the same for any number.
         out: both arrays to fill, contiguous, of their shapes and dtypes; None: new arrays.
 
     Returns:
@@ -71,7 +73,7 @@ def build_exhaustive_blend_index(
     if (counts < 0).any():
         raise IndexBuildError(f"blend: found sizes {counts.tolist()}, need each 0 or more")
     index = _out_or_new_index(out, total)
-    blend_index.fill_blend_index(counts / np.float64(max(total, 1)), counts, *index)
+    blend_index.blend_exhaustive(counts, *index, num_threads=num_threads)
     return index
 
 

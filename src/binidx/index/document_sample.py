@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +27,7 @@ from binidx.index.documents import (
 from binidx.native import sample_index
 from binidx.native.permutations import RandomState
 
-Indices = tuple[NDArray[np.int32], NDArray[Any]]
-
 INT32_MAX = 2**31 - 1
-MOST_RECORDS = 2**27
-"""Largest number of documents, over the epochs shuffled together, that are shuffled as records of 8 bytes."""
-
 SEPARATE_BELOW = 0.80
 """A last epoch that serves less than this share of its samples is shuffled separately."""
 
@@ -153,10 +147,15 @@ def build_sample_index(
         num_tokens, sequence_length, add_extra_token=add_extra_token, drop_last_partial=drop_last_partial
     )
     rows: NDArray[Any] = np.empty((num_samples + 1, 2), row_dtype(len(document_index)))
-    samples = sample_index.SampleArrays(
-        sequence_lengths, document_index, sequence_length, num_tokens, num_samples, add_extra_token=add_extra_token
+    sample_index.fill_sample_index(
+        sequence_lengths,
+        document_index,
+        sequence_length,
+        num_tokens,
+        rows,
+        add_extra_token=add_extra_token,
+        threads=threads,
     )
-    sample_index.fill_sample_rows(samples, rows, threads)
     return rows
 
 
@@ -181,11 +180,6 @@ class EpochPlan:
     def num_tokens(self) -> int:
         """Tokens of all epochs."""
         return self.num_epochs * self.tokens_per_epoch
-
-    @property
-    def num_epochs_shuffled_together(self) -> int:
-        """All epochs, without a separate last one."""
-        return self.num_epochs - (self.separate_final_epoch and self.num_epochs > 1)
 
     @property
     def num_samples_shuffled_first(self) -> int:
@@ -233,93 +227,6 @@ def plan_epochs(
     return EpochPlan(num_epochs, tokens_per_epoch, count(num_epochs, drop_last_partial), separate, before)
 
 
-def build_document_and_sample_index(
-    sequence_lengths: NDArray[np.int32],
-    documents: Documents,
-    plan: EpochPlan,
-    rng: RandomState,
-    sequence_length: int,
-    *,
-    add_extra_token: bool = True,
-    out: Indices | None = None,
-    threads: int = 1,
-) -> Indices:
-    """Return the arrays of `build_document_index` and `build_sample_index`, in three quarters of their time.
-
-    Each document is shuffled as a record with its length, so that lengths need not be gathered in random order.
-
-    Cost: 4 ns a document and epoch at 10^7, 5 at 10^8, in memory that was touched before; new memory comes on top.
-
-    Memory beside `out`: 8 * n bytes of records, where n = len(documents) * epochs, of the epochs shuffled together:
-    all, or all but a separate last one. Beyond MOST_RECORDS, 1 GiB, there are none: the document index is shuffled in
-    place and its lengths gathered, a third more work, and the memory is 2 MiB a thread.
-
-    Args:
-        sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned, as mapped.
-        documents: numbers of the sequences, shape (num_documents,); any integers that int32 holds, or a range.
-        plan: of these documents: its epochs, tokens and samples.
-        rng: draws one shuffle, or two when the last epoch is separate and not the only one.
-        sequence_length: tokens from one start to the next.
-        add_extra_token: a sample holds the first token of the next one too, as its last label.
-        out: the two arrays to fill, of `index_shapes`, int32 and `row_dtype`; None: new arrays.
-        threads: number of threads that gather lengths; one thread shuffles. The arrays are the same for any number.
-
-    Returns:
-        document_index, int32 of shape (num_epochs * num_documents,); sample_index, int32 or int64 of shape
-        (num_samples + 1, 2).
-
-    Raises:
-        IndexBuildError: documents names a missing sequence, or they do not hold the tokens of the plan.
-
-    Source: Megatron Core, _build_document_index and build_sample_idx; shuffling records is ours.
-    """
-    given = out or (None, None)
-    positions, shape = index_shapes(len(documents), plan)
-    index = out_or_empty(given[0], positions, np.int32)
-    rows = out_or_empty(given[1], shape, row_dtype(positions[0]))
-    samples = sample_index.SampleArrays(
-        sequence_lengths, index, sequence_length, plan.num_tokens, plan.num_samples, add_extra_token=add_extra_token
-    )
-    if not is_filled_in_order(len(documents), plan):
-        build_document_index(documents, plan.num_epochs, rng, plan.separate_final_epoch, out=index, threads=threads)
-        sample_index.fill_sample_rows(samples, rows, threads)
-        return index, rows
-    first = token = 0
-    for records, tokens in _records_to_shuffle(sequence_lengths, documents, plan, threads):
-        sample_index.shuffle_records(samples, rng, records, first, token, tokens, rows)
-        first, token = first + len(records), token + tokens
-    sample_index.put_end(samples, rows, token)
-    return index, rows
-
-
-def is_filled_in_order(num_documents: int, plan: EpochPlan) -> bool:
-    """Return whether both indices are filled from start to end; else the document index is shuffled in place."""
-    return num_documents * plan.num_epochs_shuffled_together <= MOST_RECORDS
-
-
 def index_shapes(num_documents: int, plan: EpochPlan) -> tuple[tuple[int], tuple[int, int]]:
     """Return the shapes of document_index, int32, and of sample_index, of `row_dtype`."""
     return (num_documents * plan.num_epochs,), (plan.num_samples + 1, 2)
-
-
-def _records_to_shuffle(
-    sequence_lengths: NDArray[np.int32], documents: Documents, plan: EpochPlan, threads: int
-) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield records of the epochs shuffled together and their tokens, then of a separate last epoch."""
-    if plan.num_epochs < 1:
-        raise IndexBuildError(f"document index: found {plan.num_epochs} epochs, need at least 1")
-    check_documents(documents, signs=False)
-    together = plan.num_epochs_shuffled_together
-    records = np.empty((together, len(documents)), np.int64)
-
-    def fill_window(first: int) -> int:
-        part = get_window(documents, first)
-        samples = sample_index.SampleArrays(sequence_lengths, part, subject="documents", first=first)
-        return sample_index.fill_records(samples, records[0, first : first + len(part)])
-
-    for epochs in filter(None, (together, plan.num_epochs - together)):
-        tokens = sum(map_windows(fill_window, windows(len(documents)), threads))
-        if tokens != plan.tokens_per_epoch:
-            raise IndexBuildError(f"documents: found {tokens} tokens, need those of the plan: {plan.tokens_per_epoch}")
-        records[1:epochs] = records[0]
-        yield records[:epochs].reshape(-1), epochs * tokens

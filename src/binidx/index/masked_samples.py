@@ -5,7 +5,6 @@ A sample is a run of whole sequences (sentences) of one document, which ends whe
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from math import floor
 from typing import Any
@@ -22,8 +21,6 @@ ARRAYS = ("sample_index",)
 
 ALL_EPOCHS = 2**31 - 2
 """Largest number of epochs that Megatron goes through to reach a number of samples."""
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ def build_mapping(
 ) -> NDArray[Any]:
     """Return the samples of a masked dataset, shape (num_samples, 3): first sequence, end, target of tokens.
 
-    Source: Megatron Core's helper of this name, argument by argument; `verbose` logs where its prints.
+    Source: Megatron Core's helper of this name, argument by argument; `verbose` prints nothing here.
     """
     documents = MaskedDocuments(
         np.ascontiguousarray(docs, np.int64),
@@ -115,7 +112,7 @@ def build_mapping(
         least=min_num_sent,
         short_ratio=short_ratio(short_seq_prob),
     )
-    return _build_rows(documents, seed, num_epochs, max_num_samples, verbose)
+    return _build_rows(documents, seed, num_epochs, max_num_samples)
 
 
 def build_blocks_mapping(
@@ -134,7 +131,7 @@ def build_blocks_mapping(
     Returns:
         Shape (num_blocks, 4): first sequence, end, document, number of the block within its epoch.
 
-    Source: Megatron Core's helper of this name, argument by argument; `verbose` logs where its prints.
+    Source: Megatron Core's helper of this name, argument by argument; `verbose` prints nothing here.
     """
     documents = MaskedDocuments(
         np.ascontiguousarray(docs, np.int64),
@@ -143,20 +140,12 @@ def build_blocks_mapping(
         least=1 if use_one_sent_blocks else 2,
         titles=np.ascontiguousarray(titles_sizes, np.int32),
     )
-    return _build_rows(documents, seed, num_epochs, max_num_samples, verbose)
+    return _build_rows(documents, seed, num_epochs, max_num_samples)
 
 
-def _build_rows(
-    documents: MaskedDocuments, seed: int, num_epochs: int, max_num_samples: int, verbose: bool
-) -> NDArray[Any]:
+def _build_rows(documents: MaskedDocuments, seed: int, num_epochs: int, max_num_samples: int) -> NDArray[Any]:
     found, epochs = documents.count(seed, num_epochs, min(max_num_samples, MAX_COUNT - 1))
     plan = MappingPlan(documents, seed, epochs, found)
-    if verbose:
-        logger.info(
-            "%d documents (%d empty, %d of one sentence, %d with long sentences): %d samples of %d epochs, %s",
-            *(documents.c.num_documents, documents.num_empty, documents.num_single, documents.num_long),
-            *(found, epochs, np.dtype(plan.dtype).name),
-        )
     rows = np.empty(plan.shape, plan.dtype)
     plan.fill(rows)
     return rows

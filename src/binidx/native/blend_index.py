@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,8 @@ ROWS_PER_DATASET = 16
 MIN_ROWS = 2048
 """Minimum rows of a chunk, which takes 10 us to start."""
 
-WHOLE, ROTATED_AT_ONCE = 128, 1 << 16
-"""With up to so many datasets each sample compares all of them, as in native/blend_window.h. More of equal weights are
-drawn in rotation, so many rows at once: their windows take 40 times as long."""
+WHOLE = 128
+"""With up to so many datasets each sample compares all of them, as in native/blend_window.h."""
 
 
 class Blend:
@@ -57,6 +58,10 @@ class Blend:
         padded[: self.num] = values
         return padded
 
+    def can_guess(self) -> bool:
+        """Return whether the weights sum to 1; if not, replay would draw all rows again."""
+        return bool(self.weights.max() <= 1 and abs(self.weights.sum() - 1) * self.size < 0.5)
+
     def counts_at(self, sample: int) -> NDArray[np.float64]:
         """Estimate the samples drawn of each dataset before a sample, shape (width,), by largest remainders.
 
@@ -84,52 +89,103 @@ class Blend:
             raise ValueError(f"{len(counts)} counts, rows {first} to {stop} of {self.size}")
         guessed = ffi.NULL if guess is None else items(guess, np.float64, write=True)
         true = items(counts, np.float64, write=True)
-        return int(lib.binidx_blend_replay(self._c, self.level, first, stop, true, guessed))
+        replayed: int = lib.binidx_blend_replay(self._c, self.level, first, stop, true, guessed)
+        return replayed
 
 
-def blend_in_chunks(blend: Blend, chunk: int | None = None) -> None:
-    """Draw all rows, one chunk in each lane at a time; the start of each is drawn again from the end of the one before.
+def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) -> NDArray[np.float64]:
+    """Draw all rows; return the counts at the end.
 
     Args:
-        chunk: rows of a chunk; by default the rows of a lane, or 0 (no chunks) if these are too few.
+        num_threads: threads that draw; the start of each chunk is drawn again once the chunk before it is complete.
+        chunk: rows of a chunk; by default the rows of a lane and thread, or 0 (no chunks) if these are too few.
     """
     if chunk is None:
-        chunk = blend.size // blend.lanes
-        # Of weights with another sum than 1, the starts of chunks cannot be estimated.
-        sums_to_one = blend.weights.max() <= 1 and abs(blend.weights.sum() - 1) * blend.size < 0.5
-        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) or not sums_to_one else chunk
+        chunk = blend.size // (blend.lanes * num_threads)
+        chunk = 0 if chunk < max(MIN_ROWS, ROWS_PER_DATASET * blend.num) or not blend.can_guess() else chunk
+    span = blend.lanes * chunk
+    firsts = range(0, blend.size - span + 1, span) if chunk else range(0)
+    starts = [np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)]) for first in firsts]
+    ends = [start.copy() for start in starts]
+    _each_in_threads(lambda first, counts: blend.draw(first, chunk, counts), firsts, ends, num_threads)
     counts, first = blend.counts_at(0), 0
-    while chunk and first + blend.lanes * chunk <= blend.size:
-        guesses = np.stack([blend.counts_at(first + lane * chunk) for lane in range(blend.lanes)])
-        blend.draw(first, chunk, ends := guesses.copy())
-        for guess, end in zip(guesses, ends, strict=True):
-            counts = end if blend.replay(first, first + chunk, counts, guess) < chunk else counts
-            first += chunk
+    for guess, end in zip([g for s in starts for g in s], [e for s in ends for e in s], strict=True):
+        counts = end if blend.replay(first, first + chunk, counts, guess) < chunk else counts
+        first += chunk
     blend.replay(first, blend.size, counts, None)
+    return counts
 
 
-def fill_blend_index(
+def _each_in_threads(
+    draw: Callable[[int, NDArray[np.float64]], None],
+    firsts: Sequence[int],
+    counts: Sequence[NDArray[np.float64]],
+    num_threads: int,
+) -> None:
+    if min(num_threads, len(firsts)) <= 1:
+        list(map(draw, firsts, counts))
+        return
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(draw, firsts, counts))
+
+
+def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
+    """Fill the rows of `num` equal weights: the datasets in rotation."""
+    (
+        items(dataset_index, np.int16, write=True),
+        items(dataset_sample_index, np.int64, write=True),
+    )  # else views are copies
+    rounds, rest = divmod(len(dataset_index), num)
+    dataset_index[: rounds * num].reshape(rounds, num)[:] = np.arange(num)
+    dataset_sample_index[: rounds * num].reshape(rounds, num)[:] = np.arange(rounds)[:, None]
+    dataset_index[rounds * num :] = np.arange(rest)
+    dataset_sample_index[rounds * num :] = rounds
+
+
+def _rotates(weights: NDArray[np.float64], size: int) -> bool:
+    """Return whether `fill_in_rotation` gives the same rows, and is faster than windows of equal weights.
+
+    Below 2^50 samples, rounding keeps a difference of one between counts.
+    """
+    return len(weights) > WHOLE and bool((weights == weights[0]).all()) and float(weights[0]) * size < 2.0**50
+
+
+def blend_weighted(
     weights: NDArray[np.float64],
-    limits: NDArray[np.int64] | None,
     dataset_index: NDArray[np.int16],
     dataset_sample_index: NDArray[np.int64],
     *,
+    num_threads: int = 1,
     level: int | None = None,
-) -> None:
-    """Fill the two indices, shape (size,), see `index.blend`; arguments as for `Blend`.
+) -> NDArray[np.float64]:
+    """Fill the two indices, shape (size,), see `index.blend.build_blend_index`; returns the samples drawn from each.
 
-    Args:
-        limits: samples of each dataset, `size` in all; None: the weights are positive, and no dataset ends.
+    The weights must be finite and positive.
     """
     size = len(dataset_index)
     if len(dataset_sample_index) != size or not 0 < len(weights) < 2**15:
         raise ValueError(f"{len(weights)} weights, {size} and {len(dataset_sample_index)} rows")
-    if limits is not None and (min(limits) < 0 or sum(map(int, limits)) != size):
-        raise ValueError(f"sizes {min(limits)} to {max(limits)} of {len(limits)} datasets, {size} rows")
-    # Below 2^50 samples, rounding keeps a difference of one between the counts of equal weights.
-    if len(weights) > WHOLE and (weights == weights[0]).all() and float(weights[0]) * size < 2.0**50:
-        for first in range(0, size, ROTATED_AT_ONCE):
-            rows = slice(first, min(first + ROTATED_AT_ONCE, size))
-            dataset_sample_index[rows], dataset_index[rows] = np.divmod(np.arange(first, rows.stop), len(weights))
+    if _rotates(weights, size):
+        fill_in_rotation(len(weights), dataset_index, dataset_sample_index)
+        return np.float64(size // len(weights)) + (np.arange(len(weights)) < size % len(weights))
+    blend = Blend(weights, None, dataset_index, dataset_sample_index, level)
+    return blend_in_chunks(blend, num_threads)[: len(weights)]
+
+
+def blend_exhaustive(
+    sizes: NDArray[np.int64],
+    dataset_index: NDArray[np.int16],
+    dataset_sample_index: NDArray[np.int64],
+    *,
+    num_threads: int = 1,
+    level: int | None = None,
+) -> None:
+    """Fill the two indices, shape (sum of sizes,), see `index.blend.build_exhaustive_blend_index`."""
+    total = sum(map(int, sizes))
+    if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
+        raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")
+    weights = sizes / np.float64(max(total, 1))
+    if _rotates(weights, total):
+        fill_in_rotation(len(sizes), dataset_index, dataset_sample_index)
     else:
-        blend_in_chunks(Blend(weights, limits, dataset_index, dataset_sample_index, level))
+        blend_in_chunks(Blend(weights, sizes, dataset_index, dataset_sample_index, level), num_threads)

@@ -23,9 +23,6 @@ class MaskedDocuments:
         short_ratio: one sample in so many has a smaller target; 0: none has.
         titles: tokens of each document's title, shape (num_documents,) or more: then the samples are blocks.
 
-    Attributes:
-        num_empty, num_single, num_long: numbers of documents without sequences, with one, and with a too long one.
-
     Raises:
         IndexBuildError: the bounds of a document fall, or leave the sequences.
     """

@@ -22,10 +22,9 @@ from typing import Any, get_type_hints
 from binidx.dataset.builder import BlendedMegatronDatasetBuilder, Built
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
-from binidx.dataset.staged.staged_blend import StagedBlendedDataset
-from binidx.dataset.staged.stages import Stage
+from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError
-from binidx.index.cache.build_context import BuildContext, OnOutcome
+from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder

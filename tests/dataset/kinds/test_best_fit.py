@@ -116,7 +116,7 @@ def test_an_epoch_is_served_before_the_next_and_a_run_that_grows_keeps_its_order
     for epoch in range(3):
         part = thrice.shuffle_index[epoch * len(once) : (epoch + 1) * len(once)]
         assert sorted(part.tolist()) == [*range(len(once))]
-    assert thrice.epochs_of(np.array([0, len(once), 3 * len(once) - 1])).tolist() == [0, 1, 2]
+    assert thrice.find_epochs(np.array([0, len(once), 3 * len(once) - 1])).tolist() == [0, 1, 2]
 
 
 def test_the_cache_gives_the_same_samples(prefix: str, tmp_path: Path) -> None:

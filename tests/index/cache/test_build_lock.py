@@ -19,9 +19,8 @@ from helpers.build_lock_process import FINGERPRINT, NAME, request_index
 
 from binidx.index.cache import build_lock
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import BuildContext
 from binidx.index.cache.build_lock import lock_path, poll_pause_seconds
-from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_cache import BuildContext, IndexCache
 from binidx.index.cache.lease import Lease, new_lease_record
 from binidx.storage.writing.publish import delete_object, object_exists
 
@@ -283,7 +282,7 @@ def test_a_check_ends_the_wait_of_a_process(here: Run) -> None:
     here.builder()
     began = time.monotonic()
 
-    def check() -> None:
+    def check(_: bool) -> None:
         if time.monotonic() - began > 0.5:
             raise TimeoutError("another rank failed")
 

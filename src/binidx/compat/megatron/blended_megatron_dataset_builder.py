@@ -12,7 +12,7 @@ from binidx.compat.megatron.blended_dataset import BlendedDataset
 from binidx.dataset import builder
 from binidx.dataset.config import Split
 from binidx.dataset.torch_bridge import is_distributed
-from binidx.index.cache.build_context import BuildContext
+from binidx.index.cache.index_cache import BuildContext
 
 BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices")
 """Methods in which datasets build and cache their indices."""

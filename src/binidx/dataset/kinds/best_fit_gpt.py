@@ -75,15 +75,7 @@ class BestFitGPTDataset(GPTDataset):
         capacity = self.config.sequence_length + self.config.add_extra_token_to_sequence
         return float(self.pieces[:, 2].sum(dtype=np.int64)) / max(1, (len(self.bounds) - 1) * capacity)
 
-    def epochs_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the epoch in which each of some samples is served.
-
-        Args:
-            samples: positions in serving order, shape (n,).
-
-        Returns:
-            Epochs from 0, shape (n,).
-        """
+    def find_epochs(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return samples // max(1, len(self.bounds) - 1)
 
     @property

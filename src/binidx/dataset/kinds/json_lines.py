@@ -27,8 +27,7 @@ from binidx.format.idx import SequenceIndex, little_endian
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import BuildContext
-from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_cache import BuildContext, IndexCache
 from binidx.storage.open import open_object, stream
 from binidx.storage.writing.publish import object_identity
 

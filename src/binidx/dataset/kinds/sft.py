@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.kinds.chat import IGNORE, Conversation, parse_row, split_conversations
 from binidx.dataset.kinds.json_lines import JsonLines
-from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name, required, token_of
+from binidx.dataset.megatron_dataset import MegatronDataset, find_token, recorded_name, required
 from binidx.dataset.torch_bridge import Sample, as_tensor
 from binidx.errors import ConfigError, FormatError, IndexBuildError
 from binidx.format.indexed_dataset import Span
@@ -271,7 +271,7 @@ class SFTDataset(MegatronDataset):
     @property
     def pad(self) -> int:
         """Id that fills rows; the EOD of a tokenizer without a pad."""
-        pad = token_of(self.config.tokenizer, "pad")
+        pad = find_token(self.config.tokenizer, "pad")
         return int(self.config.tokenizer.eod if pad is None or pad < 0 else pad)
 
     def _tokenize(self, conversation: Conversation | str) -> Tokenized:

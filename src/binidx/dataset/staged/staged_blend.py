@@ -23,21 +23,25 @@ rank needs a few MiB of memory for them; without one, 10 bytes a sample.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.dataset.blended import BlendedDataset, row_blocks
-from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
+from binidx.dataset.blended import BlendedDataset, row_blocks, samples_per_dataset
+from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, Split, check_blend, normalize, split_indices
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
-from binidx.dataset.staged.stages import Sources, Stage
+from binidx.dataset.required_indices import WHOLE, sizes_per_dataset
 from binidx.errors import BlendError, ConfigError
+from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_cache import BuildContext, IndexCache
 
 COUNTS_NAME = "Stage"
 """Part of the names of cached counts."""
@@ -47,6 +51,154 @@ AT_ONCE = 1 << 18
 
 COUNTED_HERE = 1 << 22
 """Samples of a stage below which counts are not cached: they are drawn in 20 ms, sooner than fetched."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a `StagedBlendedDataset`.
+
+    Args:
+        blend: prefixes and weights; weights may be None for a single prefix.
+        num_samples: number of samples before the next stage begins.
+        planned_samples: size of the run as which this stage was started, if that was larger: its order is then that
+            run's. By default num_samples.
+
+    Raises:
+        ConfigError: weights are missing, a prefix repeats, or a number is out of range.
+
+    Example:
+        >>> binidx.Stage((["s3://corpus/en", "s3://corpus/code"], [0.7, 0.3]), num_samples=1_000_000)
+
+    Source: ours.
+    """
+
+    blend: Blend
+    num_samples: int
+    planned_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        check_blend("stage", self.blend)
+        if self.blend[1] is None and len(self.blend[0]) > 1:
+            raise ConfigError(f"stage of {list(self.blend[0])}: found no weights, need one per prefix")
+        if len(set(self.blend[0])) < len(self.blend[0]):
+            raise ConfigError(f"stage of {list(self.blend[0])}: a prefix repeats; give each once")
+        if self.num_samples < 1 or self.planned < self.num_samples:
+            raise ConfigError(f"stage: num_samples is {self.num_samples}, need 1 to {self.planned} (planned_samples)")
+
+    @property
+    def planned(self) -> int:
+        return self.num_samples if self.planned_samples is None else self.planned_samples
+
+    @property
+    def shares(self) -> list[float]:
+        return normalize(list(self.blend[1] or [1.0]))
+
+    @contextlib.contextmanager
+    def _drawn(self, writer: ArrayWriter, threads: int = 1) -> Iterator[BlendIndex]:
+        """Draw all planned samples: yield the prefix of each, and the number of earlier samples of that prefix."""
+        # Megatron normalises in the builder and again in BlendedDataset; both roundings decide ties.
+        size = sum(ceil(self.planned * share) for share in self.shares)
+        with writer.scratch(size, np.int16) as chosen, writer.scratch(size, np.int64) as numbers:
+            build_blend_index(normalize(self.shares), size, num_threads=threads, out=(chosen, numbers))
+            yield chosen[: self.planned], numbers[: self.planned]
+
+    def _count(self, writer: ArrayWriter, threads: int = 1) -> NDArray[np.int64]:
+        """Return the numbers of planned and of served samples of each prefix, shape (2, num_prefixes)."""
+        with self._drawn(writer, threads) as (chosen, _):
+            each = [samples_per_dataset(chosen[:size], len(self.shares)) for size in (self.planned, self.num_samples)]
+        return np.array(each, np.int64)
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Begin of a stage.
+
+    Attributes:
+        sample: number of its first sample in the run.
+        served: samples of each source served before it.
+        available: samples of the source's rounds, over all stages.
+    """
+
+    sample: int
+    served: Mapping[str, int]
+    available: Mapping[str, int]
+
+
+class Sources:
+    """The datasets (rounds) of all sources, built as stages need them."""
+
+    def __init__(self, cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig, split: Split) -> None:
+        self._cls, self._config, self._split = cls, config, split
+        self._rounds: dict[str, list[int]] = {}  # prefix -> numbers in datasets
+        self.datasets: list[MegatronDataset] = []
+
+    def add_stages(
+        self, stages: Sequence[Stage], counts: Sequence[NDArray[np.int64]], context: BuildContext
+    ) -> list[Seam]:
+        """Build the rounds that the stages need; return the begin of each stage. `counts`: from `Stage._count`."""
+        available: dict[str, int] = {}
+        served: dict[str, int] = {}
+        seams, first = [], 0
+        for stage, each in zip(stages, counts, strict=True):
+            seams.append(Seam(first, dict(served), available))
+            sizes = self._requested_sizes(stage)
+            for prefix, num_samples, planned, serving in zip(stage.blend[0], sizes, *each.tolist(), strict=True):
+                before = served.get(prefix, 0)
+                # The planned number: a smaller round may have another order.
+                self._extend(prefix, before + planned, num_samples, context)
+                served[prefix] = before + serving
+            first += stage.num_samples
+        available.update({prefix: sum(self._lengths(prefix)) for prefix in self._rounds})
+        return seams
+
+    def locate(
+        self, stage: Stage, seam: Seam, chosen: NDArray[np.int16], numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Return the dataset of each drawn sample of a stage, and its number in that dataset."""
+        prefixes = stage.blend[0]
+        ids = np.array([self._rounds[prefix][0] for prefix in prefixes], np.int16)[chosen]
+        samples = np.array([seam.served.get(prefix, 0) for prefix in prefixes], np.int64)[chosen] + numbers
+        for number, prefix in enumerate(prefixes):
+            if len(self._rounds[prefix]) > 1:
+                mine = np.flatnonzero(chosen == number)
+                ends = np.cumsum([0, *self._lengths(prefix)])
+                which = np.searchsorted(ends[1:], samples[mine], side="right")
+                ids[mine] = np.array(self._rounds[prefix], np.int16)[which]
+                samples[mine] -= ends[which]
+        return ids, samples
+
+    def _requested_sizes(self, stage: Stage) -> list[int | None]:
+        """Return the number of samples that the builder would request of each prefix in a run of this blend."""
+        if len(stage.shares) == 1 and (stage.blend[1] is None or self._config.blend_per_split):
+            return [stage.planned]
+        surplus = self._config.mid_level_dataset_surplus
+        requested = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
+        return [num_samples for [num_samples] in requested]
+
+    def _extend(self, prefix: str, needed: int, num_samples: int | None, context: BuildContext) -> None:
+        """Add rounds to a source until it has `needed` samples; the first has the size that a run of this stage has."""
+        if prefix not in self._rounds:
+            self._add_round(prefix, num_samples, context)
+        while (available := sum(self._lengths(prefix))) < needed:
+            self._add_round(prefix, needed - available, context)
+
+    def _add_round(self, prefix: str, num_samples: int | None, context: BuildContext) -> None:
+        rounds = self._rounds.setdefault(prefix, [])
+        config = replace(self._config, random_seed=self._config.random_seed + len(rounds)) if rounds else self._config
+        low_level = self._cls.build_low_level_dataset(prefix, config)
+        bookends = (config.split_matrix or [WHOLE] * len(Split))[self._split.value]
+        if bookends is None:
+            raise BlendError(f"{prefix}: has no {self._split.name} split in {config.split}")
+        elements = split_indices(bookends, self._cls.numel_low_level_dataset(low_level))
+        arguments = low_level, prefix, elements, num_samples, self._split, config
+        dataset = self._cls.built_with(context, *arguments)
+        if not len(dataset):
+            raise BlendError(f"{prefix}: has no sample in the {self._split.name} split, round {len(rounds)}")
+        rounds.append(len(self.datasets))
+        self.datasets.append(dataset)
+
+    def _lengths(self, prefix: str) -> list[int]:
+        return [len(self.datasets[number]) for number in self._rounds[prefix]]
 
 
 class StagedBlendedDataset(BlendedDataset):
@@ -113,16 +265,17 @@ class StagedBlendedDataset(BlendedDataset):
         return {"lengths": [len(dataset) for dataset in self.datasets]}
 
     def _counts(self, stage: Stage) -> NDArray[np.int64]:
-        """Return `Stage.count`, cached for large stages."""
+        """Return `Stage._count`, cached for large stages."""
+        threads = self.config.num_dataset_builder_threads
         if self.config.path_to_cache is None or stage.planned <= COUNTED_HERE:
-            return stage.count(ArrayWriter())
+            return stage._count(ArrayWriter(), threads)
         fields = {"shares": stage.shares, "planned": stage.planned, "num_samples": stage.num_samples}
         description = describe(OrderedDict([("class", COUNTS_NAME), *fields.items()]))
         name = f"{digest(description)}-{COUNTS_NAME}-{self.split.name}"
 
         def build(writer: ArrayWriter) -> None:
             with writer.array("counts", (2, len(stage.shares)), np.int64) as counts:
-                counts[:] = stage.count(writer)
+                counts[:] = stage._count(writer, threads)
 
         options = self.config.storage_options
         cache = IndexCache(self.config.path_to_cache, name, options, context=self.build_context)
@@ -130,11 +283,10 @@ class StagedBlendedDataset(BlendedDataset):
 
     def _fill(self, writer: ArrayWriter, ids: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
         for stage, seam in zip(self.stages, self.seams, strict=True):
-            position = self._sources.position(stage, seam)
-            with stage.drawn(writer) as (chosen, numbers):
+            with stage._drawn(writer, self.config.num_dataset_builder_threads) as (chosen, numbers):
                 for rows in row_blocks(0, stage.num_samples, AT_ONCE):
                     target = slice(seam.sample + rows.start, seam.sample + rows.stop)
-                    ids[target], samples[target] = position.rows(chosen[rows], numbers[rows])
+                    ids[target], samples[target] = self._sources.locate(stage, seam, chosen[rows], numbers[rows])
 
     def check(self) -> None:
         """Raise BlendError unless every dataset serves its samples 0, 1, 2, ... in order, each once."""

@@ -45,9 +45,6 @@ SHUFFLED_IN_FILE = 1 << 30
 SENT_FROM_MEMORY = 64 << 20
 BLOCK_BYTES = 16 << 20
 
-MADV_POPULATE_WRITE = 23
-"""Map all pages at once, 2 us each instead of 4 (Linux 5.14; elsewhere each is mapped when it is touched)."""
-
 
 class ArrayWriter:
     """Allocates the arrays of an index and publishes each when it is complete; an `ArrayAllocator`.
@@ -170,9 +167,6 @@ def _map_file(uri: str, size: int, in_order: bool, directory: str | None) -> Ite
                     mapped = stack.enter_context(create_file(path, size, durable=False)).map()
             except OSError as error:
                 _check_memory(uri, size, error)
-        if mapped is not None and size <= SHUFFLED_IN_FILE:
-            with contextlib.suppress(OSError):
-                mapped.madvise(MADV_POPULATE_WRITE)
         yield mapped
 
 

@@ -56,10 +56,10 @@ SLICE_SECONDS = 0.1
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[[], None]
-Checks = tuple[tuple[Check, Check], ...]
-"""Called while a process waits; an exception ends its wait. The first of each pair is cheap and may notice an error
-late. The second is exact, and is called before work is begun that another process may have failed at."""
+Check = Callable[[bool], None]
+Checks = tuple[Check, ...]
+"""Called while a process waits; an exception ends its wait. With False a check is cheap and may notice an error late;
+with True it is exact: before work is begun that another process may have failed at."""
 
 Built = tuple[Arrays, bool]
 """Built arrays, and whether they are published."""
@@ -68,14 +68,9 @@ _leases_waited_for: list[Lease] = []
 _warned: set[str] = set()
 
 
-def run_checks(checks: Checks) -> None:
-    for check, _ in checks:
-        check()
-
-
-def run_exact_checks(checks: Checks) -> None:
-    for _, check in checks:
-        check()
+def run_checks(checks: Checks, *, exact: bool = False) -> None:
+    for check in checks:
+        check(exact)
 
 
 def is_interrupted(checks: Checks) -> bool:
@@ -133,7 +128,7 @@ class BuildLock:
     def _load_or_build_first(self, lock: NodeLock) -> Arrays | None:
         """Return the arrays; None: each process of this node has to build for itself."""
         try:
-            run_exact_checks(self.checks)  # the holder before may have left since another rank failed
+            run_checks(self.checks, exact=True)  # the holder before may have left since another rank failed
             found = self._load_or_build_by_lease(lock)
         except Exception as error:
             if not is_interrupted(self.checks):  # the others of this node may be of another run
@@ -148,17 +143,14 @@ class BuildLock:
 
     def _load_or_build_by_lease(self, lock: NodeLock) -> Arrays | None:
         lease = Lease(f"{self.uri}-claim", self.storage_options)
+        _leases_waited_for.append(lease)
         try:
-            found: HeldLease | Arrays | None = lease.acquire(lock.node)
-            if found is None:
-                _leases_waited_for.append(lease)
-                try:
-                    found = self._wait(lease, lock.node)
-                finally:
-                    _leases_waited_for.remove(lease)
+            found = lease.acquire(lock.node) or self._wait(lease, lock.node)
         except StorageError as error:
             _warn_once(self.uri, f"no lease on the index, so each node builds its own: {error}")
             return None
+        finally:
+            _leases_waited_for.remove(lease)
         return self._build_with_lease(found, lock) if isinstance(found, HeldLease) else found
 
     def _wait(self, lease: Lease, node: str) -> HeldLease | Arrays | None:
@@ -185,7 +177,7 @@ class BuildLock:
                 return None
             elif record.holder not in passed and has_ended(record, watcher, node):
                 passed.add(record.holder)
-                run_exact_checks(self.checks)
+                run_checks(self.checks, exact=True)
                 held = lease.take_over(record, node)
                 watcher.restart_clock()
             if held is not None:

@@ -3,7 +3,7 @@
     {directory}/{hash}-GPTDataset-train-description.txt       the text that Megatron hashes; for people
     {directory}/{hash}-GPTDataset-train-document_index.npy    numpy.save's bytes; Megatron's names
     {directory}/{hash}-GPTDataset-train-binidx.json           the manifest, written last
-    {directory}/{key}-binidx-orders.json                      the indices of the same data: see `array_reuse`
+    {directory}/{key}-binidx-orders.json                      the indices of the same data: see `order_record`
 
 Megatron's hash leaves out the content of the data and two options; the manifest has them. An array is served only under
 a manifest of the requested options and data, with a checksum that its bytes meet. So racing builders, kills, lost power
@@ -12,27 +12,30 @@ and stale data cost a rebuild and never a wrong order, and nothing is synced to 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import metadata
 from typing import Any, Literal
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
-from binidx.index.cache.array_reuse import OrderKey, OrderRecord
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.build_context import BUILT, FOUND, TAKEN_OVER, BuildContext, Outcome
-from binidx.index.cache.build_lock import BuildLock, Built
+from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
 from binidx.index.cache.index_files import DESCRIPTION, MANIFEST, Arrays, IndexFiles, parse_npy
 from binidx.index.cache.manifest import (
     ALGORITHM,
     NO_DATA,
     Manifest,
     Origin,
-    library_version,
+    format_manifest,
     list_differences,
     list_mismatches,
 )
+from binidx.index.cache.order_record import OrderKey, record_order
 from binidx.storage.writing.publish import object_exists
 
 Access = Literal["load", "ranges"]
@@ -43,6 +46,8 @@ Build = Callable[[ArrayWriter], None]
 ArrayCheck = Callable[[Arrays], None]
 """Raises ValueError for arrays that are no index of this dataset."""
 
+FOUND, BUILT, NOT_KEPT = "found", "built", "not kept"
+
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
 logger = logging.getLogger(__name__)
@@ -50,6 +55,55 @@ logger = logging.getLogger(__name__)
 
 class StaleError(Exception):
     """The cached index has other options or data."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one request for an index.
+
+    files: of the index in the cache.
+    how: FOUND in the cache, also when another process has just built it; BUILT; NOT_KEPT, since it is built sooner
+        than fetched.
+    seconds: until its arrays were loaded, including the wait for other processes.
+    """
+
+    files: IndexFiles
+    how: str
+    seconds: float
+
+
+OnOutcome = Callable[[Outcome], None] | None
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """Options of one build: they change when and where an index is built, never its bytes.
+
+    Args:
+        checks: called while the build waits for another process; an exception ends the wait.
+        slot: held while this index is computed, so that not too many are at a time.
+        num_threads: threads that compute it; None: as many as the config of the dataset gives.
+        on_outcome: called with the outcome of each index, by any thread.
+    """
+
+    checks: Checks = ()
+    slot: AbstractContextManager[Any] = contextlib.nullcontext()  # noqa: RUF009
+    num_threads: int | None = None
+    on_outcome: OnOutcome = None
+
+    @contextlib.contextmanager
+    def threads(self, threads: int) -> Iterator[int]:
+        """Yield the number of threads that the block may use; `threads` if this context does not limit them."""
+        with self.slot:
+            yield self.num_threads or threads
+
+    def with_check(self, check: Check) -> BuildContext:
+        """Return these options with one more check."""
+        return replace(self, checks=(*self.checks, check))
+
+    def report(self, outcome: Outcome) -> None:
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
 
 
 @dataclass(frozen=True)
@@ -102,25 +156,19 @@ class IndexCache:
             PeerError: another process of the run was to build the index, and failed.
         """
         needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
-        warned: set[str] = set()
         if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
             return found
 
-        def load() -> Arrays | None:
-            return self.load(needed, names, warned)
-
         def make() -> Built:
             nonlocal how
-            how, reused = TAKEN_OVER, self.reuse(description, needed, names)
-            if reused is not None:
-                return reused, True
             how, writer = BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
-        arrays = load()
+        arrays = self.load(needed, names)
         if arrays is None:
-            uri = self.files.uri(MANIFEST)
-            arrays = BuildLock(uri, load, make, self.storage_options, self.context.checks).build_or_wait()
+            load = partial(self.load, needed, names, log_level=logging.DEBUG)
+            lock = BuildLock(self.files.uri(MANIFEST), load, make, self.storage_options, self.context.checks)
+            arrays = lock.build_or_wait()
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
         return arrays
 
@@ -142,40 +190,26 @@ class IndexCache:
             return None
 
     def load(
-        self, fingerprint: Mapping[str, Any], names: Sequence[str], warned: set[str] | None = None
+        self, fingerprint: Mapping[str, Any], names: Sequence[str], *, log_level: int = logging.WARNING
     ) -> Arrays | None:
-        """Return the arrays; None, with the reason in the log, where there is no valid cache.
-
-        Args:
-            warned: texts that were logged already, and are not repeated.
-        """
+        """Return the arrays; None, with the reason in the log, where there is no valid cache."""
         uri = self.files.uri(MANIFEST)
         try:
-            prefetched = self.context.prefetch.take(self.files) if self.context.prefetch else None
-            manifest, arrays = prefetched or (self.files.read_manifest(), None)
+            manifest = self.files.read_manifest()
             if manifest is not None:
-                return self._load(manifest, fingerprint, names, arrays)
+                if wrong := list_mismatches(manifest, fingerprint, self.origin):
+                    raise StaleError("; ".join(wrong))
+                arrays = self.files.read_arrays({name: manifest.arrays[name] for name in names})
+                tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
+                if tokens != recorded:
+                    # No array depends on tokens: the same documents in other words, or only copied.
+                    logger.info("%s: the .bin is %s, was %s; the order is the same", uri, tokens, recorded)
+                return arrays
         except (StaleError, FormatError, StorageError, KeyError) as error:
-            text = f"{uri}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
-            if warned is None or text not in warned:
-                logger.warning("%s", text)
-            if warned is not None:
-                warned.add(text)
+            state = "stale" if isinstance(error, StaleError) else "unusable"
+            logger.log(log_level, "%s: %s, rebuilding: %s", uri, state, error)
             return None
         return self._load_without_manifest(names, self.trusted) if self.trusted else None
-
-    def _load(
-        self, manifest: Manifest, fingerprint: Mapping[str, Any], names: Sequence[str], arrays: Arrays | None
-    ) -> Arrays:
-        if wrong := list_mismatches(manifest, fingerprint, self.origin):
-            raise StaleError("; ".join(wrong))
-        arrays = arrays or self.files.read_arrays({name: manifest.arrays[name] for name in names})
-        tokens, recorded = self.origin.data().get("bin"), manifest.data.get("bin")
-        if tokens != recorded:
-            # No array depends on tokens: the same documents in other words, or only copied.
-            text = "%s: the .bin is %s, was %s; the order is the same"
-            logger.info(text, self.files.uri(MANIFEST), tokens, recorded)
-        return arrays
 
     def _load_without_manifest(self, names: Sequence[str], check: ArrayCheck) -> Arrays | None:
         """Return the arrays that Megatron left, after `check`; None where one is missing.
@@ -197,55 +231,45 @@ class IndexCache:
 
     def _warn_of_replacement(self) -> None:
         """Log a warning if an index that another program left is about to be replaced."""
-        files = self.files
-        try:
-            ours = object_exists(files.uri(MANIFEST), files.storage_options)
-            if ours or not object_exists(files.uri(DESCRIPTION), files.storage_options):
-                return
-        except StorageError:
-            return
-        logger.warning(
-            "%s: built anew and replaced, since no manifest names the data that they were built of; "
-            "trust_cache='megatron' uses the arrays that Megatron left",
-            files.uri("*.npy"),
-        )
-
-    def reuse(self, description: str, fingerprint: Mapping[str, Any], names: Sequence[str]) -> Arrays | None:
-        """Return the arrays of an index of the same order, copied by the store; None where there is none."""
-        self._warn_of_replacement()
-        if self.order is None:
-            return None
-        record = OrderRecord(self.files, fingerprint, self.origin, self.order())
-        return self.load(fingerprint, names) if record.copy_equal_index(description, names) else None
+        files, options = self.files, self.storage_options
+        with contextlib.suppress(StorageError):
+            if object_exists(files.uri(DESCRIPTION), options) and not object_exists(files.uri(MANIFEST), options):
+                logger.warning(
+                    "%s: built anew and replaced, since no manifest names the data that they were built of; "
+                    "trust_cache='megatron' uses the arrays that Megatron left",
+                    files.uri("*.npy"),
+                )
 
     def build(self, description: str, fingerprint: Mapping[str, Any], build: Build) -> ArrayWriter:
         """Build the arrays into their files, then write the manifest that makes them valid."""
+        self._warn_of_replacement()
         writer = ArrayWriter(self.files.array_uri, self.storage_options)
         build(writer)
+        order = self.order() if self.order else None
         if writer.failure is None:
             try:
-                self._publish(description, fingerprint, writer)
+                self._publish(description, fingerprint, writer, order)
             except (OSError, NotImplementedError) as error:
                 writer.failure = error
         if writer.failure is not None:
             logger.warning("%s: index not cached, every start builds it again: %s", self.directory, writer.failure)
+        if order:
+            record_order(self.files, fingerprint, self.origin.content(), order)
         return writer
 
-    def _publish(self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter) -> None:
-        order = self.order() if self.order else None
+    def _publish(
+        self, description: str, fingerprint: Mapping[str, Any], writer: ArrayWriter, order: OrderKey | None
+    ) -> None:
         self.files.write(DESCRIPTION, description.encode())
-        self.files.publish_manifest(
-            Manifest(
-                library=library_version(),
-                fingerprint=fingerprint,
-                content={**self.origin.content(), **self.origin.facts()},
-                data=self.origin.data(),
-                order=order.fields if order else None,
-                arrays=writer.stored,
-            )
+        manifest = Manifest(
+            library=metadata.version("binidx"),
+            fingerprint=fingerprint,
+            content={**self.origin.content(), **self.origin.facts()},
+            data=self.origin.data(),
+            order=order.fields if order else None,
+            arrays=writer.stored,
         )
-        if order:
-            OrderRecord(self.files, fingerprint, self.origin, order).add()
+        self.files.write(MANIFEST, format_manifest(manifest))
         self.files.remove_staging_files()
 
 

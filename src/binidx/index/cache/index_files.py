@@ -8,31 +8,15 @@ file has the bytes that numpy.save writes, and its array is parsed without a cop
     8       2      u16 H, bytes of the header
     10      H      a Python literal: {'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }, spaces, a newline
     10+H    ...    the array; 10+H is a multiple of 64, so it is aligned
-
-The config alone names these files. So while the `.idx` of a large remote dataset is fetched, `Prefetch` fetches its
-cached indices:
-
-    .idx        ████████████████████████████████████
-    manifests   █ of an .idx of LARGE_BYTES?
-    arrays       ██████████████████ compared with the manifest
-                                                    the .idx is parsed, with no pass over it
-
-A manifest names the object that its index was built of, by ETag or generation, and an index is only built of an `.idx`
-that was checked in full: while the store still has that very object, its lengths, pointers and bounds are not checked
-again. A forger of manifests could as well forge the arrays, which are trusted by it too. Cold start to the first batch
-30 ms away, medians of 5: 30 million documents (600 MB of `.idx`, 200 MB of arrays) 2.15 s instead of 2.56 s; 3 million
-0.88 s instead of 1.05 s.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
@@ -42,15 +26,15 @@ import numpy as np
 import xxhash
 from numpy.typing import DTypeLike, NDArray
 
-from binidx.errors import FormatError, ObjectChangedError, StorageError
+from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
-from binidx.index.cache.manifest import Manifest, StoredArray, format_manifest, parse_manifest
+from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.requests.metadata import Found, recorded_object
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 from binidx.storage.vectored_reads import read_many, stored_reader
-from binidx.storage.writing.publish import create_object, join_uri, put_if_absent, read_small
+from binidx.storage.writing.publish import create_object, join_uri, read_small
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -70,11 +54,6 @@ STAGING_FILE = re.compile(
     r"[0-9a-f]{32}-.*\.(npy|json|json-claim|json-claim-after-[^.]*|txt)(\.[0-9a-f]{32}\.tmp){1,2}"
 )
 """Twice `.tmp`: a whole file that is to be linked to a name is itself written beside its own."""
-
-LARGE_BYTES = 16 << 20
-"""Size of an `.idx` that is worth a prefetch: a smaller one takes a few round trips, and may have no cached index."""
-
-logger = logging.getLogger(__name__)
 
 
 class NpyLayout:
@@ -169,18 +148,6 @@ class IndexFiles:
         data = self.read_small(MANIFEST)
         return None if data is None else parse_manifest(data, self.uri(MANIFEST))
 
-    def publish_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest, which makes the arrays valid. An equal one that exists already stays."""
-        data = format_manifest(manifest)
-        try:
-            if put_if_absent(self.uri(MANIFEST), data, self.storage_options):
-                return
-            standing = self.read_manifest()
-        except (FormatError, StorageError, NotImplementedError):
-            standing = None  # broken, or a store without conditional writes
-        if standing is None or _index_identity(standing) != _index_identity(manifest):
-            self.write(MANIFEST, data)
-
     def remove_staging_files(self) -> None:
         """Remove files that killed builders left in a local directory more than an hour ago; never raises.
 
@@ -208,19 +175,17 @@ class IndexFiles:
 
     def read_array(self, name: str, stored: StoredArray) -> NDArray[Any]:
         """Return one published array; errors as of `read_arrays`."""
-        content = self._read_stored(name, stored)
+        content = None
+        # No HEAD where the manifest has its identity. (A copy of a cache has other ETags.)
+        if (identity := recorded_object(self.array_uri(name), stored.identity)) is not None:
+            with contextlib.suppress(ObjectChangedError):
+                content = self.read_cached(name, identity)
+        content = content or self.read_cached(name)
         found = len(content), xxhash.xxh3_64_hexdigest(content)
         if found != (stored.bytes, stored.xxh3_64):
             needed = f"need {stored.bytes} with {stored.xxh3_64}"
             raise FormatError(f"{self.array_uri(name)}: found {found[0]} bytes with XXH3 {found[1]}, {needed}")
         return parse_npy(content)
-
-    def _read_stored(self, name: str, stored: StoredArray) -> memoryview:
-        """Read an array, without a HEAD where the manifest has its identity. (A copy of a cache has other ETags.)"""
-        if (found := recorded_object(self.array_uri(name), stored.identity)) is not None:
-            with contextlib.suppress(ObjectChangedError):
-                return self.read_cached(name, found)
-        return self.read_cached(name)
 
     def open_arrays(self, names: Sequence[str]) -> tuple[Manifest, dict[str, RangedArray]] | None:
         """Open the arrays to read ranges of them; None where nothing proves that they belong to the manifest.
@@ -282,11 +247,6 @@ def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
             raise FormatError(f"{array.reader.uri}: {name} differs from its manifest (found {found}, need {needed})")
 
 
-def _index_identity(manifest: Manifest) -> Any:
-    digests = {name: (each.bytes, each.xxh3_64) for name, each in manifest.arrays.items()}
-    return manifest.fingerprint, manifest.content, manifest.order, digests
-
-
 @lru_cache(maxsize=64)
 def _remove_staging_files(directory: str, pid: int) -> None:
     # A file was just written here, so the directory's time is that of its file system's clock now.
@@ -296,67 +256,3 @@ def _remove_staging_files(directory: str, pid: int) -> None:
         with contextlib.suppress(OSError):
             if os.stat(path).st_mtime < oldest:
                 os.unlink(path)
-
-
-class Prefetch:
-    """Fetches the cached indices of one dataset in the background.
-
-    Args:
-        indices: their files, in a store.
-    """
-
-    def __init__(self, indices: Sequence[IndexFiles]) -> None:
-        self._pending = {files.uri(MANIFEST): OPENS.submit(partial(_fetch_index, files)) for files in indices}
-
-    def checked(self) -> list[Mapping[str, Any]]:
-        """Wait for the manifests; return the identities of the `.idx` objects that they were built of."""
-        found = [each.result() for each in self._pending.values()]
-        return [manifest.data["idx"] for manifest, _ in filter(None, found) if "idx" in manifest.data]
-
-    def take(self, files: IndexFiles) -> tuple[Manifest, Arrays | None] | None:
-        """Return the fetched manifest and arrays of an index, once; None from the second call on.
-
-        The arrays are None where the `.idx` is small, and both are None where an array could not be read.
-        """
-        pending = self._pending.pop(files.uri(MANIFEST), None)
-        fetched = pending.result() if pending else None
-        if fetched is None or fetched[1] is None:
-            return fetched and (fetched[0], None)
-        arrays = fetched[1].result()
-        return None if arrays is None else (fetched[0], arrays)
-
-
-def start_prefetch(idx_bytes: int | None, indices: Callable[[], Sequence[IndexFiles]]) -> Prefetch | None:
-    """Begin to fetch the cached indices of a dataset; None where the `.idx` is small.
-
-    Args:
-        idx_bytes: size of its `.idx`; None: not known yet.
-        indices: returns their files, if they are cached; those on a local disk are left out.
-    """
-    if idx_bytes is not None and idx_bytes < LARGE_BYTES:
-        return None
-    return Prefetch([files for files in indices() if local_path(files.directory) is None])
-
-
-def _fetch_index(files: IndexFiles) -> tuple[Manifest, Future[Arrays | None] | None] | None:
-    """Return the manifest, and the arrays where the `.idx` is large; None if it does not exist or cannot be read.
-
-    The later load of the index reports errors.
-    """
-    try:
-        manifest = files.read_manifest()
-    except (FormatError, StorageError) as error:
-        logger.debug("%s: not prefetched: %s", files.name, error)
-        return None
-    if manifest is None:
-        return None
-    large = (manifest.data.get("idx") or {}).get("size", 0) >= LARGE_BYTES
-    return manifest, OPENS.submit(partial(_fetch_arrays, files, manifest)) if large else None
-
-
-def _fetch_arrays(files: IndexFiles, manifest: Manifest) -> Arrays | None:
-    try:
-        return files.read_arrays(manifest.arrays)
-    except (FormatError, StorageError, ValueError) as error:
-        logger.debug("%s: not prefetched: %s", files.name, error)
-        return None

@@ -4,7 +4,7 @@
      "fingerprint": {"algorithm": 3, "random_seed": 1234, ...},     every option that the arrays depend on
      "content": {"num_sequences": ..., "index_digest": ...},        the data they depend on
      "data": {"idx": {"size": ..., "etag": ...}, "bin": {...}},     the objects that had that content
-     "order": {"num_epochs": 2, "separate_final_epoch": true},      see `array_reuse`
+     "order": {"num_epochs": 2, "separate_final_epoch": true},      see `order_record`
      "arrays": {"document_index": {"dtype": "<i4", "shape": [100], "bytes": 528, "xxh3_64": ..., "identity": ...}},
      "xxh3_64": ...}                                                of all of this, so that a flipped bit is found
 
@@ -15,13 +15,11 @@ reading it. The .bin is recorded for people: no array depends on its tokens.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 import xxhash
@@ -93,15 +91,6 @@ class Origin:
 
 NO_DATA = Origin()
 """For an index that is computed from its description alone, as that of a blend."""
-
-
-@functools.cache
-def library_version() -> str:
-    """Return the installed version of this library; empty where it runs from its source."""
-    try:
-        return metadata.version("binidx")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def format_manifest(manifest: Manifest) -> bytes:

@@ -12,16 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.gpt_index import SMALL, drops_last_partial
-from binidx.dataset.required_indices import RequiredBlend, RequiredIndex, RequiredIndices, required_indices
+from binidx.dataset.required_indices import (
+    WHOLE,
+    RequiredBlend,
+    RequiredIndex,
+    RequiredIndices,
+    required_indices,
+    sizes_per_dataset,
+)
 from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.idx import get_idx_path
 from binidx.format.prefix_listing import list_pairs
 from binidx.format.summary import DatasetSummary, read_summary
-from binidx.index.cache.array_reuse import ORDERS, OrderKey, describe_change, get_order_key, parse_known
 from binidx.index.cache.index_files import IndexFiles
 from binidx.index.cache.manifest import (
     ALGORITHM,
@@ -32,6 +37,7 @@ from binidx.index.cache.manifest import (
     hash_fields,
     list_differences,
 )
+from binidx.index.cache.order_record import ORDERS, OrderKey, describe_change, get_order_key, parse_known
 from binidx.index.document_sample import EpochPlan, plan_epochs
 from binidx.run.run_file import Run
 from binidx.storage.stores.identity import same_object
@@ -152,7 +158,7 @@ def indices_needed(run: Run) -> RequiredIndices:
     first: dict[str, RequiredIndex] = {}
     for stage in run.stages:
         surplus = run.config.mid_level_dataset_surplus
-        asked = sizes_per_dataset(len(stage.shares), stage.shares, [], [stage.planned], surplus)
+        asked = sizes_per_dataset(len(stage.shares), stage.shares, [stage.planned], surplus)
         for prefix, [num_samples] in zip(stage.blend[0], asked, strict=True):
             first.setdefault(prefix, RequiredIndex(Split.train, prefix, num_samples, matrix[0] or (0.0, 0.0)))
     others = [each for each in rest.indices if each.split is not Split.train]
@@ -178,7 +184,7 @@ def inspect_index(
     """
     documents = split_range(wanted.bookends, len(summary.index))
     begin, end = bounds[documents.start], bounds[documents.stop]
-    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.fingerprint_of(documents, wanted.split, config)}
+    fingerprint = {"algorithm": ALGORITHM, **GPTDataset.get_fingerprint(documents, wanted.split, config)}
     drop = drops_last_partial(wanted.split, config)
     extra, length = config.add_extra_token_to_sequence, config.sequence_length
     try:

@@ -191,7 +191,7 @@ def map_sources(datasets: Sequence[GPTDataset], present: Sequence[int], work: Ca
 
 def _epochs_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
     """Return the epochs of samples of one source, and no pieces."""
-    return [dataset.epochs_of(samples)], np.zeros(len(samples) + 1, np.int64), []
+    return [dataset.find_epochs(samples)], np.zeros(len(samples) + 1, np.int64), []
 
 
 def _spans_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
@@ -201,14 +201,14 @@ def _spans_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
     length = np.ascontiguousarray(spans[:, 2])
     before = np.cumsum(length) - length
     target = before - np.repeat(before[bounds[:-1]], np.diff(bounds))
-    return [dataset.epochs_of(samples)], bounds, [document, offset + spans[:, 1], length, target]
+    return [dataset.find_epochs(samples)], bounds, [document, offset + spans[:, 1], length, target]
 
 
 def _ends_of_source(dataset: GPTDataset, samples: Numbers) -> Columns:
     """Return the epochs, starts and stops of samples of one source, and their documents."""
     if dataset.dataset.documents_are_sequences:
         bounds, documents, starts, stops = dataset.orders.ends(samples)
-        return [dataset.epochs_of(samples), starts, stops], bounds, [documents]
+        return [dataset.find_epochs(samples), starts, stops], bounds, [documents]
     epochs, bounds, (document, start, length, _) = _spans_of_source(dataset, samples)
     return [*epochs, start[bounds[:-1]], (start + length)[bounds[1:] - 1]], bounds, [document]
 

@@ -17,8 +17,7 @@ from helpers.traceable_runs import write_source
 
 import binidx
 from binidx.dataset.staged import staged_blend as staged_module
-from binidx.dataset.staged.staged_blend import StagedBlendedDataset
-from binidx.dataset.staged.stages import Stage
+from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import BlendError, ConfigError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from hypothesis import strategies as st
 
 import binidx
 from binidx.index.blend import build_blend_index, build_exhaustive_blend_index
-from binidx.index.cache.array_reuse import (
+from binidx.index.cache.order_record import (
+    Known,
     OrderKey,
     add_index,
     describe_change,
-    find_equal_indices,
     format_known,
     get_order_key,
     parse_known,
@@ -102,14 +101,11 @@ def test_a_blend_of_whole_datasets_has_no_such_beginning() -> None:
     assert not np.array_equal(build_exhaustive_blend_index([2, 5])[0], build_exhaustive_blend_index([20, 5])[0][:7])
 
 
-def test_the_record_finds_indices_of_the_same_order_and_drops_the_oldest() -> None:
-    one, two = OrderKey(1, False, 0, 10), OrderKey(2, True, 11, 18)
-    known = add_index(add_index([], "a", one), "b", two)
-    assert find_equal_indices(known, one, "c") == ["a"]
-    assert find_equal_indices(known, one, "a") == []
+def test_the_record_drops_the_oldest() -> None:
+    known: list[Known] = []
     for number in range(30):
-        known = add_index(known, f"n{number}", one)
-    assert len(known) == 16
+        known = add_index(known, f"n{number}", OrderKey(1, False, 0, 10))
+    assert [each.name for each in known] == [f"n{number}" for number in range(14, 30)]
     assert parse_known(format_known(known)) == known
 
 
@@ -154,43 +150,9 @@ def prefix(tmp_path: Path) -> str:
     return write_with_megatron(tmp_path / "en", rng.integers(1, 30, 100).astype(np.int32), rng)
 
 
-@pytest.fixture
-def no_builds(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """From its call on, an index that is built is an error."""
-
-    def forbid() -> None:
-        monkeypatch.setattr(binidx.GPTDataset, "_build", None)
-
-    return forbid
-
-
 @pytest.fixture(params=["local", "s3"])
 def cache(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "cache") if request.param == "local" else request.getfixturevalue("s3").fresh()
-
-
-def test_more_samples_of_the_same_order_copy_the_existing_arrays(
-    prefix: str, cache: str, no_builds: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = train(config_of(prefix, cache), 100)
-    no_builds()
-    with caplog.at_level(logging.INFO, "binidx"):
-        grown = train(config_of(prefix, cache), 101)
-    assert grown.unique_description_hash != first.unique_description_hash
-    for name in ARRAYS:
-        np.testing.assert_array_equal(getattr(grown, name), getattr(first, name))
-    assert "which reads 1 epoch too" in caplog.text
-    train(config_of(prefix, cache), 101)
-
-
-def test_the_same_data_under_another_path_copies_the_arrays(
-    prefix: str, cache: str, no_builds: Any, tmp_path: Path
-) -> None:
-    first = train(config_of(prefix, cache), 100)
-    for end in ("bin", "idx"):
-        Path(f"{prefix}.{end}").rename(tmp_path / f"moved.{end}")
-    no_builds()
-    np.testing.assert_array_equal(train(config_of(f"{tmp_path}/moved", cache), 100).sample_index, first.sample_index)
 
 
 def test_more_epochs_are_built_and_the_log_describes_the_change(
@@ -202,23 +164,17 @@ def test_more_epochs_are_built_and_the_log_describes_the_change(
     np.testing.assert_array_equal(grown.shuffle_index, train(config_of(prefix, None), 2 * len(first)).shuffle_index)
 
 
-@pytest.mark.parametrize("change", [{"random_seed": 8}, {"sequence_length": 9}, {"add_extra_token_to_sequence": False}])
-def test_another_seed_length_or_option_copies_nothing(
-    prefix: str, tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+def test_the_same_order_and_another_seed_are_no_change(
+    prefix: str, cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    train(config_of(prefix, f"{tmp_path}/cache"), 100)
-    with caplog.at_level(logging.INFO, "binidx"):
-        other = train(config_of(prefix, f"{tmp_path}/cache", **change), 101)
-    assert " too" not in caplog.text
-    np.testing.assert_array_equal(other.sample_index, train(config_of(prefix, None, **change), 101).sample_index)
-
-
-def test_a_damaged_equal_index_is_not_copied(prefix: str, tmp_path: Path) -> None:
-    first = train(config_of(prefix, f"{tmp_path}/cache"), 100)
-    [array] = (tmp_path / "cache").glob("*-shuffle_index.npy")
-    content = bytearray(array.read_bytes())
-    content[-1] ^= 1
-    array.write_bytes(content)
-    grown = train(config_of(prefix, f"{tmp_path}/cache"), 101)
-    np.testing.assert_array_equal(grown.shuffle_index, train(config_of(prefix, None), 101).shuffle_index)
-    assert len(first) == len(grown)
+    first = train(config_of(prefix, cache), 100)
+    grown = train(config_of(prefix, cache), 101)
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(grown, name), getattr(first, name))
+    for end in ("bin", "idx"):
+        Path(f"{prefix}.{end}").rename(tmp_path / f"moved.{end}")
+    for change in ({"random_seed": 8}, {"sequence_length": 9}, {"add_extra_token_to_sequence": False}):
+        train(config_of(f"{tmp_path}/moved", cache, **change), 101)
+    assert "this run reads" not in caplog.text
+    train(config_of(f"{tmp_path}/moved", cache), 2 * len(first))
+    assert "this run reads 2 epochs" in caplog.text

@@ -1,4 +1,4 @@
-"""Reuse of arrays by a run that grows: more samples of the same data often have the same order.
+"""Record of the orders of indices over the same data: a run that grows past its epochs gets another order.
 
 Of one split, seed and sequence length S, everything is a function of two values of the `EpochPlan`:
 
@@ -17,13 +17,12 @@ generator has drawn another number of times before it shuffles them. (The docume
 beginning of that of E + 1 with a separate last one, the shuffle index is not.) A longer blend begins with the shorter
 one, as long as its weights are the same.
 
-Arrays of another index in the same directory are copied by the store, and found without a listing:
+So that the log can warn of such a change, a record is found without a listing:
 
     {key}-binidx-orders.json     key: of the data, the split and every option that arrays depend on, but for samples;
                                  content: the names of the indices of that key, and the order of each
 
-The record only saves work. Builders that write it at the same time may lose an entry; an index that it names is used
-under its own manifest, and checked as a whole under the new one.
+Builders that write it at the same time may lose an entry, which costs a warning.
 """
 
 from __future__ import annotations
@@ -32,16 +31,14 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from binidx.errors import BinidxError, FormatError, StorageError
-from binidx.index.cache.index_files import DESCRIPTION, IndexFiles
-from binidx.index.cache.manifest import Manifest, Origin, hash_fields, list_mismatches
+from binidx.errors import BinidxError, FormatError
+from binidx.index.cache.index_files import IndexFiles
+from binidx.index.cache.manifest import hash_fields
 from binidx.index.document_sample import SEPARATE_BELOW, EpochPlan
 from binidx.json_models import JsonFile
-from binidx.storage.open import open_stored
-from binidx.storage.writing.concatenate import SourcePiece, open_join
 
 ORDERS = "binidx-orders.json"
 MOST_ORDERS = 16
@@ -118,11 +115,6 @@ def describe_order(order: Mapping[str, Any]) -> str:
     return f"{epochs} epochs{last}"
 
 
-def find_equal_indices(known: Sequence[Known], order: OrderKey, name: str) -> list[str]:
-    """Return the names of other indices with the same arrays."""
-    return [each.name for each in known if each.order == order.fields and each.name != name]
-
-
 def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
     """Return what a change of order means for a run, where indices of other orders exist; else an empty text.
 
@@ -153,91 +145,29 @@ def format_known(known: Sequence[Known]) -> bytes:
 
 
 def parse_known(data: bytes) -> list[Known]:
-    """Return the indices of a record; none where it is damaged, since a record only saves work."""
+    """Return the indices of a record; none where it is damaged."""
     try:
         return KNOWN_FILE.decode(data, "").indices
     except FormatError:
         return []
 
 
-@dataclass(frozen=True)
-class OrderRecord:
-    """Record of the indices that are built of the same data, split and options.
+def record_order(
+    files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey
+) -> None:
+    """Add a built index to the record; log a warning if the index before it has another order.
+
+    A record that cannot be read or written costs a warning some day.
 
     Args:
-        files: of the index that is to be built or was published.
+        files: of the index.
         fingerprint: its options.
-        origin: its data.
+        content: the deciding fields of its data.
         order: its order.
     """
-
-    files: IndexFiles
-    fingerprint: Mapping[str, Any]
-    origin: Origin
-    order: OrderKey
-
-    def copy_equal_index(self, description: str, names: Sequence[str]) -> bool:
-        """Publish the arrays of an index with the same order under `files`; return False where there is none.
-
-        Where only indices of other orders exist, the consequence is logged.
-        """
-        known = self._read()
-        for name in find_equal_indices(known, self.order, self.files.name):
-            try:
-                if not self._copy_index(self.files.named(name), description, names):
-                    continue
-            except (BinidxError, KeyError, OSError, NotImplementedError) as error:
-                logger.info("%s: cannot be copied from %s: %s", self.files.uri("*.npy"), name, error)
-                continue
-            logger.info("%s: the arrays of %s, which reads %s too", self.files.uri("*.npy"), name, self.order)
-            self.add()
-            return True
-        if text := describe_change(known, self.order, self.files.name):
-            logger.warning("%s: %s", self.files.uri("*.npy"), text)
-        return False
-
-    def add(self) -> None:
-        """Add the published index to the record; a failure is ignored, and costs a build some day."""
-        known = add_index(self._read(), self.files.name, self.order)
-        with contextlib.suppress(BinidxError, OSError, NotImplementedError):
-            self._record.write(ORDERS, format_known(known))
-
-    @property
-    def _record(self) -> IndexFiles:
-        return self.files.named(hash_fields(self.fingerprint, self.origin.content()))
-
-    def _read(self) -> list[Known]:
-        try:
-            return parse_known(self._record.read_small(ORDERS) or b"")
-        except StorageError:
-            return []
-
-    def _copy_index(self, source: IndexFiles, description: str, names: Sequence[str]) -> bool:
-        """Copy an index; return False where its manifest does not have this order, options and data."""
-        manifest = source.read_manifest()
-        if manifest is None or manifest.order != self.order.fields:
-            return False
-        if list_mismatches(manifest, self.fingerprint, self.origin):
-            return False
-        for name in names:
-            copy_array(source, self.files, name, manifest)
-        self.files.write(DESCRIPTION, description.encode())
-        # The copies are other objects.
-        arrays = {name: replace(stored, identity=None) for name, stored in manifest.arrays.items()}
-        self.files.publish_manifest(replace(manifest, data=self.origin.data(), arrays=arrays))
-        return True
-
-
-def copy_array(source: IndexFiles, target: IndexFiles, name: str, manifest: Manifest) -> None:
-    """Copy one array, by the store itself where it can."""
-    reader = open_stored(source.array_uri(name), storage_options=source.storage_options)
-    if reader.size != (needed := manifest.arrays[name].bytes):
-        raise FormatError(f"{source.array_uri(name)}: found {reader.size} bytes, need {needed}")
-    join = open_join(
-        target.array_uri(name), [SourcePiece(reader, 0, reader.size)], source.storage_options, target.storage_options
-    )
-    try:
-        join.fill(lambda _: None)
-        join.publish(lambda: None)
-    finally:
-        join.abandon()
+    record = files.named(hash_fields(fingerprint, content))
+    with contextlib.suppress(BinidxError, OSError, NotImplementedError):
+        known = parse_known(record.read_small(ORDERS) or b"")
+        if text := describe_change(known, order, files.name):
+            logger.warning("%s: %s", files.uri("*.npy"), text)
+        record.write(ORDERS, format_known(add_index(known, files.name, order)))

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from binidx.tools._warm_jobs import ranges_of_samples
 from helpers.gpt_data import TOKENIZER, write_with_megatron
-from hypothesis import given
-from hypothesis import strategies as st
 
 import binidx
-from binidx.dataset.read_plan import merge_ranges, ranges_of_samples
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=20))
-def test_a_union_has_the_same_bytes_sorted_and_apart(asked: list[tuple[int, int]]) -> None:
-    ranges = np.array([(start, start + count) for start, count in asked], np.int64).reshape(-1, 2)
-    found = merge_ranges(ranges).tolist()
-    assert {byte for start, stop in found for byte in range(start, stop)} == {
-        byte for start, stop in ranges.tolist() for byte in range(start, stop)
-    }
-    assert all(start < stop for start, stop in found)
-    assert all(one[1] < other[0] for one, other in pairwise(found))
-
-
-def test_a_union_by_hand() -> None:
-    assert merge_ranges(np.array([(5, 9), (0, 2), (7, 8), (2, 3), (20, 20), (9, 11)])).tolist() == [[0, 3], [5, 11]]
-    assert merge_ranges(np.empty((0, 2), np.int64)).shape == (0, 2)
 
 
 @pytest.fixture(scope="module")
@@ -40,34 +21,30 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-def build(blend: Any, kind: Any = binidx.GPTDataset) -> Any:
+def build(blend: Any) -> Any:
     config = binidx.GPTDatasetConfig(
         random_seed=7, sequence_length=40, blend=blend, split="1,0,0", tokenizer=TOKENIZER,
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
     )  # fmt: skip
-    return binidx.BlendedMegatronDatasetBuilder(kind, [400, 0, 0], lambda: True, config).build()[0]
-
-
-class OwnSpans(binidx.GPTDataset):
-    """The same spans, one by one."""
-
-    def spans(self, idx: int | None) -> Any:
-        return super().spans(idx)
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [400, 0, 0], lambda: True, config).build()[0]
 
 
 @pytest.mark.parametrize("blended", [False, True])
-@pytest.mark.parametrize("kind", [binidx.GPTDataset, OwnSpans])
-def test_the_ranges_are_exactly_what_the_samples_read(prefixes: list[str], blended: bool, kind: Any) -> None:
-    dataset = build((prefixes, [0.6, 0.4]) if blended else (prefixes[:1], None), kind)
+def test_the_ranges_are_exactly_what_the_samples_read(prefixes: list[str], blended: bool) -> None:
+    dataset = build((prefixes, [0.6, 0.4]) if blended else (prefixes[:1], None))
     rng = np.random.default_rng(0)
     for count in (0, 1, 8, 60):
         idxs = rng.integers(0, len(dataset), count).tolist()
         with Recording(dataset) as read:
             if idxs:
                 dataset.__getitems__(idxs)
-        planned = {stored.path_prefix: ranges.tolist() for stored, ranges in ranges_of_samples(dataset, idxs)}
-        needed = {prefix: merge_ranges(np.array(ranges)).tolist() for prefix, ranges in read.items()}
-        assert {prefix: ranges for prefix, ranges in planned.items() if ranges} == needed
+        planned = {stored.path_prefix: bytes_in(ranges) for stored, ranges in ranges_of_samples(dataset, idxs)}
+        needed = {prefix: bytes_in(ranges) for prefix, ranges in read.items()}
+        assert {prefix: found for prefix, found in planned.items() if found} == needed
+
+
+def bytes_in(ranges: list[tuple[int, int]]) -> set[int]:
+    return {byte for start, stop in ranges for byte in range(start, stop)}
 
 
 class Recording:
@@ -101,18 +78,10 @@ class Recorder:
         return self.reader.read(ranges)
 
 
-def test_the_order_and_number_of_samples_at_once_do_not_matter(prefixes: list[str], monkeypatch: Any) -> None:
-    dataset = build((prefixes, [0.6, 0.4]))
-    idxs = list(range(0, 300, 3))
-    whole = [ranges.tolist() for _, ranges in ranges_of_samples(dataset, idxs)]
-    monkeypatch.setattr("binidx.dataset.read_plan.AT_ONCE", 7)
-    assert [ranges.tolist() for _, ranges in ranges_of_samples(dataset, idxs[::-1])] == whole
-
-
 def test_every_token_of_an_epoch_is_planned_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     prefix = write_with_megatron(tmp_path / "en", rng.integers(1, 90, 100).astype(np.int32), rng)
     dataset = build(([prefix], None))
     ((stored, ranges),) = ranges_of_samples(dataset, range(len(dataset)))
     assert stored.path_prefix == prefix
-    assert int((ranges[:, 1] - ranges[:, 0]).sum()) <= stored.bin_reader.size
+    assert bytes_in(ranges) <= {*range(stored.bin_reader.size)}
