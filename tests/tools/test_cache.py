@@ -18,8 +18,7 @@ import fsspec
 import numpy as np
 import pytest
 from binidx.tools import main
-from binidx.tools._warm_jobs import ranges_of_samples
-from binidx.tools.cache import age, belongs
+from binidx.tools.cache import age, belongs, sample_ranges
 from conftest import Bucket
 from helpers.conversion import build
 from helpers.gpt_data import TOKENIZER
@@ -197,7 +196,7 @@ def test_warm_run_fetches_what_the_steps_read_and_nothing_else(
     assert [reader.stats.bytes_moved for reader in readers] == [0, 0]
     wanted = sum(
         len(np.unique(np.concatenate([np.arange(start // 1024, -(-stop // 1024)) for start, stop in ranges])))
-        for _, ranges in ranges_of_samples(plain, idxs)
+        for _, ranges in sample_ranges(plain, idxs)
     )
     assert (wanted - 2) * 1024 < done["num_bytes"] <= wanted * 1024
     assert done["num_bytes"] == done["fetched_bytes"] < 0.5 * sum(reader.size for reader in readers)

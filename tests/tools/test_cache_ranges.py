@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from binidx.tools._warm_jobs import ranges_of_samples
+from binidx.tools.cache import sample_ranges
 from helpers.gpt_data import TOKENIZER, write_with_megatron
 
 import binidx
@@ -38,7 +38,7 @@ def test_the_ranges_are_exactly_what_the_samples_read(prefixes: list[str], blend
         with Recording(dataset) as read:
             if idxs:
                 dataset.__getitems__(idxs)
-        planned = {stored.path_prefix: bytes_in(ranges) for stored, ranges in ranges_of_samples(dataset, idxs)}
+        planned = {stored.path_prefix: bytes_in(ranges) for stored, ranges in sample_ranges(dataset, idxs)}
         needed = {prefix: bytes_in(ranges) for prefix, ranges in read.items()}
         assert {prefix: found for prefix, found in planned.items() if found} == needed
 
@@ -82,6 +82,6 @@ def test_every_token_of_an_epoch_is_planned_once(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     prefix = write_with_megatron(tmp_path / "en", rng.integers(1, 90, 100).astype(np.int32), rng)
     dataset = build(([prefix], None))
-    ((stored, ranges),) = ranges_of_samples(dataset, range(len(dataset)))
+    ((stored, ranges),) = sample_ranges(dataset, range(len(dataset)))
     assert stored.path_prefix == prefix
     assert bytes_in(ranges) <= {*range(stored.bin_reader.size)}
