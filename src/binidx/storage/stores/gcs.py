@@ -73,17 +73,21 @@ class GcsStore(FsspecWrites, DirectStore):
             raise NotDirectError("a zonal bucket speaks gRPC")
         # A token may have to be fetched, which blocks.
         headers = await asyncio.get_running_loop().run_in_executor(None, private(fs, "_get_headers"), None)
-        url = fs.url(self.path(info.uri), generation=info.identity.get("generation"))
+        url = self._pinned_url(info)
         if payer := private(fs, "_get_params")({}).get("userProject"):
             url += f"&userProject={payer}"
         return Address(session, literal_url(url), {**PLAIN, **headers}, request_options())
+
+    def _pinned_url(self, info: ObjectInfo) -> str:
+        generation = info.identity.get("generation")
+        return str(self.fs.url(self.path(info.uri))) + (f"&generation={generation}" if generation else "")
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         start, stop = where
         if await self._is_zonal(info.uri):
             body: bytes = await self.fs._cat_file(self.path(info.uri), start=start, end=stop)
             return check_length(info.uri, where, body)
-        url = self.fs.url(self.path(info.uri), generation=info.identity.get("generation"))
+        url = self._pinned_url(info)
         headers = {"Range": f"bytes={start}-{stop - 1}", **PLAIN}
         status, found, body = await request(self.fs, url, headers=headers)
         check_response(info, where, status, found)

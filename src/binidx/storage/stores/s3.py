@@ -89,14 +89,14 @@ class S3Store(FsspecWrites, DirectStore):
         wanted = self._object(uri)
         if not wanted["Key"]:
             raise FileNotFoundError(uri)
-        response = await self.fs._call_s3("head_object", self.fs.kwargs, **wanted)
+        response = await self.fs._call_s3("head_object", self.fs.kwargs, self.fs.req_kw, **wanted)
         return checked_info(uri, {"size": response["ContentLength"], **_versions(response)}), b""
 
     async def _tail(self, uri: str, tail_bytes: int) -> tuple[ObjectInfo, bytes]:
         wanted = {**self._object(uri), "Range": f"bytes=-{tail_bytes}"}
-        response = await self.fs._call_s3("get_object", self.fs.kwargs, **wanted)
+        response = await self.fs._call_s3("get_object", self.fs.kwargs, self.fs.req_kw, **wanted)
         size, part_bytes = size_and_tail(response.get("ContentRange"), response["ContentLength"])
-        async with response["Body"] as body:
+        async with (body := response["Body"]):
             tail = await body.read() if part_bytes else b""
         info = checked_info(uri, {"size": size, **_versions(response)})
         return info, tail if len(tail) == part_bytes else b""
@@ -107,15 +107,15 @@ class S3Store(FsspecWrites, DirectStore):
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         condition = {"IfMatch": info.identity["etag"]} if "etag" in info.identity else {}
         wanted = {**self._object(info.uri), **condition, "Range": f"bytes={where[0]}-{where[1] - 1}"}
-        response = await self.fs._call_s3("get_object", **wanted)
+        response = await self.fs._call_s3("get_object", self.fs.req_kw, **wanted)
         status, headers = map(response["ResponseMetadata"].get, ("HTTPStatusCode", "HTTPHeaders"))
-        async with response["Body"] as body:
+        async with (body := response["Body"]):
             return await receive(info, where, status, headers, body.read)
 
     async def list_page(self, request: ListRequest) -> tuple[dict[str, ObjectInfo], str]:
         start = {"ContinuationToken": request.token} if request.token else {"StartAfter": request.after}
         wanted = {"Bucket": request.bucket, "Prefix": request.prefix, "Delimiter": request.delimiter, **start}
-        page = await self.fs._call_s3("list_objects_v2", self.fs.kwargs, **wanted)
+        page = await self.fs._call_s3("list_objects_v2", self.fs.kwargs, self.fs.req_kw, **wanted)
         found = {
             each["Key"]: object_info(each["Key"], {"size": each["Size"], **_versions(each)})
             for each in page.get("Contents", [])
@@ -150,7 +150,7 @@ async def sign(fs: Any, wanted: Mapping[str, str], headers: Mapping[str, str]) -
     """
     await fs.set_session()
     client = await fs.get_s3(wanted["Bucket"])
-    arguments = private(fs, "_get_s3_method_kwargs")(client.get_object, **wanted)
+    arguments = private(fs, "_get_s3_method_kwargs")(client.get_object, fs.req_kw, **wanted)
     client.meta.events.register_first("before-endpoint-resolution.s3", _use_regional_endpoint, unique_id="binidx")
     url = await client.generate_presigned_url("get_object", Params=arguments, ExpiresIn=3600)
     http = private(client, "_endpoint").http_session
