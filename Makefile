@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BUILT_FROM := pyproject.toml setup.py constraints.txt $(wildcard native/*)
 
-.PHONY: demo check lint test arm test-ceph bench bench-peers bench-sweep soak clean
+.PHONY: demo check lint test arm test-ceph test-oldest bench bench-peers bench-sweep soak clean
 
 demo: $(VENV)/.demo             ## text to a trained step, over a real S3 server on this machine
 	$(BIN)/binidx demo
@@ -35,6 +35,9 @@ soak: $(VENV)/.test             ## the tests that take minutes
 test-ceph: $(VENV)/.test        ## storage against Ceph's radosgw; apt install radosgw ceph-mon ceph-osd ceph-common
 	$(BIN)/python -m pytest -m "not slow" --s3 ceph tests/storage tests/format tests/dataset
 
+test-oldest: $(VENV)-oldest/.done  ## storage, formats and text with the oldest dependencies that pyproject.toml allows
+	$(VENV)-oldest/bin/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 tests/storage tests/format tests/prepare/text
+
 bench: $(VENV)/.test            ## the figures of the README, minutes
 	$(BIN)/python -m tests.bench
 
@@ -45,7 +48,7 @@ bench-sweep: $(VENV)/.test      ## latency by concurrency, a table and bench-res
 	$(BIN)/python -m tests.bench sweep
 
 clean:
-	rm -rf $(VENV) $(VENV)-peers build dist src/binidx/_native.* src/*.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers build dist src/binidx/_native.* src/*.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "binidx needs Python 3.11 or later")'
@@ -62,6 +65,15 @@ $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
 	@touch $@ $(VENV)/.demo
+
+# Over the packages of $(VENV), with their .pth files: torch and the oracles are too large to be installed twice.
+$(VENV)-oldest/.done: tests/oldest.txt $(VENV)/.test
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > below.pth
+	mv below.pth $(VENV)-oldest/lib/python3*/site-packages/
+	ln -sf $(abspath $(BIN))/weed $(VENV)-oldest/bin/weed
+	@touch $@
 
 # torch first: what comes after it takes the build that is there.
 $(VENV)-peers/.done: tests/bench/peers.txt
