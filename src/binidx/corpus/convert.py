@@ -53,11 +53,10 @@ from binidx.storage.writing.copy import (
     ProgressWatcher,
     SilentWatcher,
     copy_object,
-    encode_object,
     plan_copy,
     same_content,
 )
-from binidx.storage.writing.multipart import forget_parts
+from binidx.storage.writing.multipart import discard_parts
 from binidx.storage.writing.publish import create_object, object_exists
 
 NUM_SAMPLES = 64
@@ -202,7 +201,7 @@ class _Convert:
         if self.in_place or self._holds_source():
             if earlier == "ours":  # a run was killed before it removed the journal
                 for suffix, state in self.journal.states.items():
-                    forget_parts(self.target.uri(suffix), state.token, self.target.options)
+                    discard_parts(self.target.uri(suffix), state.token, self.target.options)
                 self.journal.remove()
             if self.way.checksums:
                 self._write_sums(open_stored(self.target.bin_uri, storage_options=self.target.options))
@@ -278,10 +277,11 @@ class _Convert:
     def _encode(self, part_bytes: int) -> CopyCounts:
         reader = self.source.open_plain()
         with self._state(self.target.bin_suffix, reader.size, part_bytes) as state:
-            return encode_object(
+            return copy_object(
                 reader,
                 self.target.bin_uri,
                 state,
+                codec=self.codec,
                 level=self.way.level,
                 save=self.journal.save,
                 before_publish=self._remove_existing,

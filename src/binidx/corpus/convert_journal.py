@@ -24,7 +24,7 @@ from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.open import read_document
 from binidx.storage.writing.copy import CopyState
-from binidx.storage.writing.multipart import forget_parts, sweep
+from binidx.storage.writing.multipart import discard_parts, remove_staging_files
 from binidx.storage.writing.publish import create_object, delete_object
 
 OBJECT_SUFFIXES = (*BIN_SUFFIXES, f"bin{SUFFIX}", "idx")
@@ -93,7 +93,7 @@ class ConvertJournal:
             return
         for suffix in OBJECT_SUFFIXES:
             if found is not None and suffix in found.objects:
-                forget_parts(f"{self.target}.{suffix}", found.objects[suffix].token, self._options)
+                discard_parts(f"{self.target}.{suffix}", found.objects[suffix].token, self._options)
 
     def save(self) -> None:
         """Write the journal with this run as its owner.
@@ -121,8 +121,8 @@ class ConvertJournal:
         """Remove the journal and local staging files: the dataset is complete, or the copy must start again."""
         delete_object(self.uri, self._options)
         for suffix in OBJECT_SUFFIXES:
-            sweep(f"{self.target}.{suffix}", ".partial")
-        sweep(self.uri, ".tmp")
+            remove_staging_files(f"{self.target}.{suffix}", ".partial")
+        remove_staging_files(self.uri, ".tmp")
 
     def _read(self) -> JournalFile | None:
         try:

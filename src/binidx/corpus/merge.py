@@ -43,9 +43,10 @@ from binidx.format.index_writer import IndexColumns
 from binidx.format.source import absolute_uri
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
 from binidx.format.virtual_source import concatenate_seek_tables
-from binidx.storage.threads import OPENS
-from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, open_join, piece_bytes
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
+from binidx.storage.adapters import InMemory
+from binidx.storage.threads import OPENS, map_in_flight
+from binidx.storage.writing.concatenate import IN_FLIGHT, SourcePiece, open_join
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import create_object, object_exists
 
 
@@ -152,8 +153,9 @@ def merge_tokens(
     pieces = [piece for each in OPENS.map(_token_pieces, datasets) for piece in each]
     if target.codec != "raw":
         tables = [table for each in datasets for table in each.source.tables]
-        pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
-    bin_bytes = sum(map(piece_bytes, pieces))
+        seek_table = InMemory(target.bin_uri, concatenate_seek_tables(tables))
+        pieces.append(SourcePiece(seek_table, 0, seek_table.size))
+    bin_bytes = sum(piece.num_bytes for piece in pieces)
     join = open_join(target.bin_uri, pieces, source_options=source_options, target_options=target.options)
     try:
         watch.begin("tokens", bin_bytes, 0)

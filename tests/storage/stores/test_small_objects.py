@@ -18,8 +18,8 @@ from binidx.storage.stores import s3
 from binidx.storage.stores.fsspec_store import FsspecWrites, open_filesystem
 from binidx.storage.stores.http_session import REFUSED_UNTIL
 from binidx.storage.stores.registry import open_store
-from binidx.storage.writing.part_upload import CHUNK_BYTES, WriteBuffer
 from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity, read_small
+from binidx.storage.writing.staging import CHUNK_BYTES, WriteBuffer
 
 DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)
 

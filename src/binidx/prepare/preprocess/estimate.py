@@ -40,7 +40,8 @@ from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.interfaces import Prices
 from binidx.storage.stores.registry import local_path, prices_of
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
+from binidx.storage.threads import map_in_flight
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 UNIT_BYTES = 256 << 10
 

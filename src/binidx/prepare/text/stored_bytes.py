@@ -21,7 +21,7 @@ from binidx.storage.ranges import cut
 from binidx.storage.requests.head import recorded_object
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import local_path
-from binidx.storage.writing.copy import map_in_flight
+from binidx.storage.threads import map_in_flight
 
 Options = Mapping[str, Any] | None
 LOCAL_BYTES = 1 << 20
