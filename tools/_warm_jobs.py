@@ -14,7 +14,7 @@ from binidx.format.idx import get_idx_path
 from binidx.format.virtual_source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.warm import Job
+from binidx.storage.cache.maintenance import Job
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.writing.publish import object_exists

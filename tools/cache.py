@@ -40,8 +40,15 @@ if __name__ == "__main__":  # python tools/cache.py: see convert.py
 
 from binidx.errors import ConfigError
 from binidx.storage.cache.layout import directory_of_index
-from binidx.storage.cache.maintenance import CachedObjectInfo, cached_contents, prune, verify
-from binidx.storage.cache.warm import Warmed, wanted_bytes, warm
+from binidx.storage.cache.maintenance import (
+    CachedObjectInfo,
+    Warmed,
+    cached_contents,
+    prune,
+    verify,
+    wanted_bytes,
+    warm,
+)
 from binidx.storage.settings import OURS, ReadSettings, parse_bytes
 
 from ._command import human_bytes, human_seconds, json_object, parser, run

@@ -18,9 +18,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+from binidx.storage.interfaces import Range, RangeReader
 
 
 @dataclass
@@ -84,6 +87,18 @@ class ObjectStats(ReadStats):
 
 class LayerStats(ReadStats):
     """Counters of a reader over another one; `requests` and `bytes_moved` are of its reads of that one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()  # another process counts from zero
+
+    def read(self, reader: RangeReader, ranges: Sequence[Range]) -> list[memoryview]:
+        """Read ranges from the reader below, and count that; without ranges nothing is read."""
+        if not ranges:
+            return []
+        began = time.perf_counter()
+        answers = reader.read(ranges)
+        self.add(requests=len(ranges), bytes_moved=sum(map(len, answers)), seconds=time.perf_counter() - began)
+        return answers
 
     def _counted_in(self) -> tuple[ReadStats, ...]:
         return self, _layers
