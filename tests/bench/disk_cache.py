@@ -23,7 +23,7 @@ from servers.latency_proxy import latency_proxy
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.warm import warm
+from binidx.storage.cache.maintenance import warm
 from binidx.storage.stores.local import LocalFile
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, run_config, write_corpus
 from tests.bench.table import Row, interleaved_medians, seconds

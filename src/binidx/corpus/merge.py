@@ -33,9 +33,10 @@ from binidx.format.index_writer import IndexColumns
 from binidx.format.source import absolute_uri
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
 from binidx.format.virtual_source import concatenate_seek_tables
-from binidx.storage.threads import OPENS
-from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece, piece_bytes
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
+from binidx.storage.adapters import InMemory
+from binidx.storage.threads import OPENS, map_in_flight
+from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import create_object, object_exists
 
 
@@ -143,9 +144,10 @@ def merge_tokens(
     pieces = [piece for each in found for piece in each]
     if target.codec != "raw":
         tables = [table for each in sources.datasets for table in each.source.tables]
-        pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
+        seek_table = InMemory(target.bin_uri, concatenate_seek_tables(tables))
+        pieces.append(SourcePiece(seek_table, 0, seek_table.size))
     join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
-    return sum(map(piece_bytes, pieces)), join
+    return sum(piece.num_bytes for piece in pieces), join
 
 
 READ_AHEAD_ITEMS = 1 << 17

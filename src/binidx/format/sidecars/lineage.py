@@ -28,7 +28,7 @@ from binidx.format.sidecars.arrow_arrays import to_arrow, to_arrow_strings, to_b
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
-from binidx.storage.writing.copy import map_in_flight
+from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.publish import create_object
 
 try:
