@@ -88,8 +88,8 @@ def read(dataset: Any, batches: list[list[int]]) -> None:
 
 def compare_all(reader: DiskCache) -> None:
     """As a process does that maps the blocks for the first time."""
-    reader.cached._let_go(reader.cached.maps.mapped())
-    assert reader.cached.lacking(range(reader.cached.layout.num_chunks)) == []
+    reader.cached._unmap(reader.cached.maps.mapped())
+    assert reader.cached.absent(range(reader.content.num_chunks)) == []
 
 
 def hash_all(file: LocalFile) -> None:
