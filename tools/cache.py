@@ -46,8 +46,7 @@ from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.layout import directory_of_index
-from binidx.storage.cache.maintenance import cached_contents, prune, verify
-from binidx.storage.cache.warm import Job, Warmed, wanted_bytes, warm
+from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, verify, wanted_bytes, warm
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.settings import OURS, ReadSettings

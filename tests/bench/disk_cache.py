@@ -23,7 +23,7 @@ from servers.latency_proxy import latency_proxy
 import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.warm import warm
+from binidx.storage.cache.maintenance import warm
 from binidx.storage.stores.local import LocalFile
 from tests.bench.corpus import SEQUENCE_LENGTH, open_ours, run_config, write_corpus
 from tests.bench.table import Row, interleaved_medians, seconds
@@ -88,8 +88,8 @@ def read(dataset: Any, batches: list[list[int]]) -> None:
 
 def compare_all(reader: DiskCache) -> None:
     """As a process does that maps the blocks for the first time."""
-    reader.cached._let_go(reader.cached.maps.mapped())
-    assert reader.cached.lacking(range(reader.cached.layout.num_chunks)) == []
+    reader.cached._unmap(reader.cached.maps.mapped())
+    assert reader.cached.absent(range(reader.content.num_chunks)) == []
 
 
 def hash_all(file: LocalFile) -> None:

@@ -30,7 +30,7 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.warm import warm
+from binidx.storage.cache.maintenance import warm
 from binidx.storage.codecs.checksums import BLOCK_BYTES, CheckedObject
 from binidx.storage.codecs.segments import SEGMENT_BYTES, SegmentedObject, SegmentWriter
 from binidx.storage.interfaces import Range, RangeReader

@@ -36,7 +36,7 @@ from binidx.index.cache.index_cache import IndexCache
 from binidx.index.cache.manifest import ALGORITHM, Origin
 from binidx.index.cache.order_record import OrderKey
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.writing import staging, upload
+from binidx.storage.writing import publish, staging
 
 BUILDERS = 8
 NAME = "0123456789abcdef0123456789abcdef-Kind-train"
@@ -162,7 +162,7 @@ def race(directory: str, contents: list[int], choose: random.Random, span: float
 
 def main(uri: str, rounds: int, seed: int, span: float) -> None:
     logging.disable(logging.WARNING)
-    staging.ONE_PUT = upload.ONE_PUT = 5 << 20  # the least that S3 takes as a part
+    staging.ONE_PUT = publish.ONE_PUT = 5 << 20  # the least that S3 takes as a part
     fsspec.get_filesystem_class(uri.partition("://")[0] if "://" in uri else "file")  # imported once, for all children
     choose = random.Random(seed)
     done = {"rounds": 0, "ended": 0, "wrong": 0, "killed": 0, "not_whole": 0}

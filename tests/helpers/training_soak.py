@@ -56,7 +56,7 @@ def batches(dataset: Any, rank: int, ranks: int, **options: Any) -> Any:
 def soak(told: dict[str, Any], directory: str) -> dict[str, Any]:
     """Read, and compare with what is read here."""
     for store in (STORE, SEGMENTS):
-        store.set_budget(told["memory"])
+        store.budget = told["memory"]
     far = build(told["remote"], told["samples"], f"{directory}/far", {"binidx": told["settings"]})
     near = build(told["local"], told["samples"], f"{directory}/near", None)
     group = told["rank"], told["ranks"]

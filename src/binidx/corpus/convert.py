@@ -63,11 +63,10 @@ from binidx.storage.writing.copy import (
     ProgressWatcher,
     SilentWatcher,
     copy_object,
-    encode_object,
     plan_copy,
     same_content,
 )
-from binidx.storage.writing.multipart import forget_parts, sweep
+from binidx.storage.writing.multipart import discard_parts, remove_staging_files
 from binidx.storage.writing.publish import create_object, delete_object, object_exists
 
 NUM_SAMPLES = 64
@@ -211,7 +210,7 @@ class ConvertJournal:
     def forget_earlier(self) -> None:
         """Remove the partial files and uploads of the earlier run, of any source."""
         for suffix, state in self._earlier.items():
-            forget_parts(f"{self.target}.{suffix}", state.token, self._options)
+            discard_parts(f"{self.target}.{suffix}", state.token, self._options)
 
     def save(self) -> None:
         """Write the journal with this run as its owner.
@@ -235,18 +234,14 @@ class ConvertJournal:
         """Remove the journal and local staging files: the dataset is complete, or the copy must start again."""
         delete_object(self.uri, self._options)
         for suffix in OBJECT_SUFFIXES:
-            sweep(f"{self.target}.{suffix}", ".partial")
-        sweep(self.uri, ".tmp")
+            remove_staging_files(f"{self.target}.{suffix}", ".partial")
+        remove_staging_files(self.uri, ".tmp")
 
     def _read(self) -> JournalFile | None:
         try:
             return JOURNAL_FILE.decode(read_document(JOURNAL_FILE, self.uri, self._options), self.uri)
         except ObjectNotFoundError:
             return None
-
-
-Copy = Callable[..., CopyCounts]
-"""`copy_object` or `encode_object`."""
 
 
 class _Convert:
@@ -327,30 +322,33 @@ class _Convert:
     def _copy_all(self, part_bytes: int, save_seconds: float) -> list[CopyCounts]:
         """Copy tokens, checksums, sidecars and index."""
         source, target, check = self.source, self.target, self.source.check_unchanged
-        common: dict[str, Any] = {
-            "save": self.journal.save,
-            "watch": self.watch,
-            "checksum": self.verify == "checksum",
-            "storage_options": target.options,
-        }
-        copy_bytes = functools.partial(copy_object, save_seconds=save_seconds, **common)
 
-        def copy(suffix: str, reader: RangeReader, check: Callable[[], None], work: Copy = copy_bytes) -> CopyCounts:
+        def copy(suffix: str, reader: RangeReader, check: Callable[[], None], codec: str = "raw") -> CopyCounts:
             states = self.journal.states
             state = states.setdefault(suffix, plan_copy(reader.size, part_bytes))
             try:
-                return work(reader, target.uri(suffix), state, before_publish=check)
+                return copy_object(
+                    reader,
+                    target.uri(suffix),
+                    state,
+                    save=self.journal.save,
+                    before_publish=check,
+                    watch=self.watch,
+                    codec=codec,
+                    level=self.way.level,
+                    checksum=self.verify == "checksum",
+                    save_seconds=save_seconds,
+                    storage_options=target.options,
+                )
             except CorruptCopyError:  # the copy was removed; a verified .bin stays for the next run
                 del states[suffix]
                 (self.journal.save if states else self.journal.remove)()
                 raise
 
-        work: Copy = copy_bytes
-        if self.codec != "raw" and (self.codec != source.codec or self.way.level is not None):
-            work = functools.partial(encode_object, level=self.way.level, **common)
-        stays = work is copy_bytes and self.codec == source.codec
+        stays = self.codec == source.codec and self.way.level is None
         reader = source.open_stored() if stays else source.open_plain()
-        counts = [copy(target.bin_suffix, reader, self._remove_existing, work)]
+        codec = "raw" if stays else self.codec
+        counts = [copy(target.bin_suffix, reader, self._remove_existing, codec)]
         if self.codec == "raw" and source.sums_uri is not None:
             sums = open_stored(source.sums_uri, storage_options=source.options)
             counts.append(copy(f"bin{SUFFIX}", sums, check))

@@ -32,9 +32,10 @@ from binidx.format.idx import get_idx_path
 from binidx.format.idx_blocks import IndexColumns
 from binidx.format.source import absolute_uri, concatenate_seek_tables
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
-from binidx.storage.threads import OPENS
-from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece, piece_bytes
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
+from binidx.storage.adapters import InMemory
+from binidx.storage.threads import OPENS, map_in_flight
+from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 from binidx.storage.writing.publish import create_object, object_exists
 
 
@@ -146,9 +147,10 @@ def merge_tokens(
     pieces = [piece for each in found for piece in each]
     if target.codec != "raw":
         tables = [pair.table for each in sources.datasets for pair in each.source.pairs]
-        pieces.append(SourcePiece(None, data=concatenate_seek_tables(tables)))
+        seek_table = InMemory(target.bin_uri, concatenate_seek_tables(tables))
+        pieces.append(SourcePiece(seek_table, 0, seek_table.size))
     join = target.publish_pieces(columns, pieces, sources.options, watch, sources.check_unchanged, remove_existing)
-    return sum(map(piece_bytes, pieces)), join
+    return sum(piece.num_bytes for piece in pieces), join
 
 
 READ_AHEAD_ITEMS = 1 << 17

@@ -29,7 +29,7 @@ from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import cut
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.concatenate import Join, SourcePiece, open_join, piece_bytes
+from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import create_object, object_exists, object_identity
 
@@ -298,7 +298,7 @@ class DatasetTarget:
         """
         join = open_join(self.bin_uri, pieces, source_options=source_options, target_options=self.options)
         try:
-            watch.begin("tokens", sum(map(piece_bytes, pieces)), 0)
+            watch.begin("tokens", sum(piece.num_bytes for piece in pieces), 0)
             join.fill(watch.advance)
             self.publish(columns, check, lambda: join.publish(remove_existing))
         finally:

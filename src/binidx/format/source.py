@@ -43,7 +43,7 @@ from binidx.storage.requests.metadata import recorded_object
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.concatenate import SourcePiece, piece_bytes
+from binidx.storage.writing.concatenate import SourcePiece
 from binidx.storage.writing.publish import object_exists, object_identity
 
 
@@ -241,9 +241,10 @@ class VirtualSource:
         if self.codec == "raw":
             return self.open_plain()
         pieces = self.pieces(sum(self._num_bytes))
-        pieces.append(SourcePiece(None, data=concatenate_seek_tables([each.table for each in self.pairs])))
-        readers = [each.reader or InMemory(self.bin_uri, each.data) for each in pieces]
-        return JoinedReader(self.bin_uri, readers, [*map(piece_bytes, pieces)], starts=[each.start for each in pieces])
+        seek_table = InMemory(self.bin_uri, concatenate_seek_tables([each.table for each in self.pairs]))
+        pieces.append(SourcePiece(seek_table, 0, seek_table.size))
+        readers, sizes = [each.reader for each in pieces], [each.num_bytes for each in pieces]
+        return JoinedReader(self.bin_uri, readers, sizes, starts=[each.start for each in pieces])
 
     def open_plain(self) -> RangeReader:
         """Open the tokens as plain bytes; a part is opened when it is read."""

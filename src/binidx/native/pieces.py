@@ -83,16 +83,3 @@ class PlacedBlocks:
         about = ffi.new(MAPPING, self._template[0])
         about.ask_ahead = ask_ahead
         return about
-
-    def place(self, ranges: NDArray[np.int64], tick: int) -> tuple[NDArray[np.int64], int] | None:
-        """Return the addresses of ranges, both of shape (n, 2), and the number of their chunks.
-
-        None unless each range lies in one mapped block, and all of its chunks are checked.
-        """
-        places = np.empty((len(ranges), 2), np.int64)
-        if ranges.shape != places.shape:
-            raise ValueError(f"ranges of shape {ranges.shape}, need (n, 2)")
-        self._blocks.tick = tick
-        wanted, found = items(ranges, np.int64, 2), items(places, np.int64, 2, write=True)
-        count = lib.binidx_place_ranges(self._blocks, wanted, len(ranges), found)
-        return None if count < 0 else (places, int(count))

@@ -136,15 +136,6 @@ def layered(
     return reader
 
 
-def open_kept(
-    uri: str, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
-) -> DiskCache | None:
-    """Return the disk cache of this node over the object with this identity; None if it is not cached on disk."""
-    found = recorded_object(uri, identity)
-    reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
-    return reader if isinstance(reader, DiskCache) else None
-
-
 logger = logging.getLogger(__name__)
 READ_WHOLE = (".idx", ".npy", ".bundle")
 """Suffixes of index files. Each is one block of a disk cache, so that its arrays are views of one map that all
@@ -180,12 +171,21 @@ def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool 
         return reader
 
 
-def keep_whole(reader: DiskCache, data: memoryview) -> memoryview | None:
-    """Store the whole content of an object in its disk cache.
+def cache_whole(
+    uri: str, data: memoryview, identity: Mapping[str, Any] | None, storage_options: Mapping[str, Any] | None = None
+) -> memoryview | None:
+    """Put the whole content of a stored object into the disk cache of this node.
+
+    Args:
+        identity: of the object in its store, if it is known.
 
     Returns:
-        The cached bytes; None if they could not be stored.
+        The cached bytes; None if there is no identity, or no cache, or no space.
     """
+    found = recorded_object(uri, identity)
+    reader = open_object(uri, storage_options=storage_options, cache="disk", found=found) if found else None
+    if not isinstance(reader, DiskCache):
+        return None
     cached, chunks = reader.cached, range(-(-reader.size // reader.content.chunk_bytes))
     if (
         cached.writable

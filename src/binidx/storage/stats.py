@@ -15,13 +15,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.store_protocols import Prices
 
 Usage = Mapping[str, float]
@@ -103,11 +106,23 @@ class LayerStats(ReadStats):
     damaged: int = 0
     cache: str = ""
 
+    def read(self, reader: RangeReader, ranges: Sequence[Range]) -> list[memoryview]:
+        """Read ranges from the reader below, and count that; without ranges nothing is read."""
+        if not ranges:
+            return []
+        began = time.perf_counter()
+        answers = reader.read(ranges)
+        self.add(requests=len(ranges), bytes_moved=sum(map(len, answers)), seconds=time.perf_counter() - began)
+        return answers
+
     def _add_to_usage(self, counts: Usage) -> None:
         _usage["layers added"] += counts.get("bytes_moved", 0) - counts.get("bytes_asked", 0)
         if self.cache:
             _usage[f"{self.cache} hits"] += counts.get("hits", 0)
             _usage[f"{self.cache} misses"] += counts.get("misses", 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(LayerStats, cache=self.cache), ()  # another process counts from zero
 
 
 NAMES = [

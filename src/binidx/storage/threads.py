@@ -1,8 +1,9 @@
 """The thread pools of the package: one for computing, three for waiting.
 
     CPU        "binidx-cpu"        computes without the interpreter (zstd, C); waits for nothing
-    REQUESTS   "binidx-request"    waits for single requests: HEADs, pages of lists, checksums beside data, deletes
-    READS      "binidx-read"       reads objects through their layers; may wait for REQUESTS and CPU
+    REQUESTS   "binidx-request"    waits for single requests: HEADs, pages of lists, deletes
+    READS      "binidx-read"       reads objects through their layers, checksums at the same time; may wait for REQUESTS
+                                   and CPU
     OPENS      "binidx-open"       opens and lists whole datasets and indices; may wait for all others
 
 A task may wait only for pools above its own in this table, so no cycle of waiting tasks can fill a pool. A task that
@@ -20,7 +21,8 @@ import asyncio
 import contextvars
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
@@ -101,6 +103,26 @@ def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *,
     pending = [CPU.submit(lambda part=part: list(map(function, part))) for part in others]  # type: ignore[misc]
     found = list(map(function, here))
     return [*found, *(each for part in pending for each in part.result())]
+
+
+def map_in_flight(
+    function: Callable[[Item], Result], items: Iterable[Item], count: int
+) -> Generator[Result, None, None]:
+    """`map` over threads, in order, with at most `count` items in work or waiting to be yielded.
+
+    Close it: until then threads may use the items, which must stay open.
+    """
+    pending: deque[Future[Result]] = deque()
+    pool = READS.executor(count)
+    try:
+        for item in items:
+            if len(pending) == count:
+                yield pending.popleft().result()
+            pending.append(pool.submit(function, item))
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tuple[First, Second]:

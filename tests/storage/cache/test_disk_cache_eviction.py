@@ -19,7 +19,7 @@ from binidx.errors import ObjectNotFoundError
 from binidx.storage.cache import block_files, cached_object, eviction
 from binidx.storage.cache.block_files import evict_block
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.eviction import BlockFile, CacheQuota, least_recent_first
+from binidx.storage.cache.eviction import BlockFile, CacheQuota, evict
 from binidx.storage.cache.maintenance import cached_contents, prune
 from binidx.testing import ended_well, forked
 
@@ -207,7 +207,7 @@ def test_many_processes_evict_at_once_and_nobody_reads_a_wrong_byte(tmp_path: Pa
 
     children = [forked(partial(child, seed)) for seed in range(6)]
     assert all(map(ended_well, children))
-    # What others were about to write when the files were counted is over the bound until the next sweep.
+    # What others were about to write when the files were counted is over the bound until the next eviction.
     assert disk_bytes(tmp_path) <= limit + 6 * 4 * 4096
 
 
@@ -230,7 +230,7 @@ def test_where_files_cannot_be_locked_blocks_are_kept_and_never_evicted(
     assert not evict_block(str(next(tmp_path.glob("objects/*/*.block"))))
 
 
-def test_the_count_of_bytes_is_mended_by_a_sweep(tmp_path: Path) -> None:
+def test_the_count_of_bytes_is_corrected_by_an_eviction(tmp_path: Path) -> None:
     reader = small(MarkedObject(DATA), tmp_path, 4 * (BLOCK + TABLE))
     read_blocks(reader, 0)
     quota = reader.cached.quota
@@ -289,9 +289,11 @@ def test_an_old_count_is_not_believed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert reader.cached.quota.used() == disk_bytes(tmp_path) + 5
 
 
-def test_least_recent_first_by_hand() -> None:
-    files = [BlockFile("b", 1, 5.0), BlockFile("a", 1, 5.0), BlockFile("c", 1, 2.0)]
-    assert [each.path for each in least_recent_first(files)] == ["c", "a", "b"]
+def test_the_least_recently_used_go_first_until_there_is_room(tmp_path: Path) -> None:
+    files = [BlockFile(f"{tmp_path}/{name}", 1, used_at) for name, used_at in (("b", 5.0), ("a", 5.0), ("c", 2.0))]
+    assert [(each.path[-1], removed) for each, removed in evict(files, 9)] == [("c", True), ("a", True), ("b", True)]
+    assert [each.path[-1] for each, _ in evict(files, 2)] == ["c", "a"]
+    assert not list(evict(files, 0))
 
 
 # prune

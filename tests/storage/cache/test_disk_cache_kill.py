@@ -31,7 +31,7 @@ def check(found: dict[str, Any], kills: int) -> None:
     assert found["bad_after_verify"] == 0
     # It was a cache all the time, and not only a reader of the store.
     assert found["hits"] > found["fetches"] > kills / 4
-    # Sparse, in tables and in what killed processes had reserved; the next sweep counts all of it.
+    # Sparse, in tables and in what killed processes had reserved; the next eviction counts all of it.
     assert found["disk_bytes"] < 1.5 * found["limit"]
 
 

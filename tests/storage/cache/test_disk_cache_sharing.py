@@ -116,8 +116,8 @@ def test_a_fetcher_that_takes_too_long_is_not_waited_for(tmp_path: Path, monkeyp
     log = str(tmp_path / "log")
     victim = forked(lambda: small(LoggedObject(100_000, log, delay=6000), tmp_path / "cache").read([(0, 3000)]))  # type: ignore[arg-type]
     until(lambda: fetched(log) != [])
-    monkeypatch.setattr(disk_cache, "PATIENCE_SECONDS", 1.0)
-    monkeypatch.setattr(disk_cache, "LEAST_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(disk_cache, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(disk_cache, "LEAST_WAIT_SECONDS", 0.01)
     reader = small(LoggedObject(100_000, log), tmp_path / "cache")
     began = time.monotonic()
     for _ in range(300):  # and only once for so long

@@ -15,17 +15,11 @@ from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy
 
 from binidx.errors import BinidxError
+from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.open import open_stored, read_whole
 from binidx.storage.stores.s3 import S3Store
 from binidx.storage.writing import concatenate
-from binidx.storage.writing.concatenate import (
-    Copied,
-    Join,
-    SourcePiece,
-    open_join,
-    piece_bytes,
-    plan_concatenation,
-)
+from binidx.storage.writing.concatenate import Join, SourcePiece, open_join, plan_concatenation
 from binidx.testing import MemoryObject
 
 MIB = 1 << 20
@@ -39,21 +33,24 @@ def test_parts_are_the_pieces_and_keep_the_limits(shapes: list[tuple[int, int, b
         data = bytes((number * 50 + place) % 251 for place in range(before + size + 3))
         whole += data[before : before + size]
         if literal:
-            pieces.append(SourcePiece(None, data=data[before : before + size]))
+            pieces.append(in_memory(data[before : before + size]))
         else:
-            pieces.append(SourcePiece(MemoryObject(data), before, before + size))
+            stored = JoinedReader("stored", [MemoryObject(data)], [len(data)])
+            pieces.append(SourcePiece(stored, before, before + size))
     parts = plan_concatenation(pieces, least=5, most=12, max_parts=10_000)
 
-    def content(piece: SourcePiece | Copied) -> bytes:
-        if isinstance(piece, SourcePiece) and piece.reader is None:
-            return piece.data
+    def content(piece: SourcePiece) -> bytes:
         return bytes(piece.reader.read([(piece.start, piece.stop)])[0])
 
-    bytes_of = [content(part) if isinstance(part, Copied) else b"".join(map(content, part.pieces)) for part in parts]
+    bytes_of = [b"".join(map(content, part)) if isinstance(part, list) else content(part) for part in parts]
     assert b"".join(bytes_of) == whole
     assert all(5 <= len(each) <= 12 for each in bytes_of[:-1])
     assert all(0 < len(each) <= 12 for each in bytes_of)
-    assert all(piece_bytes(part) >= 5 for part in parts if isinstance(part, Copied))
+    assert all(part.num_bytes >= 5 and part.is_stored for part in parts if isinstance(part, SourcePiece))
+
+
+def in_memory(data: bytes) -> SourcePiece:
+    return SourcePiece(InMemory("literal", data), 0, len(data))
 
 
 class Large:
@@ -67,9 +64,10 @@ class Large:
 def test_there_are_never_more_parts_than_s3_takes(sizes: list[int]) -> None:
     pieces = [SourcePiece(Large(size), 0, size) for size in sizes]
     parts = plan_concatenation(pieces, S3Store.min_part, S3Store.copied_part, S3Store.max_parts)
-    assert sum(map(piece_bytes, parts)) == sum(sizes)
+    counts = [sum(piece.num_bytes for piece in part) if isinstance(part, list) else part.num_bytes for part in parts]
+    assert sum(counts) == sum(sizes)
     assert len(parts) <= 10_000
-    assert all(5 * MIB <= piece_bytes(part) <= S3Store.max_part for part in parts[:-1])
+    assert all(5 * MIB <= count <= S3Store.max_part for count in counts[:-1])
 
 
 def place(kind: str, s3: Bucket, tmp_path: Path) -> str:
@@ -103,7 +101,7 @@ def test_every_way_gives_the_same_bytes(source: str, target: str, s3: Bucket, gs
     whole = [SourcePiece(reader, 0, reader.size) for reader in readers]
     cut = [
         SourcePiece(readers[4], 17, 6 * unit),
-        SourcePiece(None, data=b"between"),
+        in_memory(b"between"),
         SourcePiece(readers[0], 5, 6 * unit),
     ]
     expected = {

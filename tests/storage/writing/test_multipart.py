@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 
 import fsspec
@@ -13,8 +12,7 @@ from conftest import Bucket
 from binidx.errors import StorageError
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.ranges import cut
-from binidx.storage.writing.multipart import LocalParts, MultipartWriter, StreamParts, open_parts, part_digest
-from binidx.storage.writing.part_upload import PartUpload
+from binidx.storage.writing.multipart import LocalParts, MultipartWriter, PartUpload, open_parts, part_digest
 from binidx.storage.writing.publish import object_exists
 
 MIB = 1 << 20
@@ -22,11 +20,11 @@ DATA = bytes(range(256)) * (11 * MIB // 256)
 RANGES = dict(enumerate(cut((0, len(DATA)), 5 * MIB), 1))
 
 
-@pytest.fixture(params=[LocalParts, PartUpload, StreamParts])
+@pytest.fixture(params=[LocalParts, PartUpload])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param is PartUpload:
         return f"{request.getfixturevalue('s3').fresh()}/x"
-    return str(tmp_path / "new" / "x") if request.param is LocalParts else f"memory://{uuid.uuid4().hex}/x"
+    return str(tmp_path / "new" / "x")
 
 
 def send(parts: MultipartWriter, numbers: list[int]) -> dict[int, str]:
@@ -35,12 +33,12 @@ def send(parts: MultipartWriter, numbers: list[int]) -> dict[int, str]:
 
 def kept(parts: MultipartWriter, tags: dict[int, str]) -> list[int]:
     digests = {part: part_digest(DATA[slice(*RANGES[part])]) for part in RANGES}
-    return [part for part in RANGES if parts.kept(part, RANGES[part], digests[part], tags.get(part, ""))]
+    return [part for part in RANGES if parts.has_part(part, RANGES[part], digests[part], tags.get(part, ""))]
 
 
 def test_an_object_appears_whole_when_it_is_published(target: str) -> None:
     parts = open_parts(target, len(DATA))
-    tags = send(parts, [1, 2, 3] if parts.ordered else [3, 1, 2])
+    tags = send(parts, [3, 1, 2])
     assert not object_exists(target)
     if parts.staged is not None:
         assert bytes(read_whole(open_object(parts.staged))) == DATA
@@ -53,10 +51,9 @@ def test_a_successor_finds_the_parts_that_are_there(target: str) -> None:
     tags = send(first, [1, 2])
     first.pause()
     second = open_parts(target, len(DATA), first.token)
-    assert kept(second, tags) == ([] if second.ordered else [1, 2])
-    if not second.ordered:
-        assert second.token == first.token
-    tags |= send(second, [1, 2, 3] if second.ordered else [3])
+    assert kept(second, tags) == [1, 2]
+    assert second.token == first.token
+    tags |= send(second, [3])
     second.publish(tags)
     assert bytes(read_whole(open_object(target))) == DATA
 
@@ -85,7 +82,7 @@ def test_more_parts_than_s3_lists_at_once_are_found(s3: Bucket) -> None:
     first = open_parts(target, 1100)
     tags = {part: first.write(part, (part - 1, part), b"x") for part in range(1, 1101)}
     second = open_parts(target, 1100, first.token)
-    assert all(second.kept(part, (part - 1, part), "", tag) for part, tag in tags.items())
+    assert all(second.has_part(part, (part - 1, part), "", tag) for part, tag in tags.items())
     second.abandon()
 
 

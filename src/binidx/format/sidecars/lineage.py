@@ -30,7 +30,7 @@ from binidx.errors import FormatError, MissingDriverError
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
-from binidx.storage.writing.copy import map_in_flight
+from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.publish import create_object
 
 try:

@@ -33,11 +33,11 @@ from binidx.index.cache.index_files import Arrays, NpyLayout, parse_npy
 from binidx.index.cache.manifest import StoredArray
 from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.interfaces import Writer
+from binidx.storage.open import cache_whole
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import READ_AT_ONCE
 from binidx.storage.stores.registry import local_path
-from binidx.storage.writing.publish import create_file, create_object
-from binidx.storage.writing.upload import keep_sent, send_object
+from binidx.storage.writing.publish import create_file, create_object, send_object
 
 SHUFFLED_IN_FILE = 1 << 30
 """Bytes of the largest array that is shuffled inside its file; the kernel begins to write back at a tenth of memory."""
@@ -124,7 +124,7 @@ class ArrayWriter:
         path = local_path(uri)
         if path is None:
             identity = send_object(uri, buffer, self.storage_options)
-            if copy := keep_sent(uri, buffer, identity, self.storage_options):
+            if copy := cache_whole(uri, buffer, identity, self.storage_options):
                 # All processes of the node map this copy; the buffer is freed.
                 self._add(name, parse_npy(copy))
             return xxhash.xxh3_64_hexdigest(buffer), identity

@@ -50,7 +50,8 @@ from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.registry import local_path, prices_of
-from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher, map_in_flight
+from binidx.storage.threads import map_in_flight
+from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 UNIT_BYTES = 256 << 10
 

@@ -22,7 +22,7 @@ from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.store_protocols import SearchableStore
 from binidx.storage.stores.registry import is_url, local_path, open_store, split_query
-from binidx.storage.writing.copy import map_in_flight
+from binidx.storage.threads import map_in_flight
 
 Options = Mapping[str, Any] | None
 

@@ -55,7 +55,7 @@ from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
 from binidx.storage.requests.metadata import recorded_object
 from binidx.storage.stores.registry import local_path
-from binidx.storage.writing.copy import map_in_flight
+from binidx.storage.threads import map_in_flight
 
 Options = Mapping[str, Any] | None
 LOCAL_BYTES = 1 << 20

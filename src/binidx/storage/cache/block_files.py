@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from binidx.storage.cache.layout import ABSENT, ENTRY_BYTES, Layout
+from binidx.storage.cache.layout import ABSENT, ENTRY_BYTES, CachedContent
 from binidx.storage.interfaces import Bytes
 from binidx.storage.stores.local import raise_descriptor_limit
 
@@ -41,11 +41,11 @@ class MappedBlock:
         inode: device and inode of its file.
     """
 
-    def __init__(self, mapped: mapping.mmap, layout: Layout, number: int, inode: tuple[int, int]) -> None:
+    def __init__(self, mapped: mapping.mmap, content: CachedContent, number: int, inode: tuple[int, int]) -> None:
         self.number, self.inode = number, inode
-        self._map, self._layout = mapped, layout
-        self._offset, self._chunk_bytes = layout.table_bytes(number), layout.chunk_bytes
-        self._first_chunk = layout.chunks_in(number).start
+        self._map, self._content = mapped, content
+        self._offset, self._chunk_bytes = content.table_bytes(number), content.chunk_bytes
+        self._first_chunk = content.chunks_in(number).start
         whole = memoryview(mapped)
         self._table, self.data = whole[: self._offset], whole[self._offset :]
         self.address = int(np.frombuffer(self.data, np.uint8).ctypes.data)
@@ -57,7 +57,7 @@ class MappedBlock:
     def is_good(self, chunk: int) -> bool:
         """Return whether a chunk agrees with its checksum: 6 us for 64 KiB in memory."""
         entry = self._entry(chunk)
-        return entry != ABSENT and entry == self._layout.entry_of(chunk, self._bytes(chunk))
+        return entry != ABSENT and entry == self._content.entry_of(chunk, self._bytes(chunk))
 
     def read_ahead(self, chunk: int) -> None:
         """Let the disk read a chunk: called for all chunks before the first is checked, it reads them at once."""
@@ -74,7 +74,7 @@ class MappedBlock:
         return self.data[first : first + self._chunk_bytes]
 
 
-def map_block(path: str, layout: Layout, number: int, *, create: bool = False) -> MappedBlock | None:
+def map_block(path: str, content: CachedContent, number: int, *, create: bool = False) -> MappedBlock | None:
     """Map a block, with `create` from a new file if there is none.
 
     Returns:
@@ -92,31 +92,31 @@ def map_block(path: str, layout: Layout, number: int, *, create: bool = False) -
                 raise
             return None
         try:
-            if lock_file(descriptor, fcntl.LOCK_SH) and is_same(descriptor, path):
-                return _mapped(descriptor, layout, number, create)
+            if _lock_if_possible(descriptor, fcntl.LOCK_SH) and _is_same(descriptor, path):
+                return _mapped(descriptor, content, number, create)
         finally:
             os.close(descriptor)
         time.sleep(PAUSE_SECONDS)
     return None
 
 
-def _mapped(descriptor: int, layout: Layout, number: int, create: bool) -> MappedBlock | None:
-    needed, found = layout.file_bytes(number), os.fstat(descriptor)
+def _mapped(descriptor: int, content: CachedContent, number: int, create: bool) -> MappedBlock | None:
+    needed, found = content.file_bytes(number), os.fstat(descriptor)
     if found.st_size < needed:
         if not create:
             return None
         # Touching a hole of a mapped file on a full tmpfs kills the process: no table is a hole.
         with contextlib.suppress(AttributeError):  # macOS
-            os.posix_fallocate(descriptor, 0, layout.table_bytes(number))
+            os.posix_fallocate(descriptor, 0, content.table_bytes(number))
         # Two processes set the same length, and none ever makes it shorter.
         os.ftruncate(descriptor, needed)
     mapped = mapping.mmap(descriptor, needed, access=mapping.ACCESS_READ)
     # Random reads through the kernel's read-ahead fetch 125 bytes from a cold disk for each byte that is read.
     mapped.madvise(mapping.MADV_RANDOM)
-    return MappedBlock(mapped, layout, number, (found.st_dev, found.st_ino))
+    return MappedBlock(mapped, content, number, (found.st_dev, found.st_ino))
 
 
-def write_chunks(path: str, layout: Layout, block: MappedBlock, first: int, data: Bytes) -> None:
+def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: int, data: Bytes) -> None:
     """Write neighbouring chunks of one block into its file: their bytes, then their checksums.
 
     Raises:
@@ -124,28 +124,28 @@ def write_chunks(path: str, layout: Layout, block: MappedBlock, first: int, data
         checksum,
             or a wrong one.
     """
-    view, size = memoryview(data), layout.chunk_bytes
+    view, size = memoryview(data), content.chunk_bytes
     chunks = range(first, first - (-len(view) // size))
-    entries = b"".join(layout.entry_of(chunk, view[(chunk - first) * size :][:size]) for chunk in chunks)
-    place = layout.place_of(first)[1]
+    entries = b"".join(content.entry_of(chunk, view[(chunk - first) * size :][:size]) for chunk in chunks)
+    place = content.place_of(first)[1]
     # Its own short-lived descriptor: closing it is what sends the bytes to the other nodes of an NFS mount.
     descriptor = os.open(path, os.O_WRONLY)
     try:
         found = os.fstat(descriptor)
         if (found.st_dev, found.st_ino) != block.inode:
             raise FileNotFoundError(errno.ENOENT, "block was replaced", path)
-        _write(descriptor, view, layout.table_bytes(block.number) + place * size)
+        _write(descriptor, view, content.table_bytes(block.number) + place * size)
         _write(descriptor, memoryview(entries), place * ENTRY_BYTES)
     finally:
         os.close(descriptor)
 
 
-def erase_entries(path: str, layout: Layout, chunks: Sequence[int]) -> None:
+def erase_entries(path: str, content: CachedContent, chunks: Sequence[int]) -> None:
     """Erase the checksums of chunks of one block, so that the next reader fetches the chunks again."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
         for chunk in chunks:
-            _write(descriptor, memoryview(ABSENT), layout.place_of(chunk)[1] * ENTRY_BYTES)
+            _write(descriptor, memoryview(ABSENT), content.place_of(chunk)[1] * ENTRY_BYTES)
     finally:
         os.close(descriptor)
 
@@ -159,7 +159,7 @@ def evict_block(path: str) -> bool:
     except OSError:
         return False
     try:
-        if not _lock(descriptor, fcntl.LOCK_EX) or not is_same(descriptor, path):
+        if not _lock(descriptor, fcntl.LOCK_EX) or not _is_same(descriptor, path):
             return False
         os.unlink(path)
         return True
@@ -169,12 +169,7 @@ def evict_block(path: str) -> bool:
         os.close(descriptor)
 
 
-def revalidate(path: str) -> None:
-    """Open a file, which lets an NFS client ask its server whether its pages of the file are still valid."""
-    os.close(os.open(path, os.O_RDONLY))
-
-
-def lock_file(descriptor: int, how: int) -> bool:
+def _lock_if_possible(descriptor: int, how: int) -> bool:
     """Lock a file without waiting; return whether it is locked. File systems without locks count as locked."""
     try:
         return _lock(descriptor, how)
@@ -192,7 +187,7 @@ def _lock(descriptor: int, how: int) -> bool:
     return True
 
 
-def is_same(descriptor: int, path: str) -> bool:
+def _is_same(descriptor: int, path: str) -> bool:
     """Return whether an open file is still the one under its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))

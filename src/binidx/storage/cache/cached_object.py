@@ -20,20 +20,19 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from binidx.native.pieces import PlacedBlocks
-from binidx.storage.cache.block_files import MappedBlock, map_block, revalidate, write_chunks
-from binidx.storage.cache.eviction import CacheQuota
-from binidx.storage.cache.layout import CachedContent, Layout, block_path, write_meta
+from binidx.storage.cache.block_files import MappedBlock, map_block, write_chunks
+from binidx.storage.cache.eviction import CacheQuota, warn_once
+from binidx.storage.cache.layout import CachedContent, block_path, write_meta
 from binidx.storage.cache.memory import SingleFlight, runs_of
 from binidx.storage.interfaces import Range
 
@@ -47,6 +46,7 @@ class ChunkLocks:
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
 
     @contextlib.contextmanager
     def locked(self, chunks: Sequence[int]) -> Iterator[list[int]]:
@@ -74,19 +74,12 @@ class ChunkLocks:
                 return
         locked.append(run)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # At the end of the interpreter modules may be gone before this object.
-        try:  # noqa: SIM105
-            close(self._descriptor)
-        except (OSError, AttributeError):
-            pass
-
 
 class BlockMaps:
     """Mapped blocks of an object, and which of its chunks were checked.
 
     Args:
-        layout: of the object.
+        content: of the object.
         like: state to copy; None: nothing is mapped.
         without: blocks that are not copied.
 
@@ -96,25 +89,24 @@ class BlockMaps:
         good: of each chunk: whether it was checked.
     """
 
-    def __init__(self, layout: Layout, like: BlockMaps | None = None, without: Sequence[int] = ()) -> None:
-        self._layout = layout
+    def __init__(self, content: CachedContent, like: BlockMaps | None = None, without: Sequence[int] = ()) -> None:
         if like is None:
-            self.blocks: list[MappedBlock | None] = [None] * layout.num_blocks
-            self.data: list[memoryview | None] = [None] * layout.num_blocks
-            self.addresses: NDArray[np.int64] = np.zeros(layout.num_blocks, np.int64)
-            self.used: NDArray[np.int64] = np.zeros(layout.num_blocks, np.int64)
-            self.good: NDArray[np.uint8] = np.zeros(layout.num_chunks, np.uint8)
+            self.blocks: list[MappedBlock | None] = [None] * content.num_blocks
+            self.data: list[memoryview | None] = [None] * content.num_blocks
+            self.addresses: NDArray[np.int64] = np.zeros(content.num_blocks, np.int64)
+            self.used: NDArray[np.int64] = np.zeros(content.num_blocks, np.int64)
+            self.good: NDArray[np.uint8] = np.zeros(content.num_chunks, np.uint8)
         else:
             self.blocks, self.data = list(like.blocks), list(like.data)
             self.addresses, self.used, self.good = like.addresses.copy(), like.used.copy(), like.good.copy()
         for number in without:
             self.blocks[number] = self.data[number] = None
             self.addresses[number] = 0
-            chunks = layout.chunks_in(number)
+            chunks = content.chunks_in(number)
             self.good[chunks.start : chunks.stop] = 0
         # Python takes one element of a memoryview in half the time that NumPy needs.
         self.good_at, self.used_at = self.good.data, self.used.data
-        sizes = layout.size, layout.chunk_bytes, layout.block_bytes
+        sizes = content.size, content.chunk_bytes, content.block_bytes
         self.placed = PlacedBlocks(self.good, self.addresses, self.used, *sizes)
 
     def add(self, block: MappedBlock) -> None:
@@ -123,16 +115,11 @@ class BlockMaps:
         self.data[block.number] = block.data
         self.blocks[block.number] = block
 
-    def without(self, numbers: Sequence[int]) -> BlockMaps:
-        """Return a copy without these blocks."""
-        return BlockMaps(self._layout, self, numbers)
-
     def mapped(self) -> list[int]:
         """Return the numbers of the mapped blocks, least recently used first."""
         return sorted(np.flatnonzero(self.addresses).tolist(), key=self.used.__getitem__)
 
 
-logger = logging.getLogger(__name__)
 IDLE_SECONDS = 60.0
 """A block without a read for so long is unmapped; the file of any other is marked as used, for all processes."""
 
@@ -152,11 +139,10 @@ class CachedObject:
     """
 
     def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
-        self.uri, self.layout = content.uri, Layout.of(content)
+        self.content = content
         self.path = os.path.join(directory, "objects", content.key)
-        self._content = content
-        self.maps = BlockMaps(self.layout)
-        self._tick, self._beat_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
+        self.maps = BlockMaps(content)
+        self._tick, self._check_idle_at, self._seen_tick = 0, time.monotonic() + IDLE_SECONDS, 0
         self.after_fork()
         self.writable = True
         try:
@@ -165,11 +151,12 @@ class CachedObject:
             self.locks = ChunkLocks(os.path.join(self.path, "locks"))
         except OSError as error:
             self.writable = False
-            _warn_once(directory, f"cache cannot be written to, reads go on without being cached: {error}")
+            warn_once(directory, f"cache cannot be written to, reads go on without being cached: {error}")
 
     def after_fork(self) -> None:
+        """Renew the locks, which a thread of the parent process may have held."""
         self._lock, self._writing = threading.RLock(), threading.Lock()
-        self.flights: SingleFlight[int, memoryview] = SingleFlight()
+        self.flights: SingleFlight[int, None] = SingleFlight()
 
     # Reading
 
@@ -185,17 +172,17 @@ class CachedObject:
         must lie in the object.
         """
         maps, tick = self.begin()
-        chunk_bytes, block_bytes = self.layout.chunk_bytes, self.layout.block_bytes
+        chunk_bytes, block_bytes = self.content.chunk_bytes, self.content.block_bytes
         good, data, used = maps.good_at, maps.data, maps.used_at
         found: list[memoryview | None] = []
-        count, lacking = len(ranges), 0
+        count, missing = len(ranges), 0
         for start, stop in ranges:
             chunk, first = start // chunk_bytes, start % block_bytes
             if start < stop <= (chunk + 1) * chunk_bytes:
                 number = start // block_bytes
                 view = data[number] if good[chunk] else None
                 used[number] = tick
-                lacking += view is None
+                missing += view is None
                 found.append(view and view[first : first + stop - start])
             elif start == stop:
                 count -= 1
@@ -204,13 +191,13 @@ class CachedObject:
                 last = -(-stop // chunk_bytes)
                 count += last - chunk - 1
                 view = self._across(maps, start, stop) if 0 not in good[chunk:last] else None
-                lacking += view is None
+                missing += view is None
                 found.append(view)
-        return found, lacking, count
+        return found, missing, count
 
     def _across(self, maps: BlockMaps, start: int, stop: int) -> memoryview:
         """Return the bytes of several chunks, all of them checked."""
-        size, parts = self.layout.block_bytes, []
+        size, parts = self.content.block_bytes, []
         for number in range(start // size, -(-stop // size)):
             view, first = maps.data[number], number * size
             maps.used_at[number] = self._tick
@@ -221,13 +208,13 @@ class CachedObject:
     def check_chunks(self, chunks: Sequence[int]) -> list[int]:
         """Check sorted chunks; return those that are absent or damaged."""
         maps = self.maps
-        for number in {self.layout.place_of(chunk)[0] for chunk in chunks}:
+        for number in {self.content.place_of(chunk)[0] for chunk in chunks}:
             maps.used_at[number] = self._tick
         unsure = [chunk for chunk in chunks if not maps.good_at[chunk]]
-        held = [(chunk, block) for chunk in unsure if (block := self._block(maps, chunk)) and block.holds(chunk)]
-        for chunk, block in held:
+        written = [(chunk, block) for chunk in unsure if (block := self._block(maps, chunk)) and block.holds(chunk)]
+        for chunk, block in written:
             block.read_ahead(chunk)
-        for chunk, block in held:
+        for chunk, block in written:
             if block.is_good(chunk):
                 maps.good_at[chunk] = 1
         return [chunk for chunk in unsure if not maps.good_at[chunk]]
@@ -244,24 +231,25 @@ class CachedObject:
         Returns:
             The absent or damaged chunks, and the number of damaged ones. A warning names one for an object and process.
         """
-        blocks = {chunk: self._block(self.maps, chunk) for chunk in self.check_chunks(chunks)}
-        held = {chunk: block is not None and block.holds(chunk) for chunk, block in blocks.items()}
-        for number in {self.layout.place_of(chunk)[0] for chunk in held}:
+        unsure = self.check_chunks(chunks)
+        written = {*unsure} - {*self.absent(unsure)}
+        for number in {self.content.place_of(chunk)[0] for chunk in unsure}:
             with contextlib.suppress(OSError):
-                revalidate(block_path(self.path, number))
-        lacking = self.check_chunks(chunks)
-        if damaged := [chunk for chunk in lacking if held[chunk]]:
+                # Opening a file lets an NFS client ask its server whether its pages of the file are still valid.
+                os.close(os.open(block_path(self.path, number), os.O_RDONLY))
+        missing = self.check_chunks(chunks)
+        if damaged := [chunk for chunk in missing if chunk in written]:
             what = f"chunk {damaged[0]} was damaged; fetched again, as will be others that are"
-            _warn_once(f"{self.uri}: its copy in {self.path}", what)
-        return lacking, len(damaged)
+            warn_once(f"{self.content.uri}: its copy in {self.path}", what)
+        return missing, len(damaged)
 
     # Keeping
 
     def store(self, first: int, data: memoryview) -> bool:
         """Write neighbouring chunks from `first` on; return whether all of them are cached and valid now."""
-        size = self.layout.chunk_bytes
+        size = self.content.chunk_bytes
         numbers = range(first, first - (-len(data) // size))
-        for number, group in itertools.groupby(numbers, key=lambda chunk: self.layout.place_of(chunk)[0]):
+        for number, group in itertools.groupby(numbers, key=lambda chunk: self.content.place_of(chunk)[0]):
             chunks = [*group]
             part = data[(chunks[0] - first) * size : (chunks[-1] + 1 - first) * size]
             try:
@@ -280,7 +268,7 @@ class CachedObject:
                 if block is not None:
                     # The kernel lets one thread at a time write to a file; waiting ones would spin on their cores.
                     with self._writing:
-                        return write_chunks(path, self.layout, block, first, data)
+                        return write_chunks(path, self.content, block, first, data)
             except FileNotFoundError:
                 # The files of a cache in use were removed; mapped blocks live on.
                 if attempt == 2:
@@ -292,7 +280,7 @@ class CachedObject:
 
     def _block(self, maps: BlockMaps, chunk: int, *, create: bool = False) -> MappedBlock | None:
         """Map the block of a chunk; return None if there is none, or if an evictor has locked it."""
-        number = self.layout.place_of(chunk)[0]
+        number = self.content.place_of(chunk)[0]
         block = maps.blocks[number]
         if block is not None:
             return block
@@ -307,19 +295,19 @@ class CachedObject:
         path = block_path(self.path, number)
         try:
             try:
-                block = map_block(path, self.layout, number, create=create)
+                block = map_block(path, self.content, number, create=create)
             except OSError as error:
                 if error.errno == errno.ENOENT and create:
-                    write_meta(self.path, self._content)
+                    write_meta(self.path, self.content)
                 elif error.errno in NO_ROOM_TO_MAP:
                     self.release()
                 else:
                     raise
-                block = map_block(path, self.layout, number, create=create)
+                block = map_block(path, self.content, number, create=create)
         except OSError as error:
             if create:
                 raise
-            _warn_once(self.path, f"a block cannot be read: {error}")
+            warn_once(self.path, f"a block cannot be read: {error}")
             return None
         if block is not None:
             _touch(path)
@@ -330,12 +318,12 @@ class CachedObject:
         mapped = [number for number in self.maps.mapped() if self.maps.used_at[number] < self._tick]
         self._unmap(mapped[: -(-len(mapped) // RELEASED_PART)])
 
-    def beat(self) -> None:
+    def unmap_idle(self) -> None:
         """Once a minute, mark the files of used blocks as used, and unmap the others."""
         now = time.monotonic()
-        if now < self._beat_at:
+        if now < self._check_idle_at:
             return
-        self._beat_at = now + IDLE_SECONDS
+        self._check_idle_at = now + IDLE_SECONDS
         mapped = self.maps.mapped()
         idle = [number for number in mapped if self.maps.used_at[number] <= self._seen_tick]
         self._seen_tick = self._tick
@@ -346,7 +334,7 @@ class CachedObject:
     def _unmap(self, numbers: Sequence[int]) -> None:
         if numbers:
             with self._lock:
-                self.maps = self.maps.without(numbers)
+                self.maps = BlockMaps(self.content, self.maps, numbers)
 
 
 def get_cached_object(directory: str, content: CachedContent, limit: int | None) -> CachedObject:
@@ -362,7 +350,7 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
 
 
 def get_quota(directory: str, limit: int | None) -> CacheQuota:
-    """Return the only quota of this process for a directory and limit; its sweeps unmap blocks of all objects there."""
+    """Return the only quota of this process for a directory and limit; it unmaps blocks of all objects there."""
     quota = _quotas.get((directory, limit))
     if quota is None:
         quota = _quotas[directory, limit] = CacheQuota(directory, limit)
@@ -381,21 +369,16 @@ def _touch(path: str) -> None:
         os.utime(path)
 
 
-def _warn_once(subject: str, message: str) -> None:
-    if subject not in _warned:
-        _warned.add(subject)
-        logger.warning("%s: %s", subject, message)
-
-
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     for each in list(_objects.values()):
         each.after_fork()
+    for quota in list(_quotas.values()):
+        quota.after_fork()
 
 
 _lock = threading.Lock()
-_warned: set[str] = set()
 _objects: weakref.WeakValueDictionary[tuple[str, str], CachedObject] = weakref.WeakValueDictionary()
 _quotas: weakref.WeakValueDictionary[tuple[str, int | None], CacheQuota] = weakref.WeakValueDictionary()
 

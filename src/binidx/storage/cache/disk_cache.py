@@ -19,7 +19,6 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from typing import Any
 
 from binidx.errors import ConfigError
@@ -48,7 +47,7 @@ ROUND_BYTES = 32 << 20
 FILLERS = 3
 """Threads that fetch a large object: some bytes arrive while others are written and checked."""
 
-PATIENCE_SECONDS, LEAST_PATIENCE_SECONDS = 30.0, 0.5
+WAIT_SECONDS, LEAST_WAIT_SECONDS = 30.0, 0.5
 """Seconds to wait for chunks that another process fetches before reading them from the store; and how long after such
 a wait has failed, until one succeeds: a stopped process holds its locks."""
 
@@ -97,16 +96,16 @@ class DiskCache:
         self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = LayerStats(cache="disk")
         self._ask_ahead = AskAhead()
-        self._patience = PATIENCE_SECONDS
+        self._wait_seconds = WAIT_SECONDS
         self.cached = get_cached_object(self.directory, self.content, limit)
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
         cached = self.cached
-        cached.beat()
-        views, lacking, count = cached.views(ranges)
+        cached.unmap_idle()
+        views, missing, count = cached.views(ranges)
         self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
-        if lacking:
+        if missing:
             return self._read_rest(ranges, views, count)
         self.stats.add(hits=count)
         return views  # type: ignore[return-value]
@@ -115,7 +114,7 @@ class DiskCache:
         return False
 
     def read_into(self, gather: Callable[[Any], int]) -> bool:
-        self.cached.beat()
+        self.cached.unmap_idle()
         maps, tick = self.cached.begin()
         about = maps.placed.taking(tick, ask_ahead=self._ask_ahead.wanted)
         if gather(about) < 0:
@@ -126,89 +125,80 @@ class DiskCache:
 
     def _read_rest(self, ranges: Sequence[Range], views: list[memoryview | None], count: int) -> list[memoryview]:
         """Return the views, with those that are None fetched."""
-        lacking = [place for place, view in enumerate(views) if view is None]
-        asked = [ranges[place] for place in lacking]
+        missing = [place for place, view in enumerate(views) if view is None]
+        asked = [ranges[place] for place in missing]
         chunks = self.cached.check_chunks(chunks_of(asked, self.content.chunk_bytes))
         self.stats.add(hits=max(0, count - len(chunks)), misses=len(chunks))
-        unstored = self._fetch_into_cache(chunks) if chunks and self.cached.writable else {}
+        if chunks and self.cached.writable:
+            self._fetch_into_cache(chunks)
         found, _, _ = self.cached.views(asked)
-        found = [view or self._join_unstored(each, unstored) for view, each in zip(found, asked, strict=True)]
-        exact = iter(self._fetch([each for view, each in zip(found, asked, strict=True) if view is None]))
-        for place, view in zip(lacking, found, strict=True):
+        uncached = [each for view, each in zip(found, asked, strict=True) if view is None]
+        exact = iter(self.stats.read(self.reader, uncached))
+        for place, view in zip(missing, found, strict=True):
             views[place] = next(exact) if view is None else view
         return views  # type: ignore[return-value]
 
-    def _fetch_into_cache(self, lacking: Sequence[int]) -> dict[int, memoryview]:
-        """Fetch chunks into the directory, many of them in several threads; return those that could not be written.
+    def _fetch_into_cache(self, missing: Sequence[int]) -> None:
+        """Fetch chunks into the directory, many of them in several threads.
 
         Raises:
             The first error, after all threads have ended.
         """
         at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
-        if len(lacking) <= at_once:
-            return self._fetch_missing(lacking)
-        rounds = [lacking[first : first + at_once] for first in range(0, len(lacking), at_once)]
-        shares = [[chunk for each in rounds[number::FILLERS] for chunk in each] for number in range(FILLERS)]
-        pending = [READS.submit(functools.partial(self._fetch_missing, share)) for share in shares if share]
-        wait(pending)
-        return {chunk: view for share in pending for chunk, view in share.result().items()}
+        if len(missing) <= at_once:
+            self._fetch_missing(missing)
+        else:
+            rounds = [missing[first : first + at_once] for first in range(0, len(missing), at_once)]
+            shares = [[chunk for each in rounds[number::FILLERS] for chunk in each] for number in range(FILLERS)]
+            READS.map(self._fetch_missing, filter(None, shares))
 
-    def _fetch_missing(self, lacking: Sequence[int]) -> dict[int, memoryview]:
-        """Fetch chunks into the directory, each by one thread of one process; return those that could not be written.
+    def _fetch_missing(self, missing: Sequence[int]) -> None:
+        """Fetch chunks into the directory, each by one thread of one process.
 
         No thread waits while it holds a lock. A chunk whose fetcher failed or died is fetched here; none is fetched
-        twice, also if it could not be written or was evicted at once.
+        into the directory twice, also if it could not be written or was evicted at once.
         """
-        unstored: dict[int, memoryview] = {}
         waited: set[int] = set()
         done: set[int] = set()
         at_once = max(1, ROUND_BYTES // self.content.chunk_bytes)
-        place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
-        while lacking:
-            with self.cached.flights.claimed(lacking[place : place + at_once]) as (ours, theirs):
-                with self.cached.locks.locked(ours.keys) as held:
-                    absent, damaged = self.cached.recheck(held)
-                    self.stats.add(damaged=damaged)
-                    if not self._fetch_chunks(absent, unstored):
-                        break
-                ours.land(unstored)
+        place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._wait_seconds
+        while missing:
+            with (
+                self.cached.flights.started(missing[place : place + at_once]) as (ours, theirs),
+                self.cached.locks.locked(ours.keys) as locked,
+            ):
+                absent, damaged = self.cached.recheck(locked)
+                self.stats.add(damaged=damaged)
+                if not self._fetch_chunks(absent):
+                    break
             place += at_once
-            done |= {*held}
-            if held:
-                place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._patience
-            elif place >= len(lacking):
-                waited |= {*lacking}
-                place, pause = 0, self._wait(theirs, unstored, pause)
-            before = len(lacking)
-            lacking = [
-                chunk for chunk in self.cached.check_chunks(lacking) if chunk not in unstored and chunk not in done
-            ]
-            if len(lacking) < before:
-                self._patience = PATIENCE_SECONDS
+            done |= {*locked}
+            if locked:
+                place, pause, deadline = 0, FIRST_PAUSE, time.monotonic() + self._wait_seconds
+            elif place >= len(missing):
+                waited |= {*missing}
+                if theirs:
+                    next(iter(theirs.values())).wait(LONGEST_PAUSE)
+                    pause = FIRST_PAUSE
+                else:
+                    # A flight without a fetcher: waits for the pause, or until this thread's scope is cancelled.
+                    Flight[int, None]().wait(pause)
+                    pause = min(LONGEST_PAUSE, 1.5 * pause)
+                place = 0
+            before = len(missing)
+            missing = [chunk for chunk in self.cached.check_chunks(missing) if chunk not in done]
+            if len(missing) < before:
+                self._wait_seconds = WAIT_SECONDS
             elif time.monotonic() > deadline:
-                self._patience = LEAST_PATIENCE_SECONDS
+                self._wait_seconds = LEAST_WAIT_SECONDS
                 break
         self.stats.add(waits=len(waited))
-        return unstored
 
-    def _wait(
-        self, theirs: Mapping[int, Flight[int, memoryview]], unstored: dict[int, memoryview], pause: float
-    ) -> float:
-        """Wait for a thread of this process, or for a pause for another process; return the next pause."""
-        if theirs:
-            claim = next(iter(theirs.values()))
-            landed = claim.wait(LONGEST_PAUSE)
-            unstored |= {each: landed[each] for each in theirs if each in landed}
-            return FIRST_PAUSE
-        # A flight without a fetcher: waits for the pause, or until this thread's scope is cancelled.
-        Flight[int, memoryview]().wait(pause)
-        return min(LONGEST_PAUSE, 1.5 * pause)
-
-    def _fetch_chunks(self, chunks: Sequence[int], unstored: dict[int, memoryview]) -> bool:
-        """Fetch and write chunks; add unwritable ones to `unstored`. Return False if the quota is spent."""
+    def _fetch_chunks(self, chunks: Sequence[int]) -> bool:
+        """Fetch and write chunks; return False if the quota is spent. A chunk that cannot be written stays absent."""
         if not chunks:
             return True
-        content, layout = self.content, self.cached.layout
+        content = self.content
         count = len(chunks) * content.chunk_bytes
         if not self.cached.quota.reserve(count):
             return False
@@ -216,42 +206,15 @@ class DiskCache:
         whole = max(1, MAX_REQUEST // content.chunk_bytes)
         runs = [part for run in runs_of(chunks) for part in cut(run, whole)]
         try:
-            answers = self._fetch([layout.range_of(*run) for run in runs])
+            answers = self.stats.read(self.reader, [content.range_of(*run) for run in runs])
             check_content(self.reader)
         except BaseException:
             self.cached.quota.release_reserved(count)
             raise
-        for (first, stop), answer in zip(runs, answers, strict=True):
+        for (first, _), answer in zip(runs, answers, strict=True):
             if not self.cached.store(first, answer):
                 self.cached.quota.release_reserved(min(count, len(answer)))
-                size = content.chunk_bytes
-                unstored |= {
-                    each: answer[(each - first) * size : (each + 1 - first) * size] for each in range(first, stop)
-                }
         return True
-
-    def _join_unstored(self, wanted: Range, unstored: Mapping[int, memoryview]) -> memoryview | None:
-        """Return a range, also from chunks that could not be written; None if a chunk of it was not fetched."""
-        if not unstored:
-            return None
-        parts = []
-        for chunk in chunks_of([wanted], self.content.chunk_bytes):
-            whole = self.cached.layout.range_of(chunk, chunk + 1)
-            where = max(wanted[0], whole[0]), min(wanted[1], whole[1])
-            found = unstored[chunk][where[0] - whole[0] : where[1] - whole[0]] if chunk in unstored else None
-            view = self.cached.views([where])[0][0] if found is None else found
-            if view is None:
-                return None
-            parts.append(view)
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-
-    def _fetch(self, requests: Sequence[Range]) -> list[memoryview]:
-        if not requests:
-            return []
-        began = time.perf_counter()
-        answers = self.reader.read(requests)
-        self.stats.add(requests=len(requests), bytes_moved=sum(map(len, answers)), seconds=time.perf_counter() - began)
-        return answers
 
     def __reduce__(self) -> tuple[Any, ...]:
         chunk_bytes, block_bytes = self.content.chunk_bytes, self.content.block_bytes

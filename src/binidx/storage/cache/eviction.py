@@ -2,15 +2,15 @@
 
     DIR/usage     int64      bytes of all blocks
                   float64    when they were counted
-                  float64    when a sweep last failed to free enough
+                  float64    when an eviction last failed to free enough
 
 Every process adds the bytes that it is about to write, under a lock on that file, so the quota holds over all processes
-although none of them counts 10,000 files for each chunk. A sweep counts the files anew, which corrects the sum after a
-killed process.
+although none of them counts 10,000 files for each chunk. An eviction counts the files anew, which corrects the sum
+after a killed process.
 
-A sweep frees a sixteenth of the quota more than it must, so that sweeps are rare. Blocks that any process has mapped
-stay. If all are mapped, or the disk is full of other files, reads go on without caching, and caching is tried again
-after ten seconds.
+An eviction frees a sixteenth of the quota more than it must, so that evictions are rare. Blocks that any process has
+mapped stay. If all are mapped, or the disk is full of other files, reads go on without caching, and caching is tried
+again after ten seconds.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 FREE_PART = 10
 """A cache without a quota leaves this fraction (1/10) of its file system free."""
 
-SWEEP_PART = 16
+FREED_PART = 16
 USAGE = struct.Struct("<qdd")
 COUNT_AGAIN_SECONDS = 3600.0
 PAUSE_SECONDS = 10.0
-SWEEP_WAIT_SECONDS = 5.0
-"""A sweep of 10,000 files takes 100 ms."""
+EVICTION_WAIT_SECONDS = 5.0
+"""An eviction that counts 10,000 files takes 100 ms."""
 
 COUNT_WAIT_SECONDS = 2.0
 """An update of the sum takes 10 us; a process stopped in it (SIGSTOP, a frozen node) must not stop the others."""
 
-COUNTER, SWEEPER = 0, 1
-"""Bytes of `usage` that are locked to update the sum, and to sweep."""
+COUNTER, EVICTOR = 0, 1
+"""Bytes of `usage` that are locked to update the sum, and to evict."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,14 @@ class BlockFile:
     used_at: float
 
 
-def least_recent_first(blocks: Sequence[BlockFile]) -> list[BlockFile]:
-    """Sort blocks in the order in which they are evicted."""
-    return sorted(blocks, key=lambda each: (each.used_at, each.path))
+def evict(blocks: Sequence[BlockFile], excess: float) -> Iterator[tuple[BlockFile, bool]]:
+    """Remove the least recently used blocks, `excess` bytes in all; yield each, and False if it stays, in use."""
+    for block in sorted(blocks, key=lambda each: (each.used_at, each.path)):
+        if excess <= 0:
+            return
+        removed = evict_block(block.path)
+        excess -= block.num_bytes if removed else 0
+        yield block, removed
 
 
 def block_files(directory: str) -> list[BlockFile]:
@@ -93,7 +98,7 @@ class CacheQuota:
         limit: bytes of all blocks; None: as many as leave a tenth of the file system free.
 
     Attributes:
-        release: called before a sweep, to unmap blocks of this process.
+        release: called before an eviction, to unmap blocks of this process.
 
     Raises:
         OSError: the file `usage` can be neither opened nor created.
@@ -102,13 +107,14 @@ class CacheQuota:
     def __init__(self, directory: str, limit: int | None) -> None:
         self.directory, self.limit = directory, limit
         self._descriptor = os.open(os.path.join(directory, "usage"), os.O_RDWR | os.O_CREAT, 0o666)
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
         self._paused_until = 0.0
         self.release: Callable[[], object] = lambda: None
         self.after_fork()
-        _quotas.add(self)
 
     def after_fork(self) -> None:
-        self._lock, self._sweeping = threading.Lock(), threading.Lock()
+        """Renew the locks, which a thread of the parent process may have held."""
+        self._lock, self._evicting = threading.Lock(), threading.Lock()
 
     def reserve(self, count: int) -> bool:
         """Reserve bytes, evicting the least recently used blocks if need be; return whether they may be written."""
@@ -116,7 +122,7 @@ class CacheQuota:
             return False
         try:
             self._add(count)
-            if self.excess(count) <= 0 or (not self._is_stuck() and self.free_space(count) <= 0):
+            if self.excess(count) <= 0 or (not self._failed_lately() and self.free_space(count) <= 0):
                 return True
             self._add(-count)
         except OSError as error:
@@ -132,33 +138,28 @@ class CacheQuota:
     def pause(self, why: str) -> None:
         """Stop caching for ten seconds; warn once for a directory in a process."""
         self._paused_until = time.monotonic() + PAUSE_SECONDS
-        if self.directory not in _warned:
-            _warned.add(self.directory)
-            bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
-            logger.warning("%s: %s (bound: %s); reads go on without being cached", self.directory, why, bound)
+        bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
+        warn_once(self.directory, f"{why} (bound: {bound}); reads go on without being cached")
 
     def free_space(self, coming: int = 0) -> int:
-        """Sweep, or wait until another process has swept; return the bytes above the quota afterwards."""
-        with self._locked(SWEEPER, self._sweeping, SWEEP_WAIT_SECONDS) as ours:
-            if ours and self.excess(coming) > 0 and not self._is_stuck():
+        """Evict blocks, or wait until another process has done so; return the bytes above the quota afterwards."""
+        with self._locked(EVICTOR, self._evicting, EVICTION_WAIT_SECONDS) as ours:
+            if ours and self.excess(coming) > 0 and not self._failed_lately():
                 self.release()
-                self._sweep(coming)
+                self._evict_blocks(coming)
         return self.excess(coming)
 
-    def _is_stuck(self) -> bool:
-        """Return whether a sweep of any process has failed to free enough in the last ten seconds."""
+    def _failed_lately(self) -> bool:
+        """Return whether an eviction of any process has failed to free enough in the last ten seconds."""
         return 0 <= time.time() - self._usage()[2] < PAUSE_SECONDS
 
-    def _sweep(self, coming: int) -> None:
+    def _evict_blocks(self, coming: int) -> None:
         blocks = self.recount(coming)
         needed = self.excess(coming)
         if needed > 0:
-            needed += (sum(block.num_bytes for block in blocks) if self.limit is None else self.limit) // SWEEP_PART
-        for block in least_recent_first(blocks):
-            if needed <= 0:
-                break
-            if evict_block(block.path):
-                needed -= block.num_bytes
+            needed += (sum(block.num_bytes for block in blocks) if self.limit is None else self.limit) // FREED_PART
+        for block, removed in evict(blocks, needed):
+            if removed:
                 self._add(-block.num_bytes)
         if self.excess(coming) > 0:
             with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
@@ -189,18 +190,18 @@ class CacheQuota:
     def _add(self, count: int) -> None:
         """Add bytes to the sum, which is counted anew once an hour."""
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
-            used, counted_at, stuck_at = self._usage()
+            used, counted_at, failed_at = self._usage()
             if not 0 <= time.time() - counted_at <= COUNT_AGAIN_SECONDS or used < 0:
                 used, counted_at = sum(block.num_bytes for block in block_files(self.directory)), time.time()
-            self._write(max(0, used + count), counted_at, stuck_at)
+            self._write(max(0, used + count), counted_at, failed_at)
 
     def _usage(self) -> tuple[int, float, float]:
         found = os.pread(self._descriptor, USAGE.size, 0)
-        used, counted_at, stuck_at = USAGE.unpack(found) if len(found) == USAGE.size else (0, 0.0, 0.0)
-        return int(used), float(counted_at), float(stuck_at)
+        used, counted_at, failed_at = USAGE.unpack(found) if len(found) == USAGE.size else (0, 0.0, 0.0)
+        return int(used), float(counted_at), float(failed_at)
 
-    def _write(self, used: int, counted_at: float, stuck_at: float = 0.0) -> None:
-        os.pwrite(self._descriptor, USAGE.pack(used, counted_at, stuck_at), 0)
+    def _write(self, used: int, counted_at: float, failed_at: float = 0.0) -> None:
+        os.pwrite(self._descriptor, USAGE.pack(used, counted_at, failed_at), 0)
 
     @contextlib.contextmanager
     def _locked(self, byte: int, threads: threading.Lock, seconds: float) -> Iterator[bool]:
@@ -228,21 +229,12 @@ class CacheQuota:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # At the end of the interpreter modules may be gone before this object.
-        try:  # noqa: SIM105
-            close(self._descriptor)
-        except (OSError, AttributeError):
-            pass
+
+def warn_once(subject: str, message: str) -> None:
+    """Log one warning for a subject and process."""
+    if subject not in _warned:
+        _warned.add(subject)
+        logger.warning("%s: %s", subject, message)
 
 
-def _after_fork() -> None:
-    for quota in list(_quotas):
-        quota.after_fork()
-
-
-_quotas: weakref.WeakSet[CacheQuota] = weakref.WeakSet()
 _warned: set[str] = set()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -31,10 +31,10 @@ import logging
 import os
 import stat
 import tempfile
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import xxhash
@@ -43,6 +43,7 @@ from binidx.errors import FormatError
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.interfaces import Range
 from binidx.storage.settings import ReadSettings
+from binidx.storage.stores.local import staging_path
 
 FORMAT = 1
 CHUNK_BYTES = 64 << 10
@@ -60,7 +61,9 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class CachedContent:
-    """Identity of the content of one directory below `objects`: equal values mean equal bytes.
+    """Identity of the content of one directory below `objects`, and arithmetic of its chunks and blocks.
+
+    Equal values mean equal bytes.
 
     Args:
         size: bytes of the content; plain bytes, if the object is compressed.
@@ -82,27 +85,8 @@ class CachedContent:
 
     def text(self) -> bytes:
         """Return the content of meta.json."""
-        return json.dumps({**META_FILE.tags, **self._values()}, sort_keys=True, default=str).encode()
-
-    def _values(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-
-META_FILE = JsonFile(CachedContent, {"format": FORMAT})
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Arithmetic of chunks and blocks of an object."""
-
-    size: int
-    chunk_bytes: int
-    block_bytes: int
-    seed: int
-
-    @classmethod
-    def of(cls, content: CachedContent) -> Layout:
-        return cls(content.size, content.chunk_bytes, content.block_bytes, int(content.key[:15], 16))
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return json.dumps({**META_FILE.tags, **values}, sort_keys=True, default=str).encode()
 
     @cached_property
     def num_chunks(self) -> int:
@@ -123,15 +107,12 @@ class Layout:
     def chunks_in(self, block: int) -> range:
         return range(block * self.chunks_per_block, min((block + 1) * self.chunks_per_block, self.num_chunks))
 
-    def data_bytes(self, block: int) -> int:
-        return min(self.block_bytes, self.size - block * self.block_bytes)
-
     def table_bytes(self, block: int) -> int:
         """Return the bytes before the data of a block in its file."""
         return -(-len(self.chunks_in(block)) * ENTRY_BYTES // PAGE) * PAGE
 
     def file_bytes(self, block: int) -> int:
-        return self.table_bytes(block) + self.data_bytes(block)
+        return self.table_bytes(block) + min(self.block_bytes, self.size - block * self.block_bytes)
 
     def place_of(self, chunk: int) -> tuple[int, int]:
         """Return the block of a chunk, and the chunk's number in that block."""
@@ -139,7 +120,14 @@ class Layout:
 
     def entry_of(self, chunk: int, data: Any) -> bytes:
         """Return the checksum of a chunk with these bytes, as the table holds it."""
-        return xxhash.xxh3_128_digest(data, seed=self.seed + chunk)
+        return xxhash.xxh3_128_digest(data, seed=self._seed + chunk)
+
+    @cached_property
+    def _seed(self) -> int:
+        return int(self.key[:15], 16)
+
+
+META_FILE = JsonFile(CachedContent, {"format": FORMAT})
 
 
 def block_path(directory: str, block: int) -> str:
@@ -160,15 +148,12 @@ def write_meta(directory: str, content: CachedContent) -> None:
             return
     except FileNotFoundError:
         os.makedirs(directory, exist_ok=True)
-    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    temporary = Path(staging_path(path))
     try:
-        with open(temporary, "xb") as file:
-            file.write(content.text())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+        temporary.write_bytes(content.text())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_meta(directory: str) -> CachedContent | None:
@@ -200,15 +185,15 @@ def _default_directory(uid: int) -> str | None:
     path = ""
     try:
         path = os.path.join(tempfile.gettempdir(), f"binidx-{uid}")
-        trouble = _create_private(path, uid)
+        problem = _create_private(path, uid)
     except OSError as error:
-        trouble = f"{error.strerror}"
-    if trouble is None:
+        problem = f"{error.strerror}"
+    if problem is None:
         return path
     logger.warning(
         "%s: %s; each process keeps index files in its own memory, unless BINIDX_INDEX_DIR names a directory",
         path or "temporary directory",
-        trouble,
+        problem,
     )
     return None
 

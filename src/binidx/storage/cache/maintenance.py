@@ -1,16 +1,21 @@
-"""List, verify and prune a cache directory, also while runs use it.
+"""Fill, list, verify and prune a cache directory, also while runs use it.
 
 DIR/objects/KEY/meta.json             without it the blocks beside it are unusable, and are pruned
                 00000007.block        stays while any process has it mapped
                 *.tmp                 staging file; removed after an hour, when its process must be dead
+
+A cache is filled with whole objects or with the ranges that a run will read. 24 threads fetch parts of 8 MiB: at 25 ms
+to the first byte a connection is then 77 % busy, so they move 1.8 GB/s where one connection has 100 MB/s. Cached chunks
+are checked and not fetched, so an interrupted fill resumes when it is run again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +23,21 @@ import numpy as np
 
 from binidx.errors import ObjectNotFoundError, StorageError
 from binidx.storage.cache.block_files import erase_entries, evict_block, map_block
+from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import (
     BlockFile,
     CacheQuota,
     block_files,
     blocks_of,
-    least_recent_first,
+    evict,
     object_directories,
 )
-from binidx.storage.cache.layout import ENTRY_BYTES, CachedContent, Layout, read_meta
+from binidx.storage.cache.layout import ENTRY_BYTES, CachedContent, read_meta
+from binidx.storage.cache.memory import chunks_of, runs_of
+from binidx.storage.interfaces import Range
+from binidx.storage.ranges import cut
+from binidx.storage.requests.cancellation import Scope, cancellable
+from binidx.storage.threads import map_in_flight
 
 STALE_SECONDS = 3600.0
 Advance = Callable[[int], object]
@@ -82,23 +93,23 @@ def inspect_cached_object(path: str) -> CachedObjectInfo:
 
 
 def _bytes_here(content: CachedContent, blocks: Sequence[BlockFile]) -> int:
-    layout, count = Layout.of(content), 0
-    for number, block in _numbered(layout, blocks):
+    count = 0
+    for number, block in _numbered(content, blocks):
         with contextlib.suppress(OSError):
-            chunks = layout.chunks_in(number)
+            chunks = content.chunks_in(number)
             entries = np.fromfile(block.path, np.uint8, count=ENTRY_BYTES * len(chunks))
             here = np.flatnonzero(entries[: len(entries) // ENTRY_BYTES * ENTRY_BYTES].reshape(-1, ENTRY_BYTES).any(1))
-            count += len(here) * layout.chunk_bytes
-            if len(here) and chunks[int(here[-1])] == layout.num_chunks - 1:
-                count -= layout.num_chunks * layout.chunk_bytes - layout.size
+            count += len(here) * content.chunk_bytes
+            if len(here) and chunks[int(here[-1])] == content.num_chunks - 1:
+                count -= content.num_chunks * content.chunk_bytes - content.size
     return count
 
 
-def _numbered(layout: Layout, blocks: Sequence[BlockFile]) -> Iterator[tuple[int, BlockFile]]:
-    """Yield the blocks of a layout with their numbers."""
+def _numbered(content: CachedContent, blocks: Sequence[BlockFile]) -> Iterator[tuple[int, BlockFile]]:
+    """Yield the blocks of an object with their numbers."""
     for block in blocks:
         name = os.path.basename(block.path).removesuffix(".block")
-        if name.isdigit() and int(name) < layout.num_blocks:
+        if name.isdigit() and int(name) < content.num_blocks:
             yield int(name), block
 
 
@@ -118,27 +129,27 @@ def verify(cached: CachedObjectInfo, advance: Advance = lambda num_bytes: None) 
     found = CacheVerification()
     if cached.content is None:
         return found
-    layout = Layout.of(cached.content)
-    for number, file in _numbered(layout, cached.blocks):
-        _verify_block(layout, number, file.path, found)
+    content = cached.content
+    for number, file in _numbered(content, cached.blocks):
+        _verify_block(content, number, file.path, found)
         advance(file.num_bytes)
     return found
 
 
-def _verify_block(layout: Layout, number: int, path: str, found: CacheVerification) -> None:
-    block = map_block(path, layout, number)
+def _verify_block(content: CachedContent, number: int, path: str, found: CacheVerification) -> None:
+    block = map_block(path, content, number)
     if block is None:
         # Removed meanwhile, or too short: then no process has it mapped.
         if os.path.exists(path) and evict_block(path):
             found.num_chunks, found.num_bad = found.num_chunks + 1, found.num_bad + 1
         return
-    here = [chunk for chunk in layout.chunks_in(number) if block.holds(chunk)]
+    here = [chunk for chunk in content.chunks_in(number) if block.holds(chunk)]
     bad = [chunk for chunk in here if not block.is_good(chunk)]
     # Again, since a process may have been writing the chunk.
     bad = [chunk for chunk in bad if block.holds(chunk) and not block.is_good(chunk)]
     if bad:
         try:
-            erase_entries(path, layout, bad)
+            erase_entries(path, content, bad)
         except OSError as error:
             raise StorageError(f"{path}: {len(bad)} chunks are damaged, and cannot be marked so: {error}") from error
     found.num_chunks, found.num_bad = found.num_chunks + len(here), found.num_bad + len(bad)
@@ -151,6 +162,12 @@ class CachePruning:
     num_bytes: int = 0
     in_use_bytes: int = 0
     num_litter: int = 0
+
+    def count(self, blocks: Iterable[tuple[BlockFile, bool]]) -> None:
+        """Add blocks, each with whether it was removed."""
+        for block, removed in blocks:
+            self.num_bytes += block.num_bytes if removed else 0
+            self.in_use_bytes += 0 if removed else block.num_bytes
 
 
 def prune(
@@ -174,33 +191,15 @@ def prune(
     for cached in cached_contents(directory):
         uri = cached.content.uri if cached.content else None
         unwanted = uri is None or (chosen is not None and chosen(uri))
-        for block in cached.blocks:
-            if unwanted or (older_than is not None and now - block.used_at > older_than):
-                _remove(block, done)
+        old = [block for block in cached.blocks if older_than is not None and now - block.used_at > older_than]
+        done.count(evict(cached.blocks if unwanted else old, math.inf))
         done.num_litter += _remove_leftovers(cached.path, now)
     if limit is not None:
-        _shrink(directory, limit, done)
+        left = block_files(directory)
+        done.count(evict(left, sum(block.num_bytes for block in left) - limit))
     with contextlib.suppress(OSError):
         CacheQuota(directory, limit).recount()
     return done
-
-
-def _remove(block: BlockFile, done: CachePruning) -> None:
-    if evict_block(block.path):
-        done.num_bytes += block.num_bytes
-    else:
-        done.in_use_bytes += block.num_bytes
-
-
-def _shrink(directory: str, limit: int, done: CachePruning) -> None:
-    left = block_files(directory)
-    excess = sum(block.num_bytes for block in left) - limit
-    for block in least_recent_first(left):
-        if excess <= 0:
-            break
-        before = done.num_bytes
-        _remove(block, done)
-        excess -= done.num_bytes - before
 
 
 def _remove_leftovers(path: str, now: float) -> int:
@@ -220,3 +219,84 @@ def _remove_leftovers(path: str, now: float) -> int:
             os.rmdir(path)
             removed += 1
     return removed
+
+
+PART_BYTES = 8 << 20
+THREADS = 24
+Job = tuple[DiskCache, Sequence[Range]]
+"""An object, and the ranges of it to cache."""
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """Bytes of the requested chunks; bytes that were fetched; and bytes that are missing, since the cache is full."""
+
+    num_bytes: int
+    fetched_bytes: int
+    lacking_bytes: int
+
+
+def wanted_bytes(jobs: Sequence[Job]) -> int:
+    """Return the bytes of all chunks that hold the ranges."""
+    return sum(stop - start for reader, ranges in jobs for start, stop in _stretches(reader, ranges))
+
+
+def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warmed:
+    """Fetch all ranges into their caches.
+
+    Args:
+        advance: called with the number of bytes that are cached now, by one thread at a time.
+
+    Raises:
+        StorageError: the first failed read; the others are cancelled.
+    """
+    before = sum(reader.stats.bytes_moved for reader, _ in jobs)
+    parts = ((reader, part) for reader, ranges in jobs for part in parts_of(_stretches(reader, ranges)))
+    _run(parts, advance)
+    return Warmed(
+        num_bytes=wanted_bytes(jobs),
+        fetched_bytes=sum(reader.stats.bytes_moved for reader, _ in jobs) - before,
+        lacking_bytes=sum(_missing_bytes(reader, ranges) for reader, ranges in jobs),
+    )
+
+
+def parts_of(stretches: Sequence[Range]) -> Iterator[list[Range]]:
+    """Group ranges into lists of 8 MiB or more, but less than 16 MiB, in all."""
+    part: list[Range] = []
+    for each in (piece for stretch in stretches for piece in cut(stretch, PART_BYTES)):
+        part.append(each)
+        if sum(stop - start for start, stop in part) >= PART_BYTES:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _run(parts: Iterator[tuple[DiskCache, list[Range]]], advance: Advance) -> None:
+    scope = Scope()
+
+    def read(part: tuple[DiskCache, list[Range]]) -> int:
+        reader, ranges = part
+        with cancellable(scope):
+            reader.read(ranges)
+        return sum(stop - start for start, stop in ranges)
+
+    with contextlib.closing(map_in_flight(read, parts, THREADS)) as counts:
+        try:
+            for num_bytes in counts:
+                advance(num_bytes)
+        except BaseException:
+            scope.cancel()
+            raise
+
+
+def _stretches(reader: DiskCache, ranges: Sequence[Range]) -> list[Range]:
+    """Widen ranges to whole chunks, and join neighbours."""
+    content = reader.content
+    return [content.range_of(*run) for run in runs_of(chunks_of(ranges, content.chunk_bytes))]
+
+
+def _missing_bytes(reader: DiskCache, ranges: Sequence[Range]) -> int:
+    content = reader.content
+    missing = reader.cached.absent(chunks_of(ranges, content.chunk_bytes))
+    return sum(stop - start for start, stop in (content.range_of(each, each + 1) for each in missing))

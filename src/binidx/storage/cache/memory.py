@@ -9,10 +9,10 @@ budgets. A cached chunk owns its bytes: a view of a larger response would keep a
 
 Single flight: of threads that miss the same chunk, one fetches it and the others wait; if that one fails, they fetch.
 
-    thread 1   claims a b      fetches a b ──────────► lands            a b
-    thread 2   claims c        fetches c ──► lands, then waits for b ─► b c
+    thread 1   starts a b      fetches a b ──────────► lands            a b
+    thread 2   starts c        fetches c ──► lands, then waits for b ─► b c
 
-A thread waits only when it holds no claim, so two threads never wait for each other.
+A thread waits only when it has no unfinished fetch, so two threads never wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import functools
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -75,19 +74,19 @@ class SingleFlight(Generic[Key, Value]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._claims: dict[Key, Flight[Key, Value]] = {}
+        self._flights: dict[Key, Flight[Key, Value]] = {}
 
     @contextlib.contextmanager
-    def claimed(self, keys: Iterable[Key]) -> Iterator[tuple[Flight[Key, Value], dict[Key, Flight[Key, Value]]]]:
-        """Claim, for the block, the keys that no thread fetches; yield the claim, and the flights of the other keys.
+    def started(self, keys: Iterable[Key]) -> Iterator[tuple[Flight[Key, Value], dict[Key, Flight[Key, Value]]]]:
+        """Start a fetch of the keys that no thread fetches; yield its flight, and the flights of the other keys.
 
-        The caller must look again for the claimed keys: they may have landed since it missed them.
+        The caller must look again for the keys of its flight: they may have been cached since it missed them.
         """
         ours: Flight[Key, Value] = Flight()
         theirs: dict[Key, Flight[Key, Value]] = {}
         with self._lock:
             for key in keys:
-                holder = self._claims.setdefault(key, ours)
+                holder = self._flights.setdefault(key, ours)
                 if holder is ours:
                     ours.keys.append(key)
                 else:
@@ -97,7 +96,7 @@ class SingleFlight(Generic[Key, Value]):
         finally:
             with self._lock:
                 for key in ours.keys:
-                    del self._claims[key]
+                    del self._flights[key]
             ours.land({})
 
 
@@ -132,14 +131,6 @@ class ChunkStore:
         """Bytes of the largest range that is cached."""
         return self.budget // PART_OF_BUDGET
 
-    def set_budget(self, budget: int) -> None:
-        """Set the limit in bytes, evicting chunks if need be; 0 caches nothing."""
-        if budget < 0:
-            raise ConfigError(f"chunk cache: budget of {budget} bytes, needed 0 or more")
-        with self._lock:
-            self.budget = budget
-            self._evict()
-
     def get(self, keys: Iterable[ChunkKey]) -> dict[ChunkKey, bytes]:
         """Return the cached ones of these chunks, and mark them as most recently used."""
         found = {}
@@ -150,20 +141,18 @@ class ChunkStore:
                     found[key] = chunk
         return found
 
-    def put(self, chunks: dict[ChunkKey, bytes]) -> None:
+    def put(self, chunks: Mapping[ChunkKey, bytes]) -> None:
+        """Add chunks, and evict the least recently used ones beyond the budget."""
         with self._lock:
             for key, chunk in chunks.items():
                 self.bytes += len(chunk) - len(self._chunks.pop(key, b""))
                 self._chunks[key] = chunk
-            self._evict()
+            while self.bytes > self.budget:
+                _, chunk = self._chunks.popitem(last=False)
+                self.bytes -= len(chunk)
 
-    def _evict(self) -> None:
-        while self.bytes > self.budget:
-            _, chunk = self._chunks.popitem(last=False)
-            self.bytes -= len(chunk)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_the_store, ()) if self is STORE else (ChunkStore, (self.budget,))
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return "STORE" if self is STORE else (ChunkStore, (self.budget,))
 
 
 class ChunkCache:
@@ -182,15 +171,11 @@ class ChunkCache:
         if chunk_bytes < 1:
             raise ConfigError(f"{reader.uri}: chunks of {chunk_bytes} bytes, needed 1 or more")
         self.reader = reader
-        self.uri, self.size = reader.uri, reader.size
+        self.uri, self.size, self.identity = reader.uri, reader.size, reader.identity
         self.chunk_bytes = chunk_bytes
         self.store = STORE if store is None else store
         self.stats = LayerStats(cache="memory")
         self._number = next(_numbers)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return self.reader.identity
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -211,27 +196,21 @@ class ChunkCache:
         self, missing: Sequence[ChunkKey], large: Sequence[Range], chunks: dict[ChunkKey, bytes]
     ) -> list[memoryview]:
         """Add the missing chunks to `chunks`; return the bytes of the large ranges, which the same read fetches."""
-        with self.store.flights.claimed(missing) as (ours, theirs):
+        with self.store.flights.started(missing) as (ours, theirs):
             chunks |= self.store.get(ours.keys)
             runs = runs_of([key[1] for key in ours.keys if key not in chunks])
-            answers = self._fetch([*map(self._bytes_of, runs), *large])
+            answers = self.stats.read(self.reader, [*map(self._bytes_of, runs), *large])
             fetched = self._cut(runs, answers)
             self.store.put(fetched)
             ours.land(fetched)
         chunks |= fetched
         self.stats.add(waits=len(theirs))
-        for claim in set(theirs.values()):
-            landed = claim.wait()
-            chunks |= {key: landed[key] for key, holder in theirs.items() if holder is claim and key in landed}
+        for flight in set(theirs.values()):
+            landed = flight.wait()
+            chunks |= {key: landed[key] for key, holder in theirs.items() if holder is flight and key in landed}
         if failed := [key for key in theirs if key not in chunks]:
             self._fetch_missing(failed, [], chunks)
         return answers[len(runs) :]
-
-    def _fetch(self, requests: Sequence[Range]) -> list[memoryview]:
-        began = time.perf_counter()
-        answers = self.reader.read(requests) if requests else []
-        self.stats.add(requests=len(requests), bytes_moved=sum(map(len, answers)), seconds=time.perf_counter() - began)
-        return answers
 
     def _bytes_of(self, run: tuple[int, int]) -> Range:
         first, stop = run
@@ -266,10 +245,6 @@ def runs_of(chunks: Sequence[int]) -> list[tuple[int, int]]:
         first = runs.pop()[0] if runs and runs[-1][1] == chunk else chunk
         runs.append((first, chunk + 1))
     return runs
-
-
-def _the_store() -> ChunkStore:
-    return STORE
 
 
 def _after_fork() -> None:

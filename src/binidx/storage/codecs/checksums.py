@@ -23,11 +23,8 @@ Source: ours. No other format checks ranged reads: an ETag is for a whole object
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -36,9 +33,9 @@ from numpy.typing import NDArray
 from binidx.errors import FormatError
 from binidx.storage.cache.memory import ChunkCache, chunks_of, runs_of
 from binidx.storage.interfaces import Bytes, Range, RangeReader
-from binidx.storage.ranges import assemble, check_ranges
+from binidx.storage.ranges import assemble, check_ranges, cut
 from binidx.storage.stats import LayerStats
-from binidx.storage.threads import REQUESTS
+from binidx.storage.threads import run_both
 
 HEADER = struct.Struct("<8sIIQQ")
 MAGIC = b"BINXXH3\x00"
@@ -60,9 +57,9 @@ class Sums:
     def num_blocks(self) -> int:
         return -(-self.size // self.block_bytes)
 
-    def block(self, number: int) -> Range:
-        """Return the range of a block in the object."""
-        return number * self.block_bytes, min((number + 1) * self.block_bytes, self.size)
+    def range_of(self, first: int, stop: int) -> Range:
+        """Return the range of bytes of blocks [first, stop) in the object."""
+        return first * self.block_bytes, min(stop * self.block_bytes, self.size)
 
 
 def format_sums_header(size: int, block_bytes: int = BLOCK_BYTES) -> bytes:
@@ -99,12 +96,12 @@ class BlockSums:
     """Checksums of the blocks of a stream of bytes.
 
     Args:
-        keep: called with each new array of checksums, uint64.
+        append: called with each new array of checksums, uint64.
     """
 
-    def __init__(self, keep: Callable[[NDArray[np.uint64]], object], block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, append: Callable[[NDArray[np.uint64]], object], block_bytes: int = BLOCK_BYTES) -> None:
         self.size = 0
-        self._keep, self._block_bytes = keep, block_bytes
+        self._append, self._block_bytes = append, block_bytes
         self._open = xxhash.xxh3_64()
 
     def feed(self, data: Bytes) -> None:
@@ -117,7 +114,7 @@ class BlockSums:
             self._close()
         blocks = (len(view) - head) // self._block_bytes
         starts = range(head, head + blocks * self._block_bytes, self._block_bytes)
-        self._keep(compute_checksums([view[start : start + self._block_bytes] for start in starts]))
+        self._append(compute_checksums([view[start : start + self._block_bytes] for start in starts]))
         self._open.update(view[head + blocks * self._block_bytes :])
 
     def finish(self) -> None:
@@ -126,7 +123,7 @@ class BlockSums:
             self._close()
 
     def _close(self) -> None:
-        self._keep(np.array([self._open.intdigest()], np.uint64))
+        self._append(np.array([self._open.intdigest()], np.uint64))
         self._open.reset()
 
 
@@ -154,108 +151,76 @@ class CheckedObject:
 
     def __init__(self, reader: RangeReader, sums: RangeReader) -> None:
         self.reader, self.sums = reader, sums
-        self.uri, self.size = reader.uri, reader.size
+        self.uri, self.size, self.identity = reader.uri, reader.size, reader.identity
         self._sums_cache = ChunkCache(sums)
-        self.header = parse_sums_header(
-            self._sums_cache.read([(0, min(HEADER.size, sums.size))])[0], sums.size, sums.uri
-        )
+        [head] = self._sums_cache.read([(0, min(HEADER.size, sums.size))])
+        self.header = parse_sums_header(head, sums.size, sums.uri)
         if self.header.size != self.size:
             raise FormatError(
                 f"{self.uri}: {self.size} bytes, {sums.uri} is for {self.header.size}; {_remedy(stale=True)}"
             )
         self.stats = LayerStats()
-        self.stored_bytes, self.codec = self.size, "raw"
-
-    @property
-    def block_bytes(self) -> int:
-        return self.header.block_bytes
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return self.reader.identity
+        self.stored_bytes, self.codec, self.block_bytes = self.size, "raw", self.header.block_bytes
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
-        runs = runs_of(chunks_of(ranges, self.header.block_bytes))
-        stretches = [(self.header.block(first)[0], self.header.block(stop - 1)[1]) for first, stop in runs]
-        answers = self._fetch(runs, stretches, self._sums_cache) if runs else []
+        runs = runs_of(chunks_of(ranges, self.block_bytes))
         self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
-        return assemble(ranges, stretches, answers)
-
-    def _fetch(self, runs: Sequence[Range], stretches: Sequence[Range], sums: RangeReader) -> list[Bytes]:
-        """Return the checked bytes of runs of blocks."""
-        began = time.perf_counter()
         answers: list[Bytes] = []
-        found, needed = self._read_both(runs, stretches, sums)
-        self.stats.add(requests=len(stretches), bytes_moved=sum(map(len, found)), seconds=time.perf_counter() - began)
-        for (first, _), data, right in zip(runs, found, needed, strict=True):
+        for (first, _), data, right in zip(runs, *self._read_both(runs, self._sums_cache), strict=True):
             wrong = (np.flatnonzero(self._checksums_of(data) != right) + first).tolist()
             answers.append(self._reread(first, data, wrong) if wrong else data)
-        return answers
+        return assemble(ranges, [self.header.range_of(*run) for run in runs], answers)
 
-    def _read_both(
-        self, runs: Sequence[Range], stretches: Sequence[Range], sums: RangeReader
-    ) -> tuple[list[memoryview], list[NDArray[np.uint64]]]:
+    def _read_both(self, runs: Sequence[Range], sums: RangeReader) -> tuple[list[memoryview], list[NDArray[np.uint64]]]:
         """Return the data of runs of blocks and their checksums, read at the same time."""
-        places = [(HEADER.size + SUM_BYTES * first, HEADER.size + SUM_BYTES * stop) for first, stop in runs]
-        pending = REQUESTS.submit(lambda: sums.read(places))
-        try:
-            data = self.reader.read(stretches)
-        finally:
-            wait([pending])
-        return data, [np.frombuffer(view, "<u8") for view in pending.result()]
+        data, right = run_both(
+            lambda: self.stats.read(self.reader, [self.header.range_of(*run) for run in runs]),
+            lambda: sums.read(
+                [(HEADER.size + SUM_BYTES * first, HEADER.size + SUM_BYTES * stop) for first, stop in runs]
+            ),
+        )
+        return data, [np.frombuffer(view, "<u8") for view in right]
 
     def _checksums_of(self, data: memoryview) -> NDArray[np.uint64]:
-        size = self.header.block_bytes
-        return compute_checksums([data[start : start + size] for start in range(0, len(data), size)])
+        return compute_checksums([data[start:stop] for start, stop in cut((0, len(data)), self.block_bytes)])
+
+    def _read_blocks(self, blocks: Sequence[int]) -> tuple[list[memoryview], list[bool]]:
+        """Return blocks, and whether each agrees with its checksum, both read from the store."""
+        found, needed = self._read_both([(block, block + 1) for block in blocks], self.sums)
+        return found, [bool(self._checksums_of(view)[0] == right[0]) for view, right in zip(found, needed, strict=True)]
 
     def _reread(self, first: int, data: memoryview, wrong: Sequence[int]) -> bytearray:
         """Return the data with its wrong blocks read again, and their checksums read from the store."""
         self._sums_cache = ChunkCache(self.sums)  # its cached chunks may be damaged
         data_again = bytearray(data)
-        runs = [(block, block + 1) for block in wrong]
-        found, needed = self._read_both(runs, [self.header.block(block) for block in wrong], self.sums)
-        for block, view, right in zip(wrong, found, needed, strict=True):
-            if self._checksums_of(view)[0] != right[0]:
+        for block, view, good in zip(wrong, *self._read_blocks(wrong), strict=True):
+            if not good:
                 raise self._error(block)
-            start = self.header.block(block)[0] - self.header.block(first)[0]
+            start = (block - first) * self.block_bytes
             data_again[start : start + len(view)] = view
         return data_again
 
     def _error(self, block: int) -> FormatError:
-        start, stop = self.header.block(block)
-        differ, looked = self._probe(block)
-        stale = 2 * differ > looked
+        start, stop = self.header.range_of(block, block + 1)
+        count = self.header.num_blocks
+        others = sorted({number * count // NUM_PROBES for number in range(min(NUM_PROBES, count))} - {block})
+        agree = sum(self._read_blocks(others)[1])
+        stale = 2 * agree < len(others)
         what = (
-            f"{differ} of {looked} other blocks differ, too: {self.sums.uri} is of other data"
+            f"{len(others) - agree} of {len(others)} other blocks differ, too: {self.sums.uri} is of other data"
             if stale
-            else f"{looked - differ} of {looked} other blocks agree: these bytes, or their sum in it, are damaged"
+            else f"{agree} of {len(others)} other blocks agree: these bytes, or their sum in it, are damaged"
         )
         return FormatError(
             f"{self.uri}: block {block}, bytes {start}-{stop}, is not what {self.sums.uri} says, read twice; "
             f"{what}; {_remedy(stale=stale)}"
         )
 
-    def _probe(self, block: int) -> tuple[int, int]:
-        """Return how many other blocks differ from their checksums, and how many were checked."""
-        count = self.header.num_blocks
-        others = sorted({number * count // NUM_PROBES for number in range(min(NUM_PROBES, count))} - {block})
-        found, needed = self._read_both(
-            [(each, each + 1) for each in others], [self.header.block(each) for each in others], self.sums
-        )
-        differ = (self._checksums_of(view)[0] != right[0] for view, right in zip(found, needed, strict=True))
-        return sum(map(bool, differ)), len(others)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stats": LayerStats()}
-
     def __repr__(self) -> str:
         return f"CheckedObject({self.reader!r}, {self.sums!r})"
 
 
 def _remedy(*, stale: bool) -> str:
-    if stale:
-        return (
-            "if the data is right, write the sums again with binidx convert --checksums; BINIDX_VERIFY=0 ignores them"
-        )
-    return "restore the object from its source"
+    again = "if the data is right, write the sums again with binidx convert --checksums; BINIDX_VERIFY=0 ignores them"
+    return again if stale else "restore the object from its source"

@@ -117,10 +117,9 @@ def tail_bytes(end: memoryview, size: int, uri: str) -> int:
         size: bytes of the object.
 
     Raises:
-        FormatError: there is no table at the end, or it claims more bytes than there are.
+        FormatError: there is no table at the end, or it declares more bytes than there are.
     """
-    table_bytes = _table_bytes(end, size, uri)
-    return min(table_bytes + MARK.size, size)
+    return min(_table_bytes(end, size, uri) + MARK.size, size)
 
 
 def parse_table(tail: memoryview, size: int, uri: str) -> SeekTable:
@@ -184,8 +183,8 @@ def _check_mark(before: memoryview, entries: memoryview, columns: NDArray[np.uin
     magic, length, tag, plain_bytes, digest = MARK.unpack(before)
     if (magic, length, tag) != (MARKS, MARK.size - HEADER.size, TAG):
         return False
-    vouched = entries[: len(entries) * (len(columns) - 1) // len(columns)]
-    found = int(columns[:, 1].sum(dtype=np.uint64)), xxhash.xxh3_64_intdigest(vouched)
+    before_mark = entries[: len(entries) * (len(columns) - 1) // len(columns)]
+    found = int(columns[:, 1].sum(dtype=np.uint64)), xxhash.xxh3_64_intdigest(before_mark)
     if found != (plain_bytes, digest):
         raise FormatError(
             f"{uri}: its seek table is damaged: {found[0]} plain bytes and digest {found[1]:016x}, "

@@ -24,15 +24,14 @@ batches for each thread, and 8 bytes a segment. A new codec is a reader, a write
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -41,7 +40,6 @@ import zstandard
 from binidx.errors import ConfigError, FormatError
 from binidx.storage.codecs.seek_table import (
     MAX_SEGMENT_BYTES,
-    SMALLEST,
     SeekTable,
     format_table,
     parse_table,
@@ -82,14 +80,10 @@ class SegmentedObject:
 
     def __init__(self, reader: RangeReader, end: Bytes = b"") -> None:
         self.reader = reader
-        self.uri, self.stored_bytes = reader.uri, reader.size
+        self.uri, self.stored_bytes, self.identity = reader.uri, reader.size, reader.identity
         self.table = read_table(reader, end)
         self.size = self.table.plain_bytes
         self.stats = LayerStats()
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return self.reader.identity
 
     @property
     def block_bytes(self) -> int:
@@ -99,27 +93,23 @@ class SegmentedObject:
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
         segments = self.table.covering(ranges)
-        stored = self._fetch(segments, asked=ranges)
+        self.stats.add(bytes_asked=sum(stop - start for start, stop in ranges))
+        stored = self._fetch(segments)
         plain = map_over_cores(
             self._decoded, list(zip(segments, stored, strict=True)), items_per_thread=SEGMENTS_A_THREAD
         )
         damaged = [place for place, found in enumerate(plain) if isinstance(found, str)]
         # A segment that was damaged in transit is intact the second time.
-        again = self._fetch([segments[place] for place in damaged]) if damaged else []
+        again = self._fetch([segments[place] for place in damaged])
         for place, data in zip(damaged, again, strict=True):
             plain[place] = self._decoded((segments[place], data))
-        return assemble(ranges, list(map(self.table.plain, segments)), self._sound(segments, plain))
+            if isinstance(reason := plain[place], str):
+                raise self._error(segments[place], reason)
+        decoded = [each for each in plain if isinstance(each, bytes)]
+        return assemble(ranges, list(map(self.table.plain, segments)), decoded)
 
-    def _fetch(self, segments: Sequence[int], asked: Sequence[Range] = ()) -> list[memoryview]:
-        began = time.perf_counter()
-        answers = self.reader.read([self.table.stored(each) for each in segments]) if segments else []
-        self.stats.add(
-            requests=len(segments),
-            bytes_asked=sum(stop - start for start, stop in asked),
-            bytes_moved=sum(map(len, answers)),
-            seconds=time.perf_counter() - began,
-        )
-        return answers
+    def _fetch(self, segments: Sequence[int]) -> list[memoryview]:
+        return self.stats.read(self.reader, [self.table.stored(each) for each in segments])
 
     def _decoded(self, fetched: tuple[int, memoryview]) -> bytes | str:
         """Return the plain bytes of a segment, or a description of its damage."""
@@ -127,9 +117,9 @@ class SegmentedObject:
         start, stop = self.table.plain(segment)
         try:
             # Before that size is allocated. Some writers leave it unknown (-1).
-            if (claimed := zstandard.frame_content_size(data)) not in (-1, stop - start):
-                return f"its header says {claimed} plain bytes"
-            found = _decompressor().decompress(data, max_output_size=stop - start, allow_extra_data=False)
+            if (declared := zstandard.frame_content_size(data)) not in (-1, stop - start):
+                return f"its header says {declared} plain bytes"
+            found = _local.decompressor.decompress(data, max_output_size=stop - start, allow_extra_data=False)
         except zstandard.ZstdError as error:
             return str(error)
         if len(found) != stop - start:
@@ -139,21 +129,12 @@ class SegmentedObject:
             return "its checksum in the seek table is another"
         return found
 
-    def _sound(self, segments: Sequence[int], plain: Sequence[bytes | str]) -> list[bytes]:
-        for segment, found in zip(segments, plain, strict=True):
-            if isinstance(found, str):
-                raise self._error(segment, found)
-        return [each for each in plain if isinstance(each, bytes)]
-
     def _error(self, segment: int, reason: str) -> FormatError:
         (start, stop), (first, last) = self.table.plain(segment), self.table.stored(segment)
         return FormatError(
             f"{self.uri}: segment {segment} is damaged ({reason}), read twice: bytes {first}-{last} of the object, "
             f"needed plain bytes {start}-{stop}; restore the object from its source"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stats": LayerStats()}
 
     def __repr__(self) -> str:
         return f"SegmentedObject({self.reader!r})"
@@ -166,8 +147,6 @@ def read_table(reader: RangeReader, end: Bytes = b"") -> SeekTable:
         FormatError: there is no table, or it is damaged.
     """
     size = reader.size
-    if size < SMALLEST:
-        raise FormatError(f"{reader.uri}: {size} bytes, a zstd seek table needs {SMALLEST}")
     first = max(size - TAIL_BYTES, 0)
     tail = memoryview(end) if len(end) == size - first else reader.read([(first, size)])[0]
     needed = tail_bytes(tail, size, reader.uri)
@@ -177,16 +156,13 @@ def read_table(reader: RangeReader, end: Bytes = b"") -> SeekTable:
 
 
 class _PerThread(threading.local):
+    """The decompressor of a thread; a new one for each segment would cost a sixth of the segment's time."""
+
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
 
 
 _local = _PerThread()
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """Return the decompressor of this thread; a new one for each segment would cost a sixth of the segment's time."""
-    return _local.decompressor
 
 
 @dataclass(frozen=True)
@@ -264,7 +240,7 @@ class SegmentWriter:
     def _begin(self, batch: bytes) -> None:
         while len(self._pending) >= 2 * self._threads:
             self._write_first()
-        work = lambda: compress_batch(batch, self.segment_bytes, self.level)  # noqa: E731
+        work = functools.partial(compress_batch, batch, self.segment_bytes, self.level)
         self._pending.append((len(batch), CPU.submit(work)))
 
     def _write_first(self) -> None:

@@ -3,7 +3,7 @@
     source and target            method                                  bytes through this process
     one store with multipart     parts that the store copies             pieces under its least part, filled up to that
     one store that composes      whole objects                           none
-    disk                         copy_file_range, reflinks if possible   none
+    disk                         copy_file_range, reflinks if possible   none, or all if the kernel cannot
     any others                   one stream                              all
 
     pieces     |--- a ---|b|c|------- d -------|        b and c are under the least part
@@ -20,11 +20,11 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from binidx.errors import ObjectChangedError
+from binidx.errors import ObjectChangedError, StorageError
+from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import Bytes, RangeReader, VersionedReader
 from binidx.storage.open import ROUND_BYTES
 from binidx.storage.ranges import cut
@@ -32,55 +32,33 @@ from binidx.storage.store_protocols import ComposingStore, MultipartStore, Objec
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import staging_path
 from binidx.storage.stores.registry import Provider, local_path, open_store, protocols, provider_of
-from binidx.storage.threads import READS
-from binidx.storage.writing.part_upload import PartUpload
+from binidx.storage.threads import map_in_flight
+from binidx.storage.writing.multipart import PartUpload
 from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import StagingFile
 
 
 @dataclass(frozen=True, eq=False)
 class SourcePiece:
-    """Bytes [start, stop) of a stored object; or `data` itself, if there is no reader."""
-
-    reader: RangeReader | None
-    start: int = 0
-    stop: int = 0
-    data: bytes = b""
-
-    @property
-    def whole(self) -> bool:
-        """True if it is all of an object."""
-        return self.reader is not None and (self.start, self.stop) == (0, self.reader.size)
-
-
-@dataclass(frozen=True, eq=False)
-class Copied:
-    """A part that the store copies."""
+    """Bytes [start, stop) of a reader: of a stored object, or of an `InMemory` one."""
 
     reader: RangeReader
     start: int
     stop: int
 
     @property
-    def whole(self) -> bool:
-        return (self.start, self.stop) == (0, self.reader.size)
+    def num_bytes(self) -> int:
+        """Bytes of the piece."""
+        return self.stop - self.start
+
+    @property
+    def is_stored(self) -> bool:
+        """True unless its bytes are in the memory of this process."""
+        return not isinstance(self.reader, InMemory)
 
 
-@dataclass(frozen=True, eq=False)
-class Uploaded:
-    """A part that this process uploads."""
-
-    pieces: list[SourcePiece]
-
-
-Part = Copied | Uploaded
-
-
-def piece_bytes(part: SourcePiece | Part) -> int:
-    """Return the bytes of a piece or a part."""
-    if isinstance(part, Uploaded):
-        return sum(map(piece_bytes, part.pieces))
-    return len(part.data) if isinstance(part, SourcePiece) and part.reader is None else part.stop - part.start
+Part = SourcePiece | list[SourcePiece]
+"""A piece that the store copies; or pieces that this process uploads together."""
 
 
 def plan_concatenation(pieces: Sequence[SourcePiece], least: int, most: int, max_parts: int) -> list[Part]:
@@ -91,116 +69,36 @@ def plan_concatenation(pieces: Sequence[SourcePiece], least: int, most: int, max
         most: bytes copied in one part, at least twice `least`; raised likewise.
         max_parts: parts of one object.
     """
-    total = sum(map(piece_bytes, pieces))
+    total = _count_bytes(pieces)
     # Every part but the last has `least` bytes, so there are no more than total // least + 1.
     least = max(least, -(-total // (max_parts - 1)))
     most = max(most, 2 * least)
     parts: list[Part] = []
     small: list[SourcePiece] = []
     for piece in pieces:
-        head = min(piece_bytes(piece), max(least - sum(map(piece_bytes, small)), 0)) if small else 0
-        taken, rest = split_piece(piece, head)
-        small += [taken] if head else []
-        if sum(map(piece_bytes, small)) >= least:
-            parts.append(Uploaded(small))
-            small = []
-        if rest.reader is not None and piece_bytes(rest) >= least:
-            parts += cut_evenly(rest, most)
-        elif piece_bytes(rest):
-            small.append(rest)
-    return [*parts, *([Uploaded(small)] if small else [])]
+        if small:
+            middle = min(piece.start + max(least - _count_bytes(small), 0), piece.stop)
+            small.append(replace(piece, stop=middle))
+            piece = replace(piece, start=middle)
+            if _count_bytes(small) >= least:
+                parts.append(small)
+                small = []
+        if piece.is_stored and piece.num_bytes >= least:
+            parts += cut_evenly(piece, most)
+        elif piece.num_bytes:
+            small.append(piece)
+    return [*parts, *([small] if small else [])]
 
 
-def split_piece(piece: SourcePiece, head: int) -> tuple[SourcePiece, SourcePiece]:
-    """Return the first `head` bytes of a piece, and the rest."""
-    if piece.reader is None:
-        return SourcePiece(None, data=piece.data[:head]), SourcePiece(None, data=piece.data[head:])
-    middle = piece.start + head
-    return SourcePiece(piece.reader, piece.start, middle), SourcePiece(piece.reader, middle, piece.stop)
+def _count_bytes(pieces: Sequence[SourcePiece]) -> int:
+    return sum(piece.num_bytes for piece in pieces)
 
 
-def cut_evenly(piece: SourcePiece, most: int) -> list[Copied]:
-    """Return parts of up to `most` bytes, none much smaller than the others: the last must not be too small."""
-    assert piece.reader is not None
-    size = piece_bytes(piece)
-    count = -(-size // most)
-    bounds = [piece.start + size * number // count for number in range(count + 1)]
-    return [Copied(piece.reader, first, stop) for first, stop in itertools.pairwise(bounds)]
-
-
-class FileJoin:
-    """A `Join` into a file beside the target, copied by the kernel."""
-
-    how = "copy_file_range"
-
-    def __init__(self, uri: str, pieces: Sequence[SourcePiece]) -> None:
-        self._pieces, self.moved_bytes = pieces, 0
-        path = local_path(uri)
-        assert path is not None
-        self._file: StagingFile | None = StagingFile(path)
-
-    def fill(self, advance: Callable[[int], object]) -> None:
-        assert self._file is not None
-        with storage_errors(self._file.path):
-            for piece in self._pieces:
-                if piece.reader is None:
-                    self._file.file.write(piece.data)
-                    self.moved_bytes += len(piece.data)
-                    advance(len(piece.data))
-                else:
-                    self._copy(piece, advance)
-            self._file.complete()
-
-    def publish(self, make_way: Callable[[], object]) -> None:
-        make_way()
-        assert self._file is not None
-        self._file.publish()
-        self._file = None
-
-    def abandon(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.abandon()
-        self._file = None
-
-    def _copy(self, piece: SourcePiece, advance: Callable[[int], object]) -> None:
-        assert piece.reader is not None
-        assert self._file is not None
-        path = local_path(piece.reader.uri)
-        with open(str(path), "rb", buffering=0) as source:
-            at, copy = piece.start, copy_in_kernel
-            while at < piece.stop:
-                want = min(piece.stop - at, 1 << 30)
-                copied = copy(source.fileno(), self._file.file.fileno(), want, at)
-                if copied < 0:
-                    copy, self.how = copy_through, "stream"
-                    continue
-                if not copied:
-                    raise ObjectChangedError(f"{path}: ends at byte {at}, needed {piece.stop}; it changed meanwhile")
-                self.moved_bytes += copied if copy is copy_through else 0
-                at += copied
-                advance(copied)
-
-
-def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
-    """Return the bytes copied from `offset` to the target's position; 0 at the end, -1 if the kernel cannot copy."""
-    if not hasattr(os, "copy_file_range"):
-        return -1
-    try:
-        return os.copy_file_range(source, target, count, offset_src=offset)
-    except OSError as error:
-        if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-            return -1
-        raise
-
-
-def copy_through(source: int, target: int, count: int, offset: int) -> int:
-    """`copy_in_kernel`, by this process."""
-    view = memoryview(os.pread(source, min(count, 8 << 20), offset))
-    total = len(view)
-    while view:
-        view = view[os.write(target, view) :]
-    return total
+def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
+    """Return pieces of up to `most` bytes, none much smaller than the others: the last must not be too small."""
+    count = -(-piece.num_bytes // most)
+    bounds = [piece.start + piece.num_bytes * number // count for number in range(count + 1)]
+    return [SourcePiece(piece.reader, first, stop) for first, stop in itertools.pairwise(bounds)]
 
 
 Options = Mapping[str, Any] | None
@@ -222,8 +120,8 @@ class Join(Protocol):
     def fill(self, advance: Callable[[int], object]) -> None:
         """Copy all pieces into the invisible object; call `advance` with the bytes done."""
 
-    def publish(self, make_way: Callable[[], object]) -> None:
-        """Finish the copy, call `make_way`, and make the object visible."""
+    def publish(self, before_publish: Callable[[], object]) -> None:
+        """Finish the copy, call `before_publish`, and make the object visible."""
 
     def abandon(self) -> None:
         """Remove all that was copied. Never raises; does nothing after `publish`."""
@@ -241,19 +139,18 @@ def open_join(
         StorageError: the store refuses.
     """
     here, options = _provider_of(uri), target_options or {}
-    same = all(_provider_of(piece.reader.uri) == here for piece in pieces if piece.reader is not None)
+    same = all(_provider_of(piece.reader.uri) == here for piece in pieces if piece.is_stored)
+    local = local_path(uri) is not None
     with storage_errors(uri):
-        if same and local_path(uri) is not None:
-            return FileJoin(uri, pieces)
-        if same and here is not None and dict(source_options or {}) == dict(options):
+        if same and not local and here is not None and dict(source_options or {}) == dict(options):
             store = open_store(uri, options)
             if isinstance(store, MultipartStore):
                 plan = plan_concatenation(pieces, store.min_part, store.copied_part, store.max_parts)
-                if any(isinstance(part, Copied) for part in plan):
+                if any(isinstance(part, SourcePiece) for part in plan):
                     return _CopiedParts(store, uri, plan, options)
             if isinstance(store, ComposingStore) and _composable(uri, pieces):
                 return _Composed(store, uri, pieces)
-        return _Streamed(uri, pieces, target_options)
+        return _Streamed(uri, pieces, options, "copy_file_range" if same and local else "stream")
 
 
 class _CopiedParts:
@@ -262,46 +159,32 @@ class _CopiedParts:
     how = "server"
 
     def __init__(self, store: MultipartStore, uri: str, plan: Sequence[Part], options: Mapping[str, Any]) -> None:
-        self._plan, self.moved_bytes = plan, 0
-        self._parts: PartUpload | None = PartUpload(store, uri, "", options)
-        self._tags: dict[int, str] = {}
+        self._plan, self._tags, self.moved_bytes, self._published = plan, dict[int, str](), 0, False
+        self._upload = PartUpload(store, uri, "", options)
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        with READS.executor(IN_FLIGHT) as threads:
-            jobs = iter(enumerate(self._plan, 1))
-            pending: dict[Future[str], tuple[int, Part]] = {}
-            try:
-                while True:
-                    while len(pending) < IN_FLIGHT and (job := next(jobs, None)):
-                        pending[threads.submit(self._bring, *job)] = job
-                    if not pending:
-                        return
-                    for done in wait(pending, return_when=FIRST_COMPLETED).done:
-                        number, part = pending.pop(done)
-                        self._tags[number] = done.result()
-                        advance(piece_bytes(part))
-            finally:
-                for each in pending:
-                    each.cancel()
+        numbers = range(1, len(self._plan) + 1)
+        with contextlib.closing(map_in_flight(self._send, numbers, IN_FLIGHT)) as tags:
+            for number, part, tag in zip(numbers, self._plan, tags, strict=True):
+                self._tags[number] = tag
+                advance(_count_bytes(part if isinstance(part, list) else [part]))
 
-    def publish(self, make_way: Callable[[], object]) -> None:
-        assert self._parts is not None
-        make_way()
-        self._parts.publish(self._tags)
-        self._parts = None
+    def publish(self, before_publish: Callable[[], object]) -> None:
+        before_publish()
+        self._upload.publish(self._tags)
+        self._published = True
 
     def abandon(self) -> None:
-        if self._parts is not None:
-            self._parts.abandon()
-        self._parts = None
+        if not self._published:
+            self._upload.abandon()
 
-    def _bring(self, number: int, part: Part) -> str:
-        assert self._parts is not None
-        if isinstance(part, Copied):
-            return self._parts.copy(number, _info(part.reader), (part.start, part.stop))
-        data = b"".join(bytes(view) for piece in part.pieces for view in read_piece(piece))
+    def _send(self, number: int) -> str:
+        part = self._plan[number - 1]
+        if isinstance(part, SourcePiece):
+            return self._upload.copy(number, _info(part.reader), (part.start, part.stop))
+        data = b"".join(bytes(view) for piece in part for view in read_piece(piece))
         self.moved_bytes += len(data)
-        return self._parts.write(number, (0, len(data)), data)
+        return self._upload.write(number, (0, len(data)), data)
 
 
 class _Composed:
@@ -321,10 +204,10 @@ class _Composed:
             groups = [objects[start : start + most] for start in range(0, len(objects), most)]
             objects = [self._compose(staging_path(self._uri), group) for group in groups]
         self._last = objects
-        advance(sum(map(piece_bytes, self._pieces)))
+        advance(sum(piece.num_bytes for piece in self._pieces))
 
-    def publish(self, make_way: Callable[[], object]) -> None:
-        make_way()
+    def publish(self, before_publish: Callable[[], object]) -> None:
+        before_publish()
         self._compose(self._uri, self._last)
         self.abandon()
 
@@ -342,41 +225,66 @@ class _Composed:
 
 
 class _Streamed:
-    """One stream through this process."""
+    """One stream through this process; files of this machine are copied by the kernel, where it can."""
 
-    how = "stream"
-
-    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Options) -> None:
-        self._pieces, self.moved_bytes = pieces, 0
-        self._make_way: Callable[[], object] = lambda: None
+    def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Mapping[str, Any], how: str) -> None:
+        self._pieces, self.moved_bytes, self.how = pieces, 0, how
+        self._before_publish: Callable[[], object] = lambda: None
         self._open = contextlib.ExitStack()
-        self._writer = self._open.enter_context(create_object(uri, options, before_publish=lambda: self._make_way()))
+        self._writer = self._open.enter_context(
+            create_object(uri, options, before_publish=lambda: self._before_publish())
+        )
 
     def fill(self, advance: Callable[[int], object]) -> None:
         for piece in self._pieces:
-            for view in read_piece(piece):
+            at = self._copy_in_kernel(piece, advance) if piece.is_stored else piece.start
+            for view in read_piece(replace(piece, start=at)):
                 self._writer.write(view)
                 self.moved_bytes += len(view)
                 advance(len(view))
 
-    def publish(self, make_way: Callable[[], object]) -> None:
-        self._make_way = make_way
+    def publish(self, before_publish: Callable[[], object]) -> None:
+        self._before_publish = before_publish
         self._open.close()
 
     def abandon(self) -> None:
         with contextlib.suppress(Exception), self._open:
-            raise _Abandoned
+            raise StorageError("abandoned")
+
+    def _copy_in_kernel(self, piece: SourcePiece, advance: Callable[[int], object]) -> int:
+        """Copy as much of a piece as the kernel can; return the byte at which the rest begins."""
+        path, at = str(local_path(piece.reader.uri)), piece.start
+        if self.how == "stream":
+            return at
+        assert isinstance(self._writer, StagingFile)
+        with storage_errors(self._writer.path), open(path, "rb", buffering=0) as source:
+            target = self._writer.fileno()
+            while at < piece.stop:
+                copied = copy_in_kernel(source.fileno(), target, min(piece.stop - at, 1 << 30), at)
+                if copied < 0:
+                    self.how = "stream"
+                    break
+                if not copied:
+                    raise ObjectChangedError(f"{path}: ends at byte {at}, needed {piece.stop}; it changed meanwhile")
+                at += copied
+                advance(copied)
+        return at
 
 
-class _Abandoned(Exception):
-    """Raised in an unfinished write so that it leaves nothing."""
+def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
+    """Return the bytes copied from `offset` to the target's position; 0 at the end, -1 if the kernel cannot copy."""
+    if not hasattr(os, "copy_file_range"):
+        return -1
+    try:
+        return os.copy_file_range(source, target, count, offset_src=offset)
+    except OSError as error:
+        if error.errno in (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            return -1
+        raise
 
 
 def read_piece(piece: SourcePiece) -> Iterator[Bytes]:
     """Yield the bytes of a piece in views of up to 8 MiB."""
-    if piece.reader is None:
-        yield piece.data
-        return
     for around in cut((piece.start, piece.stop), ROUND_BYTES):
         yield from piece.reader.read(cut(around, 8 << 20))
 
@@ -389,12 +297,12 @@ def _provider_of(uri: str) -> Provider | None:
 
 def _composable(uri: str, pieces: Sequence[SourcePiece]) -> bool:
     """Return whether these are whole objects of one bucket: ranges, and objects of other buckets, are not composed."""
-    buckets = {each.reader.uri.split("/")[2] for each in pieces if each.reader is not None} | {uri.split("/")[2]}
-    return len(buckets) == 1 and bool(pieces) and all(piece.whole for piece in pieces)
+    buckets = {uri.split("/")[2], *(piece.reader.uri.split("/")[2] for piece in pieces if piece.is_stored)}
+    whole = all(piece.is_stored and (piece.start, piece.stop) == (0, piece.reader.size) for piece in pieces)
+    return len(buckets) == 1 and bool(pieces) and whole
 
 
-def _info(reader: RangeReader | None) -> ObjectInfo:
+def _info(reader: RangeReader) -> ObjectInfo:
     """Return the version of an object that a reader is pinned to."""
-    assert reader is not None
     identity = reader.identity if isinstance(reader, VersionedReader) else {}
     return ObjectInfo(reader.uri, reader.size, identity)

@@ -1,4 +1,4 @@
-"""Verified copies of one object, part by part (`copy_object`) or compressed on the way (`encode_object`).
+"""Verified copies of one object, part by part or in one stream, which may be compressed on the way.
 
     source ── read ──► digest ──► part              several parts in flight
                          │
@@ -7,30 +7,34 @@
     target ── read back ─┴─ equal? ──► done         if not, the copy is removed
 
 A part counts as sent once its digest and the store's tag for it are in the state. Another process continues from the
-state: it keeps the parts that still exist, and sends the others. Memory: the parts in flight, 256 MiB at most. The size
-of a compressed object is known at its end only, so an interrupted one begins again, unless it had been published.
+state: it keeps the parts that still exist, and sends the others. Memory: the parts in flight, 256 MiB at most. A stream
+to a store without uploads, or of compressed bytes, whose number is known at the end only, begins again when it was
+interrupted, unless it had been published.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.json_models import Count, Positive
-from binidx.storage.codecs.segments import CODECS, codec_of
+from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import Range, RangeReader, Writer
 from binidx.storage.open import open_object, open_stored
 from binidx.storage.ranges import cut
-from binidx.storage.threads import READS
-from binidx.storage.writing.multipart import MAX_PARTS, MultipartWriter, open_parts, part_digest, sweep
+from binidx.storage.threads import map_in_flight
+from binidx.storage.writing.multipart import (
+    MAX_PARTS,
+    MultipartWriter,
+    open_parts,
+    part_digest,
+    remove_staging_files,
+)
 from binidx.storage.writing.publish import create_object, delete_object, object_identity
 
 PART_BYTES = 8 << 20
@@ -69,6 +73,11 @@ class CopyState:
         """True if every part was sent."""
         return self.sent.keys() == self.ranges.keys()
 
+    @property
+    def num_in_flight(self) -> int:
+        """Parts that are read and sent at once."""
+        return max(2, min(MAX_IN_FLIGHT, IN_FLIGHT_BYTES // self.part_bytes))
+
 
 def plan_copy(size: int, part_bytes: int = PART_BYTES) -> CopyState:
     """Return the state of a new copy, in parts of `part_bytes`, or larger ones if there would be too many."""
@@ -80,8 +89,6 @@ def plan_copy(size: int, part_bytes: int = PART_BYTES) -> CopyState:
 IN_FLIGHT_BYTES = 256 << 20
 MAX_IN_FLIGHT = 8
 SAVE_SECONDS = 2.0
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class ProgressWatcher(Protocol):
@@ -128,6 +135,8 @@ def copy_object(
     save: Callable[[], None],
     before_publish: Callable[[], None],
     watch: ProgressWatcher,
+    codec: str = "raw",
+    level: int | None = None,
     checksum: bool = True,
     save_seconds: float = SAVE_SECONDS,
     storage_options: Mapping[str, Any] | None = None,
@@ -135,36 +144,51 @@ def copy_object(
     """Copy `source` to `target`, continuing from `state`, which is updated.
 
     Args:
+        state: of the bytes of `source`; a `done` one is left alone.
         save: writes `state` to a journal; called at the start, every `save_seconds`, before publishing.
         before_publish: called right before the target appears; an exception stops the copy.
-        checksum: read back the whole copy; False: compare the sizes.
+        codec: key of `segments.CODECS` with which the bytes are compressed on the way.
+        level: of the compression; None: the codec's default.
+        checksum: read back the whole copy, decoded; False: compare the sizes.
+
+    Returns:
+        Counts of the parts, and the bytes that were stored.
 
     Raises:
         CorruptCopyError: the target differed from the source, and was removed.
-        StorageError: a store refuses; parts that can be continued stay.
+        StorageError: a store refuses; parts that can be continued, and an object that was there, stay.
     """
+
+    def open_target() -> RangeReader:
+        return open_object(target, storage_options=storage_options, cache=False, codec=codec)
+
     counts = CopyCounts(parts_kept=len(state.sent))
-    if stands_already(target, state, storage_options):
+    if _is_done(target, state, storage_options):
         return counts
-    if not _was_published(target, state, watch, storage_options):
-        parts = open_parts(target, state.size, state.token, storage_options)
-        try:
-            counts = _fill(source, target, parts, state, save, save_seconds, watch)
-            if parts.staged is not None:
-                verify_copy(functools.partial(open_stored, parts.staged), target, state, checksum, watch)
-            before_publish()
-            parts.publish({part: tag for part, (_, tag) in state.sent.items()})
-        except CorruptCopyError:
-            parts.abandon()
-            raise
-        except BaseException:
-            # A broken connection or Ctrl-C loses nothing; a kill loses the parts since the last save.
-            with contextlib.suppress(Exception):
-                save()
-            parts.pause()
-            raise
-        if parts.staged is None:
-            _verify_published(target, state, checksum, watch, storage_options)
+    if not _was_published(open_target, target, state, watch):
+        parts = open_parts(target, state.size, state.token, storage_options) if codec == "raw" else None
+        if parts is not None:
+            with _paused_on_error(parts, save):
+                counts = _send_missing(source, target, parts, state, save, save_seconds, watch)
+                if (staged := parts.staged) is not None:
+                    _verify(lambda: open_stored(staged), target, state, checksum, watch)
+                before_publish()
+                parts.publish({part: tag for part, (_, tag) in state.sent.items()})
+        else:
+            state.sent, state.done = {}, None
+            save()
+            remove_staging_files(target, ".tmp")
+            watch.begin(f"{'copy' if codec == 'raw' else 'compress'} {target}", state.size, 0)
+            with create_object(target, storage_options, before_publish=before_publish) as stored:
+                _copy_stream(source, CODECS[codec].create(stored, level), state, watch)
+                save()  # a process that lost its lease stops here
+            counts = CopyCounts(len(state.sent), 0, object_identity(target, storage_options)["size"])
+        if parts is None or parts.staged is None:
+            try:
+                _verify(open_target, target, state, checksum, watch)
+            except CorruptCopyError:
+                delete_object(target, storage_options)
+                raise
     state.done = object_identity(target, storage_options)
     save()
     return counts
@@ -185,27 +209,7 @@ def same_content(left: RangeReader, right: RangeReader, watch: ProgressWatcher) 
     return True
 
 
-def map_in_flight(
-    function: Callable[[Item], Result], items: Iterable[Item], count: int
-) -> Generator[Result, None, None]:
-    """`map` over threads, in order, with at most `count` items in work or waiting to be yielded.
-
-    Close it: until then threads may use the items, which must stay open.
-    """
-    pending: deque[Future[Result]] = deque()
-    pool = READS.executor(count)
-    try:
-        for item in items:
-            if len(pending) == count:
-                yield pending.popleft().result()
-            pending.append(pool.submit(function, item))
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def stands_already(target: str, state: CopyState, storage_options: Mapping[str, Any] | None) -> bool:
+def _is_done(target: str, state: CopyState, storage_options: Mapping[str, Any] | None) -> bool:
     """Return whether an earlier process finished the copy, and the target was not replaced since."""
     try:
         return state.done is not None and object_identity(target, storage_options) == state.done
@@ -214,19 +218,35 @@ def stands_already(target: str, state: CopyState, storage_options: Mapping[str, 
 
 
 def _was_published(
-    target: str, state: CopyState, watch: ProgressWatcher, storage_options: Mapping[str, Any] | None
+    open_target: Callable[[], RangeReader], target: str, state: CopyState, watch: ProgressWatcher
 ) -> bool:
     """Return whether an earlier process was killed right after publishing: the target has the content."""
     if not state.complete or not state.sent:
         return False
     try:
-        verify_copy(functools.partial(open_stored, target, storage_options=storage_options), target, state, True, watch)
+        _verify(open_target, target, state, True, watch)
     except (CorruptCopyError, ObjectNotFoundError):
         return False
     return True
 
 
-def _fill(
+@contextlib.contextmanager
+def _paused_on_error(parts: MultipartWriter, save: Callable[[], None]) -> Iterator[None]:
+    """Keep the parts for another process if the block fails, but for those of a corrupt copy."""
+    try:
+        yield
+    except CorruptCopyError:
+        parts.abandon()
+        raise
+    except BaseException:
+        # A broken connection or Ctrl-C loses nothing; a kill loses the parts since the last save.
+        with contextlib.suppress(Exception):
+            save()
+        parts.pause()
+        raise
+
+
+def _send_missing(
     source: RangeReader,
     target: str,
     parts: MultipartWriter,
@@ -235,20 +255,25 @@ def _fill(
     save_seconds: float,
     watch: ProgressWatcher,
 ) -> CopyCounts:
-    """Send every missing part."""
+    """Send every part that does not exist yet."""
     ranges = state.ranges
     state.token, state.done = parts.token, None
     save()  # first of all: an upload that is in no journal would stay in the store
-    state.sent = _kept(parts, state, watch)
-    kept = sum(stop - start for start, stop in (ranges[part] for part in state.sent))
-    counts = CopyCounts(len(ranges) - len(state.sent), len(state.sent), state.size - kept)
-    watch.begin(f"copy {target}", state.size, kept)
-    saved = time.monotonic()
+    state.sent = _existing_parts(parts, state, watch)
+    done_bytes = sum(stop - start for start, stop in map(ranges.__getitem__, state.sent))
+    counts = CopyCounts(len(ranges) - len(state.sent), len(state.sent), state.size - done_bytes)
+    watch.begin(f"copy {target}", state.size, done_bytes)
     missing = {part: where for part, where in ranges.items() if part not in state.sent}
-    with contextlib.closing(_send(source, parts, missing)) as sent:
-        for part, mark in sent:
+
+    def send(part: int) -> tuple[str, str]:
+        [data] = source.read([missing[part]])
+        return part_digest(data), parts.write(part, missing[part], data)
+
+    saved = time.monotonic()
+    with contextlib.closing(map_in_flight(send, missing, state.num_in_flight)) as sent:
+        for (part, (start, stop)), mark in zip(missing.items(), sent, strict=True):
             state.sent[part] = mark
-            watch.advance(ranges[part][1] - ranges[part][0])
+            watch.advance(stop - start)
             if time.monotonic() - saved >= save_seconds:
                 save()
                 saved = time.monotonic()
@@ -256,121 +281,25 @@ def _fill(
     return counts
 
 
-def _kept(parts: MultipartWriter, state: CopyState, watch: ProgressWatcher) -> dict[int, tuple[str, str]]:
+def _existing_parts(parts: MultipartWriter, state: CopyState, watch: ProgressWatcher) -> dict[int, tuple[str, str]]:
     """Return the parts of an earlier process that still exist unchanged."""
-    kept, ranges = {}, state.ranges
+    found, ranges = {}, state.ranges
     if state.sent:
-        watch.begin(
-            "check the parts sent before", sum(stop - start for start, stop in (ranges[part] for part in state.sent)), 0
-        )
+        num_bytes = sum(stop - start for start, stop in map(ranges.__getitem__, state.sent))
+        watch.begin("check the parts sent before", num_bytes, 0)
     for part, mark in state.sent.items():
-        if parts.kept(part, ranges[part], *mark):
-            kept[part] = mark
+        if parts.has_part(part, ranges[part], *mark):
+            found[part] = mark
         watch.advance(ranges[part][1] - ranges[part][0])
-    return kept
+    return found
 
 
-def _send(
-    source: RangeReader, parts: MultipartWriter, missing: Mapping[int, Range]
-) -> Generator[tuple[int, tuple[str, str]], None, None]:
-    """Send parts; yield the number, digest and tag of each once it is stored."""
-
-    def carry(item: tuple[int, Range]) -> tuple[memoryview | None, str, str]:
-        data = source.read([item[1]])[0]
-        digest = part_digest(data)
-        return (data, digest, "") if parts.ordered else (None, digest, parts.write(*item, data))
-
-    largest = max((stop - start for start, stop in missing.values()), default=1)
-    count = max(2, min(MAX_IN_FLIGHT, IN_FLIGHT_BYTES // largest))
-    carried = map_in_flight(carry, missing.items(), count)
-    with contextlib.closing(carried):
-        for (part, where), (data, digest, tag) in zip(missing.items(), carried, strict=True):
-            if data is not None:
-                parts.write(part, where, data)
-            yield part, (digest, tag)
-
-
-def _verify_published(
-    target: str, state: CopyState, checksum: bool, watch: ProgressWatcher, storage_options: Mapping[str, Any] | None
-) -> None:
-    try:
-        verify_copy(
-            functools.partial(open_stored, target, storage_options=storage_options), target, state, checksum, watch
-        )
-    except CorruptCopyError:
-        delete_object(target, storage_options)
-        raise
-
-
-def verify_copy(
-    open_arrived: Callable[[], RangeReader], target: str, state: CopyState, checksum: bool, watch: ProgressWatcher
-) -> None:
-    """Raise CorruptCopyError unless the copy has the digests of the parts that were sent to `target`."""
-    if checksum:
-        watch.begin(f"verify {target}", state.size, 0)
-    arrived = open_arrived()
-    if arrived.size != state.size:
-        raise CorruptCopyError(f"{target}: {arrived.size} bytes arrived, needed {state.size}; removed, run it again")
-    if not checksum:
-        return
-    ranges = state.ranges
-    digests = map_in_flight(lambda where: part_digest(arrived.read([where])[0]), ranges.values(), MAX_IN_FLIGHT)
-    with contextlib.closing(digests):
-        for (part, (start, stop)), digest in zip(ranges.items(), digests, strict=True):
-            if digest != state.sent[part][0]:
-                raise CorruptCopyError(f"{target}: bytes {start} to {stop} arrived wrong; removed, run it again")
-            watch.advance(stop - start)
-
-
-READ_AHEAD = 4
-"""Parts of the source read before they are compressed."""
-
-
-def encode_object(
-    source: RangeReader,
-    target: str,
-    state: CopyState,
-    *,
-    level: int | None,
-    save: Callable[[], None],
-    before_publish: Callable[[], None],
-    watch: ProgressWatcher,
-    checksum: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-) -> CopyCounts:
-    """Copy `source` to `target`, in the codec of its name.
-
-    Args:
-        state: of the plain bytes; a `done` one is left alone.
-        checksum: decode the whole copy; False: compare the plain sizes.
-
-    Raises:
-        CorruptCopyError: the target differed from the source, and was removed.
-        StorageError: a store refuses; an object that was there stays.
-    """
-    if stands_already(target, state, storage_options):
-        return CopyCounts(parts_kept=len(state.sent))
-    kept = _encode_was_published(target, state, watch, storage_options)
-    if not kept:
-        state.sent, state.done = {}, None
-        save()
-        sweep(target, ".tmp")
-        watch.begin(f"compress {target}", state.size, 0)
-        with create_object(target, storage_options, before_publish=before_publish) as stored:
-            _encode(source, CODECS[codec_of(target)].create(stored, level), state, watch)
-            save()  # a process that lost its lease stops here
-        _verify(target, state, checksum, watch, storage_options)
-    state.done = object_identity(target, storage_options)
-    save()
-    return CopyCounts(0, len(state.sent)) if kept else CopyCounts(len(state.sent), 0, state.done["size"])
-
-
-def _encode(
+def _copy_stream(
     source: RangeReader, encoder: AbstractContextManager[Writer], state: CopyState, watch: ProgressWatcher
 ) -> None:
-    """Compress every part in order, some read ahead."""
+    """Write every part in order, some read ahead."""
     ranges = state.ranges
-    read_ahead = map_in_flight(lambda where: source.read([where])[0], ranges.values(), READ_AHEAD)
+    read_ahead = map_in_flight(lambda where: source.read([where])[0], ranges.values(), state.num_in_flight)
     with contextlib.closing(read_ahead) as blocks, encoder as writer:
         for part, data in zip(ranges, blocks, strict=True):
             writer.write(data)
@@ -378,28 +307,22 @@ def _encode(
             watch.advance(len(data))
 
 
-def _encode_was_published(
-    target: str, state: CopyState, watch: ProgressWatcher, storage_options: Mapping[str, Any] | None
-) -> bool:
-    """Return whether an earlier process was killed right after publishing: the target has the content."""
-    if not state.complete:
-        return False
-    try:
-        arrived = functools.partial(open_object, target, storage_options=storage_options, cache=False)
-        verify_copy(arrived, target, state, True, watch)
-    except (CorruptCopyError, FormatError, ObjectNotFoundError):
-        return False
-    return True
-
-
 def _verify(
-    target: str, state: CopyState, checksum: bool, watch: ProgressWatcher, storage_options: Mapping[str, Any] | None
+    open_copy: Callable[[], RangeReader], target: str, state: CopyState, checksum: bool, watch: ProgressWatcher
 ) -> None:
+    """Raise CorruptCopyError unless the copy has the digests of the parts that were sent to `target`."""
+    if checksum:
+        watch.begin(f"verify {target}", state.size, 0)
     try:
-        arrived = functools.partial(open_object, target, storage_options=storage_options, cache=False)
-        verify_copy(arrived, target, state, checksum, watch)
-    except (CorruptCopyError, FormatError) as error:
-        delete_object(target, storage_options)
-        if isinstance(error, CorruptCopyError):
-            raise
+        copy = open_copy()
+        if copy.size != state.size:
+            raise CorruptCopyError(f"{target}: {copy.size} bytes arrived, needed {state.size}; removed, run it again")
+        ranges = state.ranges if checksum else {}
+        digests = map_in_flight(lambda where: part_digest(copy.read([where])[0]), ranges.values(), state.num_in_flight)
+        with contextlib.closing(digests):
+            for (part, (start, stop)), digest in zip(ranges.items(), digests, strict=True):
+                if digest != state.sent[part][0]:
+                    raise CorruptCopyError(f"{target}: bytes {start} to {stop} arrived wrong; removed, run it again")
+                watch.advance(stop - start)
+    except FormatError as error:
         raise CorruptCopyError(f"{error}; removed, run it again") from error

@@ -3,10 +3,9 @@
     target                   a part is                       token               survives kill -9
     local disk               a slice of NAME.TOKEN.partial   random              every part
     store with multipart     a part of an upload             id of the upload    every part
-    other stores             a piece of one stream           -                   nothing: the object begins again
 
-Parts are numbered from 1, all of one size but the last. Slices and parts of an upload may be written in any order,
-several at a time, and by another process; writing a part again replaces it.
+Other stores take one stream, which begins again. Parts are numbered from 1, all of one size but the last. They may be
+written in any order, several at a time, and by another process; writing a part again replaces it.
 """
 
 from __future__ import annotations
@@ -16,49 +15,24 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from binidx.errors import StorageError
 from binidx.storage.interfaces import Bytes, Range
-from binidx.storage.store_protocols import MultipartStore
+from binidx.storage.requests.retries import retried
+from binidx.storage.settings import ReadSettings
+from binidx.storage.store_protocols import MultipartStore, ObjectInfo
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
 from binidx.storage.stores.registry import local_path, open_store
-from binidx.storage.writing.part_upload import PartUpload
-from binidx.storage.writing.publish import create_object, delete_object
 
 MAX_PARTS = 10_000
 """Of one object: the limit of S3."""
 
+CHUNK_BYTES = 256 << 10
+"""Of one write to a connection."""
 
-class MultipartWriter(Protocol):
-    """An object that is being written in parts.
-
-    Attributes:
-        ordered: parts must be written one after the other.
-        token: continues it in another process; "" if that is not possible.
-        staged: URI under which the whole can be read before `publish`; None if it cannot.
-    """
-
-    ordered: bool
-    token: str
-    staged: str | None
-
-    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
-        """Return whether this part, written earlier with this digest and tag, still exists."""
-
-    def write(self, part: int, where: Range, data: Bytes) -> str:
-        """Write one part; return the tag that the store gave it."""
-
-    def publish(self, tags: Mapping[int, str]) -> str | None:
-        """Make the object visible, made of the parts with these tags."""
-
-    def pause(self) -> None:
-        """Stop; parts that can be continued stay, others are removed. Never raises."""
-
-    def abandon(self) -> None:
-        """Remove the parts. Never raises, and never touches an object that has the name."""
+Result = TypeVar("Result")
 
 
 def part_digest(data: Bytes) -> str:
@@ -66,10 +40,126 @@ def part_digest(data: Bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def cut_views(data: Bytes) -> list[memoryview]:
+    """Cut contiguous bytes into views of chunks."""
+    view = memoryview(data).cast("B")
+    return [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
+
+
+class PartUpload:
+    """Multipart upload of a store: each request is retried, and its errors name the object.
+
+    Args:
+        token: continue this upload if it still exists.
+
+    Attributes:
+        token: continues it in another process.
+        staged: None: parts of an upload cannot be read before `publish`.
+    """
+
+    staged = None
+
+    def __init__(self, store: MultipartStore, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
+        self.uri, self._settings = uri, ReadSettings.of(storage_options)
+        self._upload = self._retried(lambda: store.upload(uri, token))
+        self.token = self._upload.token
+
+    def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
+        """Return whether this part, written earlier with this digest and tag, still exists."""
+        return self._upload.arrived().get(part) == (where[1] - where[0], tag)
+
+    def write(self, part: int, where: Range, data: Bytes) -> str:
+        """Write one part; return the tag that the store gave it."""
+        with storage_errors(self.uri):
+            return self.write_pieces(part, cut_views(data))
+
+    def write_pieces(self, part: int, data: Sequence[memoryview]) -> str:
+        """Write one part, given in pieces; return its tag."""
+        return self._retried(lambda: self._upload.write(part, data))
+
+    def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
+        """Let the store copy one part out of another object of this version; return its tag."""
+        return self._retried(lambda: self._upload.copy(part, source, where))
+
+    def publish(self, tags: Mapping[int, str]) -> str:
+        """Make the object visible, made of the parts with these tags; return its ETag."""
+        return self._retried(lambda: self._upload.complete(tags))
+
+    def pause(self) -> None:
+        """Stop; the parts stay in the store."""
+
+    def abandon(self) -> None:
+        """Remove the parts. Never raises, and never touches an object that has the name."""
+        with contextlib.suppress(Exception):
+            self._retried(self._upload.abort)
+
+    def _retried(self, request: Callable[[], Result]) -> Result:
+        with storage_errors(self.uri):
+            return retried(self.uri, request, deadline_seconds=self._settings.deadline_seconds)
+
+
+class LocalParts:
+    """Slices of a file beside the target, renamed over the target at the end; methods as in `PartUpload`.
+
+    Attributes:
+        token: continues it in another process.
+        staged: path under which the whole can be read before `publish`.
+    """
+
+    def __init__(self, path: str, size: int, token: str) -> None:
+        self.path = path
+        # A token is read from a file, and becomes part of a path.
+        self.token = token if re.fullmatch("[0-9a-f]+", token) else uuid.uuid4().hex[:8]
+        self.staged = f"{path}.{self.token}.partial"
+        with storage_errors(path):
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            self._file = os.fdopen(os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0)
+            try:
+                self._file.truncate(size)  # a hole; slices that were written stay
+            except OSError:
+                self.pause() if self.token == token else self.abandon()
+                raise
+
+    def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
+        start, stop = where
+        return part_digest(os.pread(self._file.fileno(), stop - start, start)) == digest
+
+    def write(self, part: int, where: Range, data: Bytes) -> str:
+        view, start = memoryview(data), where[0]
+        with storage_errors(self.path):
+            while view:
+                written = os.pwrite(self._file.fileno(), view, start)
+                view, start = view[written:], start + written
+        return ""
+
+    def publish(self, tags: Mapping[int, str]) -> None:
+        with storage_errors(self.path):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self.staged, self.path)
+            sync_directory(self.path)
+
+    def pause(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def abandon(self) -> None:
+        self.pause()
+        with contextlib.suppress(OSError):
+            os.unlink(self.staged)
+
+
+MultipartWriter = PartUpload | LocalParts
+"""An object that is being written in parts."""
+
+
 def open_parts(
     uri: str, size: int, token: str = "", storage_options: Mapping[str, Any] | None = None
-) -> MultipartWriter:
+) -> MultipartWriter | None:
     """Return a writer of an object of `size` bytes: that of this token if it still exists, else a new one.
+
+    Returns:
+        The writer; None if the store takes no parts, and for an empty object: S3 refuses an upload without parts.
 
     Raises:
         StorageError: the store refuses.
@@ -77,98 +167,11 @@ def open_parts(
     path = local_path(uri)
     if path is not None:
         return LocalParts(path, size, token)
-    store, options = open_store(uri, storage_options), storage_options or {}
-    # An upload without parts is refused by S3, so an empty object is streamed.
-    if size and isinstance(store, MultipartStore):
-        return PartUpload(store, uri, token, options)
-    with storage_errors(uri):
-        return StreamParts(uri, options)
+    store = open_store(uri, storage_options)
+    return PartUpload(store, uri, token, storage_options or {}) if size and isinstance(store, MultipartStore) else None
 
 
-class LocalParts:
-    """Slices of a file beside the target, renamed over the target at the end."""
-
-    ordered = False
-
-    def __init__(self, path: str, size: int, token: str) -> None:
-        self.path = path
-        # A token is read from a file, and becomes part of a path.
-        self.token = token if re.fullmatch("[0-9a-f]+", token) else uuid.uuid4().hex[:8]
-        self.staged: str | None = f"{path}.{self.token}.partial"
-        with storage_errors(path):
-            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-            self._file = os.open(self.staged, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                os.ftruncate(self._file, size)  # a hole; slices that were written stay
-            except OSError:
-                self.pause() if self.token == token else self.abandon()
-                raise
-
-    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
-        start, stop = where
-        return part_digest(os.pread(self._file, stop - start, start)) == digest
-
-    def write(self, part: int, where: Range, data: Bytes) -> str:
-        view, start = memoryview(data), where[0]
-        with storage_errors(self.path):
-            while view:
-                written = os.pwrite(self._file, view, start)
-                view, start = view[written:], start + written
-        return ""
-
-    def publish(self, tags: Mapping[int, str]) -> None:
-        with storage_errors(self.path):
-            os.fsync(self._file)
-            self._close()
-            os.replace(str(self.staged), self.path)
-            sync_directory(self.path)
-
-    def pause(self) -> None:
-        with contextlib.suppress(OSError):
-            self._close()
-
-    def abandon(self) -> None:
-        self.pause()
-        with contextlib.suppress(OSError):
-            os.unlink(str(self.staged))
-
-    def _close(self) -> None:
-        # Reset first: a second close would close another file with the same number.
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
-
-
-class StreamParts:
-    """One stream to any other store; parts are written in their order."""
-
-    ordered = True
-    token = ""
-    staged: str | None = None
-
-    def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
-        self._open = contextlib.ExitStack()
-        self._writer = self._open.enter_context(create_object(uri, storage_options))
-
-    def kept(self, part: int, where: Range, digest: str, tag: str) -> bool:
-        return False
-
-    def write(self, part: int, where: Range, data: Bytes) -> str:
-        self._writer.write(data)
-        return ""
-
-    def publish(self, tags: Mapping[int, str]) -> None:
-        self._open.close()
-
-    def pause(self) -> None:
-        with contextlib.suppress(Exception), self._open:
-            raise StorageError("abandoned")
-
-    def abandon(self) -> None:
-        self.pause()
-
-
-def sweep(uri: str, ending: str) -> None:
+def remove_staging_files(uri: str, ending: str) -> None:
     """Remove the staging files `NAME.RANDOM` + ending of killed writers of a local object. Never raises."""
     path = local_path(uri)
     if path is None:
@@ -180,11 +183,11 @@ def sweep(uri: str, ending: str) -> None:
             os.unlink(os.path.join(folder, left))
 
 
-def forget_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
+def discard_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
     """Remove the parts that an earlier process wrote of `uri`, if they still exist. Never raises."""
     path = local_path(uri)
     with contextlib.suppress(Exception):
         if path is not None:
-            delete_object(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
+            os.unlink(f"{path}.{re.sub('[^0-9a-f]', '', token)}.partial")
         elif token and isinstance(store := open_store(uri, storage_options), MultipartStore):
             store.upload(uri, token).abort()

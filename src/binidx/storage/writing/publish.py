@@ -10,8 +10,11 @@ meanwhile leaves its parent's object alone, however it ends.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import os
+import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,17 +23,21 @@ from typing import Any, TypeVar
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.storage.interfaces import Bytes, Writer
-from binidx.storage.requests.metadata import head
+from binidx.storage.ranges import cut
+from binidx.storage.requests.metadata import find_object, head
 from binidx.storage.settings import ReadSettings
-from binidx.storage.store_protocols import ObjectInfo, Store
+from binidx.storage.store_protocols import MultipartStore, ObjectInfo, Store
 from binidx.storage.stores.driver_errors import hidden_cause, storage_errors
-from binidx.storage.stores.local import staging_path, sync_directory
+from binidx.storage.stores.local import sync_directory
 from binidx.storage.stores.registry import local_path, open_store
+from binidx.storage.threads import map_in_flight
+from binidx.storage.writing.multipart import PartUpload, cut_views
 from binidx.storage.writing.staging import ONE_PUT, StagingFile, StagingUpload, open_writable
 
 ATTEMPTS = 5
+PARTS_IN_FLIGHT = 8
 Hook = Callable[[], object] | None
-Unfinished = TypeVar("Unfinished", bound=StagingFile | StagingUpload)
+Staged = TypeVar("Staged", bound=StagingFile | StagingUpload)
 
 
 def create_object(
@@ -57,12 +64,11 @@ def create_object(
     uri = os.fspath(uri)
     path = local_path(uri)
     if path is not None:
-        return _written(path, lambda: StagingFile(path, durable=durable), before_publish)
-    return _written(uri, lambda: StagingUpload(uri, storage_options or {}), before_publish)
+        return _stage(path, lambda: StagingFile(path, durable=durable), before_publish)
+    return _stage(uri, lambda: StagingUpload(uri, storage_options or {}), before_publish)
 
 
-@contextlib.contextmanager
-def create_file(path: str, size: int, *, durable: bool = True) -> Iterator[StagingFile]:
+def create_file(path: str, size: int, *, durable: bool = True) -> contextlib.AbstractContextManager[StagingFile]:
     """`create_object` for a local file of `size` bytes: write to it, or fill its `map()`, which begins as zeros.
 
     The mapping stays valid after the block, also when another file takes the name.
@@ -70,8 +76,7 @@ def create_file(path: str, size: int, *, durable: bool = True) -> Iterator[Stagi
     Raises:
         StorageError: the disk lacks the space, above all; `StagingFile` describes how reliable that is.
     """
-    with _whole_or_nothing(path, lambda: StagingFile(path, size, durable), None) as file:
-        yield file
+    return _stage(path, lambda: StagingFile(path, size, durable), None)
 
 
 def put_if_absent(
@@ -103,9 +108,9 @@ def put_if_absent(
     for attempt in range(ATTEMPTS):
         if _link(path, data, durable) if path is not None else _put(uri, bytes(data), storage_options or {}):
             return True
-        standing = read_small(uri, storage_options)
-        if standing is not None:
-            return standing == data
+        existing = read_small(uri, storage_options)
+        if existing is not None:
+            return existing == data
         # Deleted in between, or two writers that S3 asked to try again (409).
         time.sleep(0.05 * 2**attempt)
     raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
@@ -171,75 +176,108 @@ def _head(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
     return head(open_store(uri, storage_options), uri, ReadSettings.of(storage_options), folders=folders).info
 
 
-def join_uri(base: str, *parts: str) -> str:
-    """`s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`; the same for paths."""
-    joined = base
-    for part in parts:
-        joined = joined + ("" if joined.endswith("/") else "/") + part.strip("/")
-    return joined
+def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """Write a remote object, which appears whole, replacing what was there.
+
+    Returns:
+        Its identity, as `object_identity` returns it: from the store's response to this very request, since a later
+        HEAD request may find another writer's object; or of an object with the MD5 of these bytes. None if the store
+        reports neither.
+
+    Raises:
+        StorageError: the store refuses; an object that was there stays.
+    """
+    store, options = open_store(uri, storage_options), storage_options or {}
+    if not isinstance(store, MultipartStore):
+        with create_object(uri, options) as out:
+            for start, stop in cut((0, len(data)), ONE_PUT):
+                out.write(data[start:stop])
+        return _identified_by_digest(uri, data, options)
+    if len(data) <= ONE_PUT:
+        with storage_errors(uri):
+            tag = store.put(uri, cut_views(data))
+    else:
+        tag = _send_parts(store, uri, data, options)
+    return {"size": len(data), "etag": tag} if tag else None
 
 
-@contextlib.contextmanager
-def _written(uri: str, begin: Callable[[], StagingFile | StagingUpload], before_publish: Hook) -> Iterator[Writer]:
-    with _whole_or_nothing(uri, begin, before_publish) as unfinished:
-        yield _ErrorsNamed(uri, unfinished)
-
-
-@contextlib.contextmanager
-def _whole_or_nothing(uri: str, begin: Callable[[], Unfinished], before_publish: Hook) -> Iterator[Unfinished]:
-    pid = os.getpid()
-    with storage_errors(uri):
-        unfinished = begin()
+def _identified_by_digest(uri: str, data: memoryview, storage_options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the identity of an object if the store reports an MD5, and it is that of the data."""
     try:
-        yield unfinished
-        with storage_errors(uri):
-            unfinished.complete()
-        if before_publish is not None:
-            before_publish()
-        with storage_errors(uri):
-            unfinished.publish()
+        found = find_object(uri, storage_options)
+    except StorageError:
+        return None  # the object is there; only its identity is unknown
+    if found is None or found.info.md5 is None:
+        return None
+    digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+    return dict(found.info.identity) if found.info.md5 == digest else None
+
+
+def _send_parts(store: MultipartStore, uri: str, data: memoryview, storage_options: Mapping[str, Any]) -> str:
+    ranges = cut((0, len(data)), max(ONE_PUT, -(-len(data) // store.max_parts)))
+    parts = PartUpload(store, uri, "", storage_options)
+
+    def write(part: int) -> str:
+        start, stop = ranges[part - 1]
+        return parts.write(part, (start, stop), data[start:stop])
+
+    try:
+        with contextlib.closing(map_in_flight(write, range(1, len(ranges) + 1), PARTS_IN_FLIGHT)) as tags:
+            return parts.publish(dict(enumerate(tags, 1)))
     except BaseException:
-        with contextlib.suppress(Exception):
-            # A forked child that ends, or forgets its copy, must not take its parent's object along.
-            unfinished.abandon() if os.getpid() == pid else unfinished.forget()
+        parts.abandon()
         raise
 
 
-class _ErrorsNamed:
-    """Writer whose errors name the object."""
+def join_uri(base: str, *parts: str) -> str:
+    """`s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`; the same for paths."""
+    return posixpath.join(base, *(part.strip("/") for part in parts))
 
-    def __init__(self, uri: str, writer: Any) -> None:
-        self.uri, self.writer = uri, writer
 
-    def write(self, data: Bytes, /) -> int:
-        with storage_errors(self.uri):
-            return int(self.writer.write(data))
+@contextlib.contextmanager
+def _stage(uri: str, begin: Callable[[], Staged], before_publish: Hook) -> Iterator[Staged]:
+    pid = os.getpid()
+    with storage_errors(uri):
+        staged = begin()
+    try:
+        yield staged
+        with storage_errors(uri):
+            staged.complete()
+        if before_publish is not None:
+            before_publish()
+        with storage_errors(uri):
+            staged.publish()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            # A forked child that ends, or forgets its copy, must not take its parent's object along.
+            staged.abandon() if os.getpid() == pid else staged.forget()
+        raise
 
 
 def _link(path: str, data: Bytes, durable: bool) -> bool:
     """Write a file, which appears whole, unless the name is taken; return whether it was written."""
-    temporary = staging_path(path)
-    with _written(path, lambda: StagingFile(temporary, durable=durable), None) as writer:
-        writer.write(data)
-    try:
-        with storage_errors(path):
-            return _link_file(temporary, path, durable)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+    with storage_errors(path):
+        file = StagingFile(path, durable=durable)
+        try:
+            file.write(data)
+            file.complete()
+            return _link_file(file, path)
+        finally:
+            with contextlib.suppress(OSError):
+                file.abandon()
 
 
-def _link_file(source: str, path: str, durable: bool) -> bool:
+def _link_file(file: StagingFile, path: str) -> bool:
     try:
-        os.link(source, path)
+        os.link(file.temporary, path)
     except FileExistsError:
         return False
     except OSError:
         # No hard links here: two writers may both win then, with whole files.
         if os.path.lexists(path):
             return False
-        os.replace(source, path)
-    if durable:
+        file.publish()
+    if file.durable:
         sync_directory(path)
     return True
 

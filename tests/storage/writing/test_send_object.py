@@ -12,10 +12,9 @@ from helpers.build_race import CarelessFileSystem
 
 from binidx.errors import StorageError
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.writing import upload
-from binidx.storage.writing.publish import object_exists, object_identity, put_if_absent
+from binidx.storage.writing import publish
+from binidx.storage.writing.publish import object_exists, object_identity, put_if_absent, send_object
 from binidx.storage.writing.staging import ONE_PUT
-from binidx.storage.writing.upload import send_object
 
 
 def some_bytes(count: int) -> memoryview:
@@ -40,13 +39,13 @@ def test_what_has_our_md5_on_gcs_is_known_as_ours(gs: str, size: int) -> None:
 
 
 def test_another_writers_object_on_gcs_is_not_taken_for_ours(gs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri, look = f"{gs}/sent/raced", upload.find_object
+    uri, look = f"{gs}/sent/raced", publish.find_object
 
     def look_later(uri: str, options: Any) -> Any:
         fsspec.filesystem("gs").pipe_file(uri, bytes(some_bytes(12)))
         return look(uri, options)
 
-    monkeypatch.setattr(upload, "find_object", look_later)
+    monkeypatch.setattr(publish, "find_object", look_later)
     assert send_object(uri, some_bytes(10)) is None
     assert read_whole(open_object(uri, cache=False)) == some_bytes(12)
 
