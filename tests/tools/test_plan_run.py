@@ -164,6 +164,7 @@ def test_what_a_person_would_want_to_know(local: Path, tmp_path: Path, capsys: p
     path = save(tmp_path, blend, (20_003, 0, 0), split="1,0,0", rampup_batch_size=(8, 8, 100))
     cautions = "\n".join(told(capsys, path)["cautions"])
     assert re.search(r"tiny: read \d+\.\d times; after about 4 passes", cautions)
+    assert "the batch grows from 8 to 16 samples in 2 stages, until step" in cautions
     assert re.search(r"the last \d+ samples fill no step of 16", cautions)
     path = save(tmp_path, ([f"{local}/tiny"], None), (5, 5, 5), split="98,1,1")
     cautions = "\n".join(told(capsys, path)["cautions"])
@@ -181,6 +182,16 @@ def test_a_split_without_samples_is_told(local: Path, tmp_path: Path, capsys: py
     assert not any("no sample in" in each for each in told(capsys, path)["cautions"])
     path = save(tmp_path, ([f"{local}/tiny"], None), (8, 5, 5), split="99,0.5,0.5")
     assert any("check the split and the data" in each for each in told(capsys, path)["cautions"])
+
+
+def test_a_cache_smaller_than_an_epoch_is_named(
+    remote: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path, ([f"{remote}/en"], None), (64, 0, 0))
+    monkeypatch.setenv("BINIDX_CACHE_DIR", str(tmp_path / "disk"))
+    for num_bytes, small in (("1000", True), ("1GB", False)):
+        monkeypatch.setenv("BINIDX_CACHE_BYTES", num_bytes)
+        assert any("chunks that do not fit" in each for each in told(capsys, path)["cautions"]) is small
 
 
 def test_a_store_that_is_too_far_for_the_speed_is_told(

@@ -29,6 +29,7 @@ from binidx.run.plan.forecast import (
 )
 from binidx.run.plan.inventory import STALE, BlendInventory, IndexInventory, RunInventory, order_changes, take_inventory
 from binidx.run.run_file import Run
+from binidx.storage.settings import ReadSettings
 from binidx.storage.stats import bytes_text
 from binidx.storage.stores.registry import prices_of
 
@@ -215,6 +216,7 @@ def _warnings(
         _repeated_sources(costs),
         order_changes(inventory),
         _stale_caches(inventory),
+        _small_cache(inventory, costs),
     )
     for kind in kinds:
         lines = iter(kind)
@@ -249,12 +251,21 @@ def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Itera
     if order is None:
         yield f"train: {inventory.num_samples:,} samples, one micro-batch of each rank needs {run.schedule.block:,}"
         return
-    steps = order.num_steps()
+    stages, size, steps = run.schedule.stages, run.schedule.global_batch_size, order.num_steps()
+    if len(stages) > 1:
+        yield (
+            f"the batch grows from {stages[0].batch_size:,} to {stages[-1].batch_size:,} samples in {len(stages):,} "
+            f"stages, until step {stages[-1].first_step:,}: steps are not samples over batch size"
+        )
     if steps is not None:
         left = inventory.num_samples - run.schedule.samples_before(steps)
         if steps and left > 0:
-            size = run.schedule.stages[-1].batch_size
-            yield f"the last {left:,} samples fill no step of {size:,}, and are not read"
+            yield f"the last {left:,} samples fill no step of {stages[-1].batch_size:,}, and are not read"
+    elif not run.data_sharding and inventory.num_samples % size:
+        yield (
+            f"cyclic without data_sharding: {inventory.num_samples:,} samples are no whole steps of {size:,}; "
+            "the first ranks get more batches at the end of each epoch, as in Megatron"
+        )
     elif rest := inventory.num_samples % run.schedule.block:
         yield f"cyclic: {rest:,} samples fill no micro-batch of all ranks, and are never read"
 
@@ -274,3 +285,12 @@ def _stale_caches(inventory: RunInventory) -> Iterator[str]:
     for source, split, cache in caches:
         if cache.state == STALE:
             yield f"{source}, {split.name}: cache stale: {cache.why}"
+
+
+def _small_cache(inventory: RunInventory, costs: Sequence[Costs]) -> Iterator[str]:
+    settings, needed = ReadSettings.of(inventory.run.config.storage_options), sum(each.epoch_bytes for each in costs)
+    if settings.cache_dir is not None and settings.cache_bytes is not None and needed > settings.cache_bytes:
+        yield (
+            f"{settings.cache_dir}: limited to {bytes_text(settings.cache_bytes)}, one epoch of a node takes "
+            f"{bytes_text(needed)}; chunks that do not fit are fetched again"
+        )
