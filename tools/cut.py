@@ -82,7 +82,7 @@ def cut_split(arguments: argparse.Namespace, watch: ProgressWatcher) -> CutResul
 
 
 def describe(done: CutResult) -> str:
-    """Return the summary."""
+    """Return the printed summary of a finished cut: a line for the source, then one for each target."""
     lines = [f"{done.source}: {counts(documents=done.num_documents)}; {human_seconds(done.seconds)}"]
     lines += [
         f"  {each.target}: "

@@ -108,7 +108,7 @@ def indexed_datasets(built: Any) -> Iterator[Any]:
 
 
 def num_indices(wanted: Run) -> int | None:
-    """Return the number of indices; None for stages, whose rounds are known when they are built."""
+    """Return the number of indices to build; None for a staged blend, where the build itself determines it."""
     if wanted.stages is not None:
         return None
     found = required_indices(wanted.config, wanted.sizes)

@@ -140,7 +140,10 @@ def _collect(future: Future[Result | TaskFailure]) -> Result | TaskFailure:
 
 @dataclass(frozen=True)
 class _Attempt(Generic[Task]):
-    """A task and its failures so far; `alone`: no other task may run beside it, so that a death is its own."""
+    """A task, and its number of failures so far.
+
+    `alone`: no other task runs at the same time, so if the worker pool dies again, this task is the cause.
+    """
 
     task: Task
     failures: int = 0

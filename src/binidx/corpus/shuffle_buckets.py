@@ -329,5 +329,5 @@ def _heads(keys: NDArray[np.uint64], lengths: Sequence[NDArray[np.int64]]) -> ND
 
 
 def _ends(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each item begins, then the end; shape (n + 1,)."""
+    """Return the start offset of each of n items, followed by the end of the last one; shape (n + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths)])

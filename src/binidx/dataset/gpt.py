@@ -284,7 +284,7 @@ def open_low_level_dataset(cls: type[LowLevel], dataset_path: str | None, config
 
 
 def gpt_recipe(config: GPTDatasetConfig, pad: int) -> Recipe:
-    """Return the rules by which C makes rows of stored tokens.
+    """Return the rules by which the C extension turns stored tokens into rows of a batch.
 
     Raises:
         ConfigError: the tokenizer has no EOD, and an option of the config needs it.

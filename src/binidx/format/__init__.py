@@ -1,1 +1,1 @@
-"""Tokens: `.bin`/`.idx` pairs, read, written, and served many as one."""
+"""Format of tokenized datasets: read and write `.bin`/`.idx` pairs, and read many pairs as one dataset."""

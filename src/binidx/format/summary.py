@@ -35,14 +35,15 @@ class DatasetSummary:
     """Sizes and counts of the dataset under one prefix.
 
     Attributes:
-        index: index whose arrays are read by ranges.
-        idx_bytes: bytes of the `.idx`; of all parts of a virtual merge.
-        plain_bytes: bytes of the tokens.
-        stored_bytes: bytes of the object that holds them; fewer if it is compressed.
-        block_bytes: bytes that are read to get one byte: a block of checksums or a zstd frame; 1 without them.
-        compressed, checked: how the tokens are stored.
-        identities: of both objects, "idx" and "bin".
-        num_parts: parts of a virtual merge, else 0.
+        index: sequence index; its arrays are read range by range, not loaded as a whole.
+        idx_bytes: size of the `.idx`; for a virtual merge, of all its parts together.
+        plain_bytes: size of the uncompressed tokens.
+        stored_bytes: size of the object that holds the tokens; smaller than `plain_bytes` if they are compressed.
+        block_bytes: smallest read in bytes: a zstd frame, or a block with a checksum; 1 without either.
+        compressed: whether the tokens are compressed.
+        checked: whether the tokens are uncompressed and have checksums.
+        identities: identities (size, ETag, ...) of the two objects, under "idx" and "bin".
+        num_parts: number of parts of a virtual merge, else 0.
     """
 
     prefix: str

@@ -308,9 +308,11 @@ class Prediction:
                 return
 
     def find(self, batch: Sequence[int]) -> bool:
-        """Search for an unexpected batch; if it is near, `next` returns it, then its successors.
+        """Move the prediction to a requested batch that was not the predicted one; return False if it is not found.
 
-        The search goes forward first, since a loader that was left early continues there; then from the start.
+        After True, `next` returns this batch and then its successors. The search covers a limited number of batches:
+        first those after the last served batch, where a loader continues whose iteration was stopped early; then those
+        from the start of the sampler.
         """
         for restart in (False, True):
             if restart:

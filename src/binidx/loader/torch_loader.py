@@ -180,13 +180,13 @@ class PretrainingLoader(DataLoader[Any]):
         return Batches(batches, counts, self._count_batch)
 
     def __getitem__(self, step: int) -> Any:
-        """Return the micro-batch of this rank at a step of the whole run, read now.
+        """Read and return the micro-batch of this rank at a step of the whole run, without read-ahead or workers.
 
         Args:
-            step: counted from sample 0 of the run, whatever was consumed.
+            step: number of the step, counted from the start of the run; `consumed_samples` has no effect on it.
 
         Returns:
-            The batch that iteration serves at this step.
+            The same batch that an iteration over the loader returns at this step.
 
         Raises:
             IndexError: the run has no such step.

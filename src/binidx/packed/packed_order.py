@@ -50,13 +50,13 @@ def order_files(names: Iterable[str], seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class PackedSet:
-    """One set of packed files, as every worker of a run sees it.
+    """Parameters of one set of packed files, the same for every worker of a run.
 
     Args:
-        num_files: files in the order of `order_files`, or as the run listed them.
-        num_blocks: blocks of each file, chunk_size // block_size.
-        n_chunks: files whose blocks are shuffled together.
-        seed: seed of the permutations; the caller adds the rank, as all forks do.
+        num_files: number of files; they are numbered in the order of `order_files`, or as the original run listed them.
+        num_blocks: number of blocks in each file, chunk_size // block_size.
+        n_chunks: number of files whose blocks are shuffled together.
+        seed: seed of the permutations. `PackedRunOrder` adds the rank to it, as lit-gpt and all its forks do.
         shuffle: False to serve blocks in their stored order.
         at_end: rule for the end of the files.
     """
@@ -100,7 +100,7 @@ class WorkerOrder:
 
     @property
     def num_mine(self) -> int:
-        """Files of each worker; no worker reads the remainder of the division."""
+        """Number of files of each worker, rounded down; no worker reads the files left over by the division."""
         return self.of.num_files // self.num_shards
 
     @property
@@ -241,7 +241,7 @@ class PackedRun:
 
     @cached_property
     def length(self) -> int | None:
-        """Number of blocks, over all workers, until a set without remaining blocks is drawn; None: no end."""
+        """Number of blocks that all workers serve until a draw selects an exhausted set; None if sets restart."""
         return None if self.sets[0].at_end is not AtEnd.stop else self._worker_length * self._count
 
     @cached_property

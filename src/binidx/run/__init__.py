@@ -1,1 +1,1 @@
-"""A run as a file, and its global order: the rank, step and slot of every sample."""
+"""Description of a run, saved as a file, and its global order: the rank, step and batch slot of every sample."""

@@ -89,7 +89,7 @@ class ReadSettings:
 
 @functools.lru_cache(64)
 def _of_environment(found: tuple[tuple[str, bytes], ...]) -> ReadSettings:
-    """Return the settings of the environment; cached, since every opened object needs them."""
+    """Return the settings given by environment variables (BINIDX_*); cached, since every opened object needs them."""
     return ReadSettings(**{name: _parsed(f"BINIDX_{name.upper()}", name, os.fsdecode(text)) for name, text in found})
 
 

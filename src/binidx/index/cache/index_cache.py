@@ -136,24 +136,24 @@ class IndexCache:
         build: Build,
         access: Access = "load",
     ) -> Arrays:
-        """Return the cached arrays if they are valid, else the built ones, which are published while they are built.
+        """Return the cached arrays if they are valid; else build them, publishing them to the cache meanwhile.
 
-        One of all processes that request them now builds: see `build_lock`. A store that is full or cannot be written
-        to costs a warning in the log: the arrays are right without it.
+        If several processes request the same arrays at once, one builds and the others wait: see `build_lock`. If the
+        store is full or cannot be written to, a warning is logged and the arrays are returned without being cached.
 
-        Memory: that of `build`; see `array_writer` for the arrays themselves. Arrays that are loaded from a local disk,
-        or built for one, are page cache; others are anonymous memory.
+        Memory: that of `build`, plus the arrays; see `array_writer`. Arrays loaded from or built on a local disk occupy
+        page cache; others occupy anonymous memory.
 
         Args:
             description: text that Megatron hashes.
             fingerprint: options that the arrays depend on.
-            names: of the arrays.
-            build: fills the arrays that the writer provides.
-            access: to cached arrays.
+            names: names of the arrays.
+            build: function that fills the arrays provided by the writer.
+            access: see `Access`.
 
         Raises:
-            FormatError: trusted arrays are no index of this dataset.
-            PeerError: another process of the run was to build the index, and failed.
+            FormatError: arrays without a manifest, accepted because of `trusted`, are no index of this dataset.
+            PeerError: this process waited for another one to build the index, and that build failed.
         """
         needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
         if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):

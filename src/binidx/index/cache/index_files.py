@@ -238,7 +238,12 @@ class IndexFiles:
 
 
 def _check_headers(arrays: Mapping[str, RangedArray]) -> None:
-    """Check the headers in one round trip; its requests raise ObjectChangedError for an array that was replaced."""
+    """Compare the `.npy` headers of arrays with their manifest; one round trip.
+
+    Raises:
+        FormatError: a header has another dtype, shape or data offset than the manifest.
+        ObjectChangedError: an array was replaced.
+    """
     readers = [stored_reader(each.reader) for each in arrays.values()]
     headers = read_many([(each, [(0, min(HEADER_BYTES, each.size))]) for each in readers])
     for (name, array), [header] in zip(arrays.items(), headers, strict=True):

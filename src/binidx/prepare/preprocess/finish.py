@@ -195,7 +195,7 @@ def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bo
 
 
 def write_lineage(uris: JobUris, key: str, parts: Sequence[Part], records: Records) -> None:
-    """Write the lineage of one dataset."""
+    """Merge the parts' lineage files (the origin of each document) into the lineage file of one dataset."""
     from binidx.format.sidecars.lineage import PartLineage, merge_lineage
 
     rows = (

@@ -88,7 +88,7 @@ class Record:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all keys."""
+        """Number of tokens of the part, summed over the datasets of all JSON keys."""
         return sum(each.num_tokens for each in self.datasets.values())
 
     def to_bytes(self) -> bytes:

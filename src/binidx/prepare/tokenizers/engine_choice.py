@@ -239,10 +239,10 @@ def choose_engine(
 
 
 def reference_engine(spec: TokenizerSpec, storage_options: Mapping[str, Any] | None = None) -> ReferenceEngine:
-    """Return the engine whose ids are right by definition.
+    """Return the reference engine of a tokenizer: the one whose token ids every other engine must reproduce.
 
     Raises:
-        ConfigError: its package is not installed.
+        ConfigError: the package of the engine is not installed.
     """
     engine = choose_engine(spec, REFERENCES[spec.kind].name, storage_options=storage_options)
     return cast(ReferenceEngine, engine)

@@ -73,13 +73,13 @@ class SampleContents(SampleOrigins):
 
 @dataclass(frozen=True)
 class DocumentContents(SampleOrigins):
-    """Sources of samples, and the documents in them with the ends of the first and last one.
+    """Sources of n samples, the documents of each sample, and the token offsets at which each sample starts and stops.
 
     Attributes:
-        bounds: sample i has document[bounds[i]:bounds[i + 1]], shape (n + 1,).
-        document: number of each piece's document in its source.
-        start: first token of each sample in its first document, shape (n,).
-        stop: one after the last token of each sample in its last document, shape (n,).
+        bounds: sample i consists of pieces of the documents document[bounds[i]:bounds[i + 1]], shape (n + 1,).
+        document: document number of each piece, counted in its source; the pieces of sample 0 come first.
+        start: offset of each sample's first token in the first document of the sample, shape (n,).
+        stop: offset after each sample's last token in the last document of the sample, shape (n,).
     """
 
     bounds: Numbers

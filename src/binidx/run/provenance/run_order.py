@@ -102,7 +102,7 @@ def _stretches(index: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def _numbers_of(dataset: Any, source: int, served: Numbers) -> Numbers:
-    """Return the numbers in the run of these samples of a source."""
+    """Convert sample numbers of one source to sample numbers of the run; ascending, without samples the run omits."""
     if not isinstance(dataset, BlendedDataset):
         return served
     found = []

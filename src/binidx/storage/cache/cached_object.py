@@ -128,14 +128,14 @@ NO_ROOM_TO_MAP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class CachedObject:
-    """Cached object of a directory; `get_cached_object` returns the only one of a process.
+    """One stored object in a cache directory. A process has one instance per object: see `get_cached_object`.
 
     Attributes:
         writable: whether chunks can be added; if not, cached chunks are still read.
-        maps: mapped blocks and checked chunks.
-        quota: of the directory.
-        locks: of chunks that this process fetches.
-        flights: chunks that threads of this process fetch.
+        maps: memory-mapped blocks, and the chunks whose checksums this process has compared.
+        quota: limit of the bytes in the cache directory.
+        locks: locks of the chunks that this process is fetching, against other processes.
+        flights: fetches in progress in the threads of this process.
     """
 
     def __init__(self, directory: str, content: CachedContent, limit: int | None) -> None:
@@ -166,10 +166,10 @@ class CachedObject:
         return self.maps, tick
 
     def views(self, ranges: Sequence[Range]) -> tuple[list[memoryview | None], int, int]:
-        """Return views of ranges, how many are None, and the number of chunks of all ranges.
+        """Return one view per range, the number of views that are None, and the number of chunks the ranges touch.
 
-        A view is None if a chunk of its range is absent or not checked yet; a range across blocks is copied. Ranges
-        must lie in the object.
+        A view is None if a chunk of its range is not cached, or its checksum has not been compared yet. A range that
+        crosses a block boundary is copied. Ranges must lie in the object.
         """
         maps, tick = self.begin()
         chunk_bytes, block_bytes = self.content.chunk_bytes, self.content.block_bytes

@@ -131,7 +131,7 @@ class CacheQuota:
         return False
 
     def release_reserved(self, count: int) -> None:
-        """Return reserved bytes that were not written."""
+        """Return unused reserved bytes to the quota."""
         with contextlib.suppress(OSError):
             self._add(-count)
 

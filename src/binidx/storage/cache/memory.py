@@ -70,7 +70,10 @@ class Flight(Generic[Key, Value]):
 
 
 class SingleFlight(Generic[Key, Value]):
-    """The flights of a process. Create a new one after a fork: the fetching threads do not exist in the child."""
+    """Registry of the fetches in progress (`Flight`) in a process: one thread fetches a key, the others wait.
+
+    Create a new instance after a fork, since the fetching threads do not exist in the child.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

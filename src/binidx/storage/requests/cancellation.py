@@ -61,7 +61,11 @@ class Scope:
 
 @contextlib.contextmanager
 def cancellable(scope: Scope | None = None) -> Iterator[Scope]:
-    """Put the reads of the block into a scope: a new one, or the one given, which other threads may be in."""
+    """Make the reads inside a `with` block cancellable by `Scope.cancel`; yield the scope.
+
+    Args:
+        scope: scope to enter, which other threads may share; None: a new one.
+    """
     scope = scope or Scope()
     outer = _current.get()
     with outer.watched_by(scope.cancel) if outer and outer is not scope else contextlib.nullcontext():

@@ -79,7 +79,7 @@ class FsspecStore:
 
     @staticmethod
     def prepare(fs: Any) -> None:
-        """Set up a filesystem that reads, before its first request."""
+        """Configure a new filesystem used for reads, before its first request; does nothing unless overridden."""
 
     @property
     def fs(self) -> Any:

@@ -20,14 +20,14 @@ from binidx.storage.store_protocols import Prices
 
 @dataclass(frozen=True)
 class Provider:
-    """One row of the table.
+    """One row of the table of stores: a storage provider, its driver, and its prices.
 
     Attributes:
-        store_class: "module:class", or a function; called with a URI and storage options it returns a `ReadableStore`
-            or a `BlockingStore`.
+        store_class: "module:class" or "module:function"; called with a URI and storage options, it returns a
+            `ReadableStore` or a `BlockingStore`.
         prices: see `Prices`; requests to stores that `stats.STORES` does not name are counted as "other".
-        package, install: the driver that must be installed, and the argument of pip.
-        credentials: where its users set credentials; part of error messages.
+        package, install: name of the required driver package, and the argument of `pip install` that installs it.
+        credentials: hint for error messages: the files or variables in which users set credentials.
     """
 
     store_class: str

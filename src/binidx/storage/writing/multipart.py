@@ -41,7 +41,7 @@ def part_digest(data: Bytes) -> str:
 
 
 def cut_views(data: Bytes) -> list[memoryview]:
-    """Cut contiguous bytes into views of chunks."""
+    """Split contiguous bytes into views of `CHUNK_BYTES` each, without a copy; the last one may be shorter."""
     view = memoryview(data).cast("B")
     return [view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES)]
 

@@ -86,20 +86,22 @@ def put_if_absent(
     *,
     durable: bool = True,
 ) -> bool:
-    """Create a small object unless there is one: of many writers the first wins.
+    """Create a small object if none exists; of several writers, the first one wins.
 
-    Returns:
-        True: the object holds `data`, written by this process or another. False: it holds something else, which stays.
-        If the response to a PUT is lost, its retry finds that the object exists, although it is ours. So an object that
-        exists is read back and compared.
+    An existing object is read back and compared with `data`: if the response to a PUT is lost, its retry fails because
+    the first request has already created the object.
 
-    A store that ignores conditional writes lets the last writer win: give equal content to equal names.
+    In a store that ignores conditional writes, the last writer wins; there, write only equal content under one name.
 
     Args:
         durable: as in `create_object`.
 
+    Returns:
+        True if the object now holds `data`, written by this process or another one. False if it holds other content,
+        which is not overwritten.
+
     Raises:
-        StorageError: the store refuses, or contradicts itself for a second.
+        StorageError: the store refuses the request, or rejects `ATTEMPTS` writes although no object can be read back.
     """
     uri = os.fspath(uri)
     if len(data) > ONE_PUT:
@@ -230,7 +232,7 @@ def _send_parts(store: MultipartStore, uri: str, data: memoryview, storage_optio
 
 
 def join_uri(base: str, *parts: str) -> str:
-    """`s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`; the same for paths."""
+    """Join a URI or a path with names: `s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`."""
     return posixpath.join(base, *(part.strip("/") for part in parts))
 
 
