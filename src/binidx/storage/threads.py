@@ -125,13 +125,15 @@ def map_in_flight(
         pool.shutdown(cancel_futures=True)
 
 
-def run_both(here: Callable[[], First], elsewhere: Callable[[], Second]) -> tuple[First, Second]:
-    """Return the results of two functions that run at the same time, the second in a thread of READS.
+def run_both(
+    here: Callable[[], First], elsewhere: Callable[[], Second], pool: Threads | None = None
+) -> tuple[First, Second]:
+    """Return the results of two functions that run at the same time, the second in a thread of `pool` (READS).
 
     Raises:
         The first's error, else the second's, after both have ended.
     """
-    pending = READS.submit(elsewhere)
+    pending = (pool or READS).submit(elsewhere)
     try:
         found = here()
     finally:

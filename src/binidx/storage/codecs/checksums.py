@@ -35,7 +35,7 @@ from binidx.storage.cache.memory import ChunkCache, chunks_of, runs_of
 from binidx.storage.interfaces import Bytes, Range, RangeReader
 from binidx.storage.ranges import assemble, check_ranges, cut
 from binidx.storage.stats import LayerStats
-from binidx.storage.threads import run_both
+from binidx.storage.threads import REQUESTS, run_both
 
 HEADER = struct.Struct("<8sIIQQ")
 MAGIC = b"BINXXH3\x00"
@@ -179,6 +179,7 @@ class CheckedObject:
             lambda: sums.read(
                 [(HEADER.size + SUM_BYTES * first, HEADER.size + SUM_BYTES * stop) for first, stop in runs]
             ),
+            REQUESTS,  # a thread of READS may wait for this one
         )
         return data, [np.frombuffer(view, "<u8") for view in right]
 

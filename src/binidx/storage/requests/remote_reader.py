@@ -8,7 +8,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
@@ -27,6 +27,9 @@ from binidx.storage.stores.registry import open_store, prices_of
 
 # At 25 ms to the first byte and 100 MB/s a connection is 77 % busy with 8 MiB parts, 29 % with 1 MiB.
 MAX_REQUEST = 8 << 20
+
+CHANGE_CHECK_SECONDS = 10.0
+"""Longest time to find out whether a failed read has its reason in a changed object."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,9 @@ class RemoteObject:
         except StorageError as error:
             if suggests_change(error):
                 try:
-                    check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
+                    seconds = min(self.settings.deadline_seconds, CHANGE_CHECK_SECONDS)
+                    found_now = head(self.store, self.uri, replace(self.settings, deadline_seconds=seconds)).info
+                    check_unchanged(self.info, found_now.identity)
                 except (ObjectChangedError, ObjectNotFoundError) as found:
                     raise found from error
                 except StorageError:

@@ -79,8 +79,8 @@ class GcsStore(FsspecWrites, DirectStore):
         return Address(session, literal_url(url), {**PLAIN, **headers}, request_options())
 
     def _pinned_url(self, info: ObjectInfo) -> str:
-        generation = info.identity.get("generation")
-        return str(self.fs.url(self.path(info.uri))) + (f"&generation={generation}" if generation else "")
+        url, generation = str(self.fs.url(self.path(info.uri))), info.identity.get("generation")
+        return url if generation is None or "&generation=" in url else f"{url}&generation={generation}"
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         start, stop = where

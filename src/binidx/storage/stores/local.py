@@ -167,14 +167,14 @@ class AskAhead:
 
 
 WAYS_OUT = {
-    errno.EMFILE: "raise the limit of open files, ulimit -n (this process has raised it as far as ulimit -Hn allows)",
+    errno.EMFILE: "raise the limit of open files, ulimit -n (binidx raises it to at most 65,536 by itself)",
     errno.ENFILE: "the machine is out of open files, sysctl fs.file-max",
     errno.ENOMEM: "raise the number of maps a process may have, sysctl vm.max_map_count",
 }
 """errno -> the remedy, when opening fails for lack of descriptors or maps"""
 
 MOST_DESCRIPTORS = 65_536
-"""A process has no more maps than that by default."""
+"""By default a process has no more maps than that; other libraries loop over all descriptors that are allowed."""
 
 
 @functools.cache

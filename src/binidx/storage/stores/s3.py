@@ -7,6 +7,7 @@ members of s3fs and botocore are used by `sign` alone, and without them s3fs sen
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -170,6 +171,10 @@ def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
         context["use_global_endpoint"] = False
 
 
+STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
+"""Longest time of one part of an upload: a constant, and that of its bytes over a slow link."""
+
+
 class S3Upload:
     """A multipart upload: its parts outlive this process until they are completed or aborted."""
 
@@ -186,8 +191,11 @@ class S3Upload:
 
     def write(self, part: int, data: Sequence[memoryview]) -> str:
         # botocore takes bytes and files, no views; this copy is 1 % of what sending costs.
-        body = b"".join(data)
-        return str(self._call("upload_part", UploadId=self.token, PartNumber=part, Body=body)["ETag"])
+        fs, body = self._store.fs, b"".join(data)
+        sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
+        # botocore's timeout begins when the whole body is sent.
+        limited = asyncio.wait_for(sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
+        return str(asyncio.run_coroutine_threadsafe(limited, fs.loop).result()["ETag"])
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         wanted: dict[str, Any] = {"CopySource": self._store._object(source.uri)}

@@ -180,7 +180,7 @@ def copy_object(
             remove_staging_files(target, ".tmp")
             watch.begin(f"{'copy' if codec == 'raw' else 'compress'} {target}", state.size, 0)
             with create_object(target, storage_options, before_publish=before_publish) as stored:
-                _copy_stream(source, CODECS[codec].create(stored, level), state, watch)
+                _copy_stream(source, CODECS[codec].create(stored, level), state, save, save_seconds, watch)
                 save()  # a process that lost its lease stops here
             counts = CopyCounts(len(state.sent), 0, object_identity(target, storage_options)["size"])
         if parts is None or parts.staged is None:
@@ -295,16 +295,24 @@ def _existing_parts(parts: MultipartWriter, state: CopyState, watch: ProgressWat
 
 
 def _copy_stream(
-    source: RangeReader, encoder: AbstractContextManager[Writer], state: CopyState, watch: ProgressWatcher
+    source: RangeReader,
+    encoder: AbstractContextManager[Writer],
+    state: CopyState,
+    save: Callable[[], None],
+    save_seconds: float,
+    watch: ProgressWatcher,
 ) -> None:
-    """Write every part in order, some read ahead."""
-    ranges = state.ranges
+    """Write every part in order, some read ahead. `save` raises if another process has taken the copy over."""
+    ranges, saved = state.ranges, time.monotonic()
     read_ahead = map_in_flight(lambda where: source.read([where])[0], ranges.values(), state.num_in_flight)
     with contextlib.closing(read_ahead) as blocks, encoder as writer:
         for part, data in zip(ranges, blocks, strict=True):
             writer.write(data)
             state.sent[part] = part_digest(data), ""
             watch.advance(len(data))
+            if time.monotonic() - saved >= save_seconds:
+                save()
+                saved = time.monotonic()
 
 
 def _verify(

@@ -245,6 +245,7 @@ class StagingUpload:
             self.store.move(self.temporary, self.uri)
         else:
             self.file.commit()
+        self.start = WriteBuffer()  # this object is part of a reference cycle
 
     def _open_stream(self, storage_options: Mapping[str, Any]) -> Any:
         if isinstance(self.store, MultipartStore):
