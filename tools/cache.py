@@ -34,6 +34,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 __package__ = "binidx.tools"  # for `python tools/cache.py`
@@ -47,7 +48,7 @@ from binidx.storage.adapters import JoinedReader
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, verify, wanted_bytes, warm
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.settings import OURS, ReadSettings
 from binidx.storage.writing.publish import object_exists
@@ -198,8 +199,9 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     steps = range(arguments.steps)
     idxs = [idx for rank in arguments.rank or [None] for step in run.samples_of_steps(steps, rank) for idx in step]
     jobs: list[Job] = []
-    for stored, ranges in sample_ranges(train, idxs):
+    for stored, found in sample_ranges(train, idxs):
         reader = stored.bin_reader
+        ranges = [(start, stop) for start, stop in found.tolist()]
         parts = reader.split(ranges)[1] if isinstance(reader, JoinedReader) else [(reader, ranges)]
         for part, wanted in parts:
             if isinstance(part, DiskCache):
@@ -209,17 +211,46 @@ def jobs_for_run(arguments: argparse.Namespace, options: Mapping[str, Any]) -> l
     return jobs
 
 
-def sample_ranges(dataset: Any, idxs: Sequence[int]) -> Iterator[tuple[IndexedDataset, list[Range]]]:
-    """Yield each stored dataset of a GPT dataset or a blend of some, with the byte ranges of the samples' tokens."""
+SAMPLES_AT_ONCE = 4096
+"""Samples whose spans are in memory together: 1 MB."""
+
+
+def sample_ranges(dataset: Any, idxs: Sequence[int]) -> list[tuple[IndexedDataset, NDArray[np.int64]]]:
+    """Return the byte ranges of the tokens of samples of a GPT dataset, or of a blend of some.
+
+    Returns:
+        For each stored dataset with some of the samples, also if a blend names it twice: its ranges, shape (n, 2),
+        sorted and disjoint.
+    """
+    found: dict[str, tuple[IndexedDataset, list[NDArray[np.int64]]]] = {}
+    for each, numbers in samples_by_dataset(dataset, np.asarray(idxs, np.int64)):
+        stored, parts = found.setdefault(each.dataset.path_prefix, (each.dataset, []))
+        for at in range(0, len(numbers), SAMPLES_AT_ONCE):
+            spans, _ = each.orders.spans(numbers[at : at + SAMPLES_AT_ONCE])
+            parts.append(merge_ranges(stored.locate_all(spans)))
+    return [(stored, merge_ranges(np.concatenate(parts))) for stored, parts in found.values() if parts]
+
+
+def samples_by_dataset(dataset: Any, idxs: NDArray[np.int64]) -> Iterator[tuple[Any, NDArray[np.int64]]]:
+    """Yield each dataset of a blend that has some of the samples, with their numbers there."""
     from binidx.dataset.blended import BlendedDataset
 
     if not isinstance(dataset, BlendedDataset):
-        spans, _ = dataset.orders.spans(idxs)
-        yield dataset.dataset, [(start, stop) for start, stop in dataset.dataset.locate_all(spans).tolist()]
+        yield dataset, idxs
         return
-    ids, numbers = dataset.dataset_index[list(idxs)], dataset.dataset_sample_index[list(idxs)]
+    ids, numbers = dataset.dataset_index[idxs], dataset.dataset_sample_index[idxs]
     for each in np.unique(ids):
-        yield from sample_ranges(dataset.datasets[each], numbers[ids == each].tolist())
+        yield from samples_by_dataset(dataset.datasets[each], numbers[ids == each])
+
+
+def merge_ranges(ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return sorted, disjoint ranges of the same bytes, shape (n, 2); adjacent ones are joined."""
+    ranges = ranges[ranges[:, 0] < ranges[:, 1]]
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
+    reach = np.maximum.accumulate(ranges[:, 1])
+    first = np.flatnonzero(np.concatenate([[True], ranges[1:, 0] > reach[:-1]])[: len(ranges)])
+    last = np.concatenate([first[1:], [len(ranges)]])[: len(first)] - 1
+    return np.stack([ranges[first, 0], reach[last]], axis=1)
 
 
 # list
