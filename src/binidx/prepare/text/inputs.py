@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.read import FORMATS
-from binidx.prepare.text.slices import Input
+from binidx.prepare.text.slices import Input, file_identity
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.store_protocols import SearchableStore
@@ -143,8 +144,19 @@ def _input(uri: str, reader: RangeReader | None, format: str | None, options: Op
     if format is None:
         raise ConfigError(f"{uri}: unknown format (need a name that ends in {_suffixes()}); give the format (--format)")
     path, find_blocks = local_path(uri), FORMATS[format].find_blocks
-    if path is not None and os.path.exists(path) and not os.path.isfile(path):
-        # Its size is 0, so all of its data would be ignored silently.
-        raise ConfigError(f"{path}: a pipe or a device (need a file, which several processes read in parts)")
+    if path is not None:
+        status = _stat(path)
+        if find_blocks is None:
+            return Input(uri, format, file_identity(status))  # not opened: LocalFile reads up to 256 KiB at once
     reader = reader or open_stored(uri, storage_options=options)
     return Input(uri, format, reader.identity, find_blocks(reader) if find_blocks else ())
+
+
+def _stat(path: str) -> os.stat_result:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise ObjectNotFoundError(f"{path}: no such file; correct the name") from error
+    if not stat.S_ISREG(status.st_mode):  # its size is 0, so all of its data would be ignored silently
+        raise ConfigError(f"{path}: a pipe or a device (need a file, which several processes read in parts)")
+    return status

@@ -28,7 +28,6 @@ from itertools import pairwise
 from typing import Any
 
 from binidx.errors import FormatError, ObjectChangedError, redacted
-from binidx.storage.open import open_stored
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import local_path
 
@@ -108,7 +107,12 @@ def check_unmodified(piece: Slice) -> None:
     """Raise ObjectChangedError if a local file was modified during the read; remote reads are pinned to a version."""
     path = local_path(piece.uri)
     if path is not None and os.path.exists(path):
-        check_identity(piece, open_stored(path).identity)
+        check_identity(piece, file_identity(os.stat(path)))
+
+
+def file_identity(status: os.stat_result) -> dict[str, Any]:
+    """Return the identity of a local file, as its reader has it, without opening the file."""
+    return {"size": status.st_size, "mtime": status.st_mtime}
 
 
 def plan_slices(inputs: Sequence[Input], part_bytes: int) -> list[Slice]:
