@@ -33,6 +33,7 @@ import functools
 import importlib.util
 import os
 from abc import abstractmethod
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -162,6 +163,10 @@ class ReferenceEngine(Engine):
         """Return readable text; special tokens and bytes that are not UTF-8 may be lost."""
 
 
+BATCH_BYTES = 1 << 18
+"""Text in one call of Hugging Face's library, which keeps some 100 bytes a token until the call returns."""
+
+
 class HuggingFace(ReferenceEngine):
     """Engine for any tokenizer.json. It uses one thread, as a job has many processes."""
 
@@ -177,12 +182,19 @@ class HuggingFace(ReferenceEngine):
         self.wrapped = bool(spec.prefix or spec.suffix)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        texts_ids = self.tokenizer.encode_batch_fast(decode_texts(texts, offsets), add_special_tokens=self.wrapped)
-        return concatenate_ids([each.ids for each in texts_ids])
+        return concatenate_ids(list(self._encode_in_batches(decode_texts(texts, offsets), offsets)))
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids)
         return text
+
+    def _encode_in_batches(self, texts: list[str], offsets: NDArray[np.int64]) -> Iterator[list[int]]:
+        first = 0
+        while first < len(texts):
+            stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES)))
+            for encoding in self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped):
+                yield encoding.ids
+            first = stop
 
 
 @functools.lru_cache(maxsize=1)
