@@ -12,6 +12,7 @@ and every other port is ours, free when asked for, on 127.0.0.1. Start it from t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -36,7 +37,7 @@ SECONDS_TO_START = 60.0
 LOG = "weed.log"
 
 # Runs before weed in the same process: asks Linux to kill it when its parent dies (PR_SET_PDEATHSIG is 1, SIGKILL 9;
-# both outlive exec), and leaves at once if the parent has died already.
+# both outlive exec), and leaves at once if the parent has died already. Elsewhere only atexit guards.
 LAUNCH = """
 import ctypes, os, sys
 if sys.platform == "linux":
@@ -121,9 +122,11 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
             stop(process, ports)
             if not (attempts_left and isinstance(error, StorageError)):
                 raise
+    atexit.register(process.kill)
     try:
         yield server
     finally:
+        atexit.unregister(process.kill)
         stop(process, ports)
 
 
