@@ -37,7 +37,7 @@ GATHER = """
 import numpy as np
 from binidx.format.idx import format_idx_header
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.native import copy_pieces
+from binidx.native.token_files import copy_pieces
 from binidx.corpus.shuffle_buckets import shuffle_keys, shuffle_order
 def work():
     index = IndexedDataset(source, mmap=False).index
@@ -51,7 +51,7 @@ def work():
     out.tofile(target + ".bin")
     lengths = lengths[order]
     with open(target + ".idx", "wb") as file:
-        file.write(format_header(np.uint16, len(lengths), len(lengths) + 1))
+        file.write(format_idx_header(np.uint16, len(lengths), len(lengths) + 1))
         file.write(lengths.astype("<i4").tobytes())
         file.write((np.cumsum(lengths, dtype=np.int64) - lengths).__mul__(2).tobytes())
         file.write(np.arange(len(lengths) + 1, dtype=np.int64).tobytes())
