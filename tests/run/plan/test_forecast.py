@@ -200,9 +200,13 @@ def test_index_bytes_are_those_of_the_files() -> None:
 
 
 def test_memory_of_a_build_is_that_of_its_docstring() -> None:
-    """Of 10^9 documents of 1,000 tokens in samples of 4,096: 4 GB."""
+    """Of 10^9 documents of 1,000 tokens in samples of 4,096: 4 GB. Of 10^8: 2 MiB a thread, the rest is in files."""
     plan = plan_epochs(10**12, 4096, None, add_extra_token=True, drop_last_partial=True)
     assert build_memory_bytes(10**9, plan) == pytest.approx(4e9, rel=0.01)
+    plan = plan_epochs(10**11, 4096, None, add_extra_token=True, drop_last_partial=True)
+    assert [build_memory_bytes(10**8, plan, threads) for threads in (1, 8)] == [2 << 20, 16 << 20]
+    plan = plan_epochs(10**11, 256, None, add_extra_token=True, drop_last_partial=True)
+    assert build_memory_bytes(10**8, plan) == (2 << 20) + 4 * plan.num_samples  # of its shuffle index
 
 
 def test_requests_in_flight_over_latency() -> None:

@@ -33,6 +33,7 @@ import numpy as np
 
 from binidx.format.idx import get_bin_path
 from binidx.format.summary import DatasetSummary
+from binidx.index.cache.array_writer import SHUFFLED_IN_FILE
 from binidx.index.cache.index_files import NpyLayout
 from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shuffle_dtype
 from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
@@ -52,9 +53,6 @@ SECONDS_PER_DOCUMENT = 20e-9
 
 SECONDS_PER_BLENDED_SAMPLE = 16e-9
 """Of 2,048 datasets, on two cores; 11 ns of 512."""
-
-RECORD_BYTES, RECORDS_UP_TO = 8, 2**27
-LARGE_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -139,12 +137,11 @@ def blend_bytes(size: int) -> int:
     return NpyLayout((size,), np.int16).size + NpyLayout((size,), np.int64).size
 
 
-def build_memory_bytes(num_documents: int, plan: EpochPlan) -> int:
-    """Return the anonymous memory that building an index for a local disk takes."""
-    entries, samples = num_documents * plan.num_epochs, plan.num_samples
-    records = RECORD_BYTES * entries if entries <= RECORDS_UP_TO else 4 * entries
-    shuffled = samples * np.dtype(shuffle_dtype(samples)).itemsize
-    return (2 << 20) + max(records, shuffled if shuffled > LARGE_ARRAY_BYTES else 0)
+def build_memory_bytes(num_documents: int, plan: EpochPlan, threads: int = 1) -> int:
+    """Return the anonymous memory that building an index for a local disk takes at most: `build_gpt_index`."""
+    samples = plan.num_samples
+    shuffled = 4 * num_documents * plan.num_epochs, samples * np.dtype(shuffle_dtype(samples)).itemsize
+    return threads * (2 << 20) + max((size for size in shuffled if size > SHUFFLED_IN_FILE), default=0)
 
 
 def build_seconds(num_documents: int, plan: EpochPlan) -> float:
