@@ -177,9 +177,12 @@ def test_what_a_person_would_want_to_know(local: Path, tmp_path: Path, capsys: p
 
 def test_a_split_without_samples_is_told(local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save(tmp_path, ([f"{local}/tiny", f"{local}/en"], None), (100, 10, 10), split="99,0.5,0.5")
-    assert any("tiny, valid: no sample in 0 documents" in each for each in told(capsys, path)["cautions"])
+    refused = f"{local}/tiny, valid: no sample in 0 documents of 0 tokens; a blend refuses it"
+    assert refused in told(capsys, path)["cautions"]
     path = save(tmp_path, ([f"{local}/tiny", f"{local}/en"], [0.5, 0.5]), (100, 0, 0), split="99,0.5,0.5")
     assert not any("no sample in" in each for each in told(capsys, path)["cautions"])
+    path = save(tmp_path, ([f"{local}/tiny", f"{local}/en"], [1e-300, 1e300]), (100, 10, 0), split="99,0.5,0.5")
+    assert [each for each in told(capsys, path)["cautions"] if "no sample in" in each] == [refused]  # a share of 0.0
     path = save(tmp_path, ([f"{local}/tiny"], None), (8, 5, 5), split="99,0.5,0.5")
     assert any("check the split and the data" in each for each in told(capsys, path)["cautions"])
 

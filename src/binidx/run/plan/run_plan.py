@@ -103,10 +103,10 @@ class RunPlan:
 
     def index_rows(self) -> list[dict[str, Any]]:
         """Return each index as JSON values, split by split; the blend of a split comes first."""
-        rows = []
+        rows, threads = [], self.inventory.run.config.num_dataset_builder_threads
         for split in Split:
             rows += [_blend_row(each) for each in self.inventory.blends if each.wanted.split is split]
-            rows += [_index_row(each) for each in self.inventory.indices if each.wanted.split is split]
+            rows += [_index_row(each, threads) for each in self.inventory.indices if each.wanted.split is split]
         return [dict(zip(INDEX_COLUMNS, row, strict=True)) for row in rows]
 
     def to_json(self) -> dict[str, Any]:
@@ -146,11 +146,11 @@ def _blend_row(blend: BlendInventory) -> tuple[Any, ...]:
     return blend.wanted.split.name, source, None, size, None, num_bytes, num_bytes, seconds, cache.state, cache.why
 
 
-def _index_row(index: IndexInventory) -> tuple[Any, ...]:
+def _index_row(index: IndexInventory, threads: int) -> tuple[Any, ...]:
     documents, plan, why = index.documents, index.plan, index.problem or index.cache.why
     sizes: tuple[float, ...] = (0, 0, 0, 0.0)
     if plan is not None:
-        memory, seconds = build_memory_bytes(documents, plan), build_seconds(documents, plan)
+        memory, seconds = build_memory_bytes(documents, plan, threads), build_seconds(documents, plan)
         sizes = (plan.num_epochs, gpt_index_bytes(documents, plan), memory, seconds)
     name = index.wanted.split.name, index.wanted.prefix
     return *name, documents, index.num_samples, *sizes, index.cache.state, why
@@ -238,12 +238,14 @@ def _warnings(
 
 
 def _empty_indices(inventory: RunInventory) -> Iterator[str]:
+    in_blend = {id(member) for blend in inventory.blends if blend.wanted.size != 0 for member in blend.wanted.members}
     for each in inventory.indices:
         name = f"{each.wanted.prefix}, {each.wanted.split.name}"
         if each.problem:
             yield f"{name}: {each.problem}"
-        elif not each.num_samples and each.wanted.num_samples != 0:
-            yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens"
+        elif not each.num_samples and (each.wanted.num_samples != 0 or id(each.wanted) in in_blend):
+            refused = "; a blend refuses it" if id(each.wanted) in in_blend else ""
+            yield f"{name}: no sample in {each.documents:,} documents of {each.tokens:,} tokens{refused}"
 
 
 def _order_warnings(inventory: RunInventory, order: GlobalOrder | None) -> Iterator[str]:
