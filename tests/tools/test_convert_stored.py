@@ -177,6 +177,11 @@ def test_a_wrong_call_is_exit_2_and_one_line(arguments, message, tmp_path: Path,
     assert list(tmp_path.glob("out*")) == []
 
 
+def test_checksums_of_a_compressed_target_are_refused_before_the_source_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^checksums: needed a plain \.bin; each compressed segment has its own$"):
+        convert_dataset(tmp_path / "missing", tmp_path / "out", way=StorageFormat("zstd", checksums=True))
+
+
 def test_a_level_without_compression_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="compression level 3: needed to compress"):
         convert_dataset(build(tmp_path / "en", 600), tmp_path / "out", way=StorageFormat("raw", 3))

@@ -262,6 +262,8 @@ class _Convert:
             raise ConfigError(f"compression level {way.level}: needed to compress, or no level")
         if way.level is not None:
             check_level(way.level)
+        if way.checksums and way.codec == "zstd":
+            raise ConfigError("checksums: needed a plain .bin; each compressed segment has its own")
         if verify not in ("checksum", "size"):
             raise ConfigError(f"verify: {verify!r}, needed 'checksum' or 'size'")
         if to_prefix.endswith("/"):
