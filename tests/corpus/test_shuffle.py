@@ -189,3 +189,46 @@ def test_the_process_stays_within_its_memory(s3: Bucket, tmp_path: Path) -> None
         num_buckets, peak = map(int, told.split())
         assert num_buckets > 2
         assert peak * 1024 < most
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+def test_the_mapping_of_a_long_document_stays_within_the_memory(tmp_path: Path) -> None:
+    num_tokens = 190 * MIB
+    document = Document(np.ones(num_tokens, np.uint16), [num_tokens], [0])
+    source = build_ours(tmp_path / "en", [document], np.uint16)
+    command = [sys.executable, "-c", MEASURED, source, str(tmp_path / "new")]
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert int(told.split()[1]) * 1024 < 320 * MIB
+    assert os.path.getsize(tmp_path / "new.bin") == 2 * num_tokens
+
+
+LONG_IDS = """
+import sys
+import numpy as np
+import pyarrow as pa
+from binidx.corpus.origins import shuffle_lineage
+from binidx.format.sidecars.lineage import build_lineage_table
+
+def tables():
+    yield build_lineage_table(["a"], np.zeros(8192, np.int32), np.arange(8192), None, None, None)
+    for number in range(1, 80):
+        rows = np.arange(8192) + 8192 * number
+        ids = pa.array([f"{row:0600}" for row in rows.tolist()])
+        yield build_lineage_table(["b"], np.zeros(8192, np.int32), rows, None, ids, None)
+
+count = 0
+for table in shuffle_lineage(tables(), 80 * 8192, 1, 512 << 20, sys.argv[1]):
+    count += len(table)
+    for row, name in zip(table["row"][:9].to_pylist(), table["id"][:9].to_pylist(), strict=True):
+        assert name == (f"{row:0600}" if row >= 8192 else None)
+assert count == 80 * 8192
+with open("/proc/self/status") as file:
+    print(next(line.split()[1] for line in file if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+def test_lineage_with_long_ids_stays_within_the_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LONG_IDS, str(tmp_path)]
+    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert int(told) * 1024 < 512 * MIB

@@ -11,6 +11,7 @@ none is written. Rows are read and written `BATCH_ROWS` at a time. pyarrow is im
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -18,7 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.corpus.shuffle_buckets import ScratchFile, assign_buckets, plan_shuffle, shuffle_keys, shuffle_order
+from binidx.corpus.shuffle_buckets import (
+    ScratchFile,
+    ShufflePlan,
+    assign_buckets,
+    plan_shuffle,
+    shuffle_keys,
+    shuffle_order,
+)
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
@@ -245,7 +253,8 @@ class LineageTransfer:
 
 
 LINEAGE_ROW_BYTES = 256
-"""Assumed memory of a row and its id while buckets are sorted, in up to three copies."""
+"""Assumed memory of a row and its id while a bucket is sorted, in two copies. A bucket with longer ids is read from
+the scratch disk several times, each time for a part of its keys."""
 
 
 def shuffle_lineage(
@@ -278,16 +287,47 @@ def shuffle_lineage(
                     messages = [] if file.sizes[bucket] else [rows.schema.serialize()]
                     for message in (*messages, rows.slice(start, stop - start).serialize()):
                         file.append(bucket, np.frombuffer(message, np.uint8))
-        for bucket in np.flatnonzero(file.sizes).tolist():
-            stored = np.empty(file.sizes[bucket], np.uint8)
-            file.read(bucket, 0, stored)
-            rows = pa.ipc.open_stream(pa.py_buffer(stored)).read_all().combine_chunks()
+        for rows in _bucket_rows(file, plan):
             order = shuffle_order(rows.column("key").to_numpy())
             for start, stop in cut((0, len(order)), BATCH_ROWS):
                 found = rows.take(pa.array(order[start:stop]))
                 row, byte, ids, hashes = (found.column(name) for name in ("row", "byte", "id", "hash"))
                 numbers = found.column("source").to_numpy()
                 yield build_lineage_table(list(sources), numbers, row, byte, ids.cast(pa.string()), hashes)
+            del rows  # before the next part is read
+
+
+def _bucket_rows(file: ScratchFile, plan: ShufflePlan) -> Iterator[Any]:
+    """Yield the rows of all buckets in ranges of keys, each with two copies in `bucket_bytes` of memory."""
+    import pyarrow as pa
+
+    for bucket in np.flatnonzero(file.sizes).tolist():
+        num_parts = max(1, -(-2 * int(file.sizes[bucket]) // plan.bucket_bytes))
+        for part in range(bucket * num_parts, (bucket + 1) * num_parts):
+            found = []
+            for batch in pa.ipc.open_stream(_StreamReader(file, bucket)):
+                parts = assign_buckets(batch.column("key").to_numpy(), plan.num_buckets * num_parts)
+                found.append(batch.filter(pa.array(parts == part)))
+            rows = pa.Table.from_batches(found).combine_chunks()
+            del batch, found
+            yield rows
+            del rows
+
+
+class _StreamReader(io.RawIOBase):
+    """Readable file of one stream of a scratch file."""
+
+    def __init__(self, file: ScratchFile, stream: int) -> None:
+        self._file, self._stream, self._at = file, stream, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        out = np.frombuffer(buffer, np.uint8)[: int(self._file.sizes[self._stream]) - self._at]
+        self._file.read(self._stream, self._at, out)
+        self._at += len(out)
+        return len(out)
 
 
 def _numbered_batch(table: Any, keys: NDArray[np.uint64], sources: dict[str, int]) -> Any:

@@ -33,6 +33,7 @@ from binidx.corpus.whole_dataset import (
     WholeDataset,
 )
 from binidx.format.idx_blocks import DocumentBlock, batch_by_size
+from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut
 from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -41,8 +42,7 @@ MEMORY_BYTES = 2 << 30
 PART_BYTES = 8 * MIB
 
 REOPEN_BYTES = 64 * MIB
-"""A local source is opened again after so many bytes: mapped pages count as memory of this process until other
-processes need them. `check_unchanged` shows in the end that it is still the same file."""
+"""Bytes after which `_TokenReader` opens a local source again."""
 
 
 @dataclass(frozen=True)
@@ -113,22 +113,39 @@ def shuffle_datasets(
     return ShuffleResult(to_write.prefix, *opened.counts(), *done)
 
 
+class _TokenReader:
+    """Reader of the plain tokens of a dataset from front to back.
+
+    Mapped pages count as memory of this process until other processes need them. A local source is therefore opened
+    again every `REOPEN_BYTES`, also within a document; `check_unchanged` shows in the end that it is the same file.
+    """
+
+    def __init__(self, dataset: WholeDataset) -> None:
+        self._source, self._reader, self._num_read = dataset.source, dataset.source.open_plain(), 0
+        self._is_local = local_path(self._reader.uri) is not None
+
+    def read(self, part: Range) -> memoryview:
+        """Return bytes of the tokens."""
+        if self._is_local and self._num_read > REOPEN_BYTES:
+            self._reader, self._num_read = self._source.open_plain(), 0
+        self._num_read += part[1] - part[0]
+        return self._reader.read([part])[0]
+
+
 def _distribute(dataset: WholeDataset, seed: int, first: int, buckets: Buckets, watch: ProgressWatcher) -> None:
     """Pass 1 for one dataset; its first document has the number `first`."""
-    plain, opened_at, item_bytes = dataset.source.open_plain(), 0, dataset.index.item_bytes
+    tokens, item_bytes = _TokenReader(dataset), dataset.index.item_bytes
     for block in dataset.index.documents():
         keys = shuffle_keys(seed, first + block.first, len(block))
         bounds = block.token_bounds() * item_bytes
         for low, high in batch_by_size(bounds, buckets.plan.round_bytes):
             start, stop = bounds[[low, high]].tolist()
-            if start - opened_at > REOPEN_BYTES and local_path(plain.uri) is not None:
-                plain, opened_at = dataset.source.open_plain(), start
             sequences = _sequence_records(block, low, high)
             if stop - start > buckets.plan.round_bytes:
-                pieces = (plain.read([part])[0] for part in cut((start, stop), PART_BYTES))
+                pieces = map(tokens.read, cut((start, stop), PART_BYTES))
                 buckets.add_one(keys[low:high], [pieces, [sequences[0].data]])
             else:
-                data = np.frombuffer(plain.read([(start, stop)])[0], np.uint8)
+                data = np.frombuffer(tokens.read((start, stop)), np.uint8)
                 buckets.add(keys[low:high], [(data, bounds[low : high + 1] - start), sequences])
             watch.advance(stop - start)
 
