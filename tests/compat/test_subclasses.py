@@ -174,7 +174,8 @@ def test_datasets_and_configs_pickle_with_what_megatrons_keep(prefix: str) -> No
     storage = OURS.object_storage_utils.ObjectStorageConfig("/unused")
     opened = OURS.indexed_dataset.IndexedDataset(prefix, mmap=False, object_storage_config=storage, dtype_code=8)
     again = pickle.loads(pickle.dumps(opened))
-    assert not again.mmap
+    assert (again.object_storage_config, again.dtype_code, again.mmap) == (storage, 8, False)
+    assert (again.fast_cache_load, again.sequences_per_dataset) == (False, None)
     assert again.index[3] == opened.index[3] == THEIRS.indexed_dataset.IndexedDataset(prefix).index[3]
     dataset = build(OURS, OURS.gpt_dataset.GPTDataset, [20, 0, 0], config(OURS, blend=([prefix], None)))[0]
     assert_same_sample(pickle.loads(pickle.dumps(dataset))[7], dataset[7])
@@ -186,7 +187,10 @@ class Ladder:
     """A low-level dataset of a user's."""
 
     sequence_lengths = np.array([3, 9, 27], np.int32)
-    name = "ladder"
+    name, bounds = "ladder", (0, 40)
+
+    def compute(self) -> str:
+        return "its own"
 
     def __len__(self) -> int:
         return 3
@@ -205,6 +209,7 @@ def test_a_low_level_dataset_of_a_users_own_keeps_its_ways_and_pickles(tmp_path:
     )
     dataset = OURS.gpt_dataset.GPTDataset(Ladder(), "ladder", np.arange(3, dtype=np.int32), 6, train, asked)
     assert dataset.dataset.name == "ladder"
+    assert (dataset.dataset.bounds, dataset.dataset.compute()) == ((0, 40), "its own")
     assert (len(dataset.dataset), dataset.dataset[1][0]) == (3, 2**40)
     again = pickle.loads(pickle.dumps(dataset))
     for number in range(6):

@@ -13,7 +13,7 @@ from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
 from helpers.oracle import megatron
 
 import binidx
-from binidx.dataset import gpt_index
+from binidx.dataset import builder, gpt_index
 from binidx.dataset.blended import samples_per_dataset
 from binidx.errors import BlendError, ConfigError
 
@@ -155,6 +155,38 @@ def test_datasets_share_the_threads_and_no_more_are_computed_at_a_time(
         num_dataset_builder_threads=threads, path_to_cache=cache and f"{cache}/{threads}",
     )  # fmt: skip
     assert shares == {share}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_local_blends_and_all_of_one_thread_are_built_in_order_by_the_calling_thread(
+    prefixes: list[str], tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "SLACK_SECONDS", -1e9)  # every piece of work counts as slow
+    built: list[tuple[str, int]] = []
+
+    class Prefix(binidx.GPTDataset):
+        @staticmethod
+        def build_low_level_dataset(dataset_path: Any, config: Any) -> Any:
+            built.append((str(dataset_path), threading.get_ident()))
+            return binidx.GPTDataset.build_low_level_dataset(dataset_path, config)
+
+    class Blend(binidx.BlendedDataset):
+        def __init__(self, datasets: Any, *arguments: Any, **options: Any) -> None:
+            super().__init__(datasets, *arguments, **options)
+            built.append((datasets[0].index_split.name, threading.get_ident()))
+
+    class Builder(binidx.BlendedMegatronDatasetBuilder):
+        blended_class = Blend
+
+    config = binidx.GPTDatasetConfig(
+        **GPT, blend=(prefixes, [1.0, 2.0, 3.0, 4.0]), split="8,1,1",
+        num_dataset_builder_threads=threads, path_to_cache=str(tmp_path),
+    )  # fmt: skip
+    Builder(Prefix, [300, 30, 10], lambda: True, config).build()
+    here = threading.get_ident()
+    assert built[4:] == [("train", here), ("valid", here), ("test", here)]
+    if threads == 1:
+        assert built[:4] == [(prefix, here) for prefix in prefixes]
 
 
 def test_a_blend_is_cached_where_path_to_cache_says(prefixes: list[str], tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
 import threading
 import time
+import weakref
+from collections.abc import Sequence
 from itertools import chain, islice
 
 import numpy as np
@@ -16,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from binidx.errors import CancelledReadError
 from binidx.loader import readahead as ahead_module
-from binidx.loader.readahead import ReadAheadDataset
+from binidx.loader.readahead import BatchGroup, ReadAheadDataset
 from binidx.loader.samplers import build_sampler
 from binidx.storage.requests.cancellation import cancellable
 
@@ -85,6 +88,23 @@ def test_an_iteration_that_ends_leaves_no_thread() -> None:
     values(ours)
     del batches
     wait_for(lambda: not ahead_threads())
+
+
+def test_a_failed_group_is_freed_without_the_garbage_collector() -> None:
+    def fail(batch: Sequence[int]) -> None:
+        raise ValueError("unread")
+
+    group = BatchGroup([[0]])
+    group.read(fail)
+    freed = weakref.ref(group)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            group.take(fail)
+        del group
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_a_trainer_that_waits_can_be_cancelled() -> None:

@@ -151,7 +151,7 @@ class BlendedMegatronDatasetBuilder:
                 partial(self._blend, wanted.weights, size, datasets, context)
                 for size, datasets in zip(self.sizes, splits, strict=True)
             ]
-            return [*run_concurrently(works, [not self._is_remote([])] * len(works))]
+            return [*(run_concurrently(works) if self._is_remote([]) else run_in_order(works))]
         if len(wanted.prefixes) > 1:
             return [datasets or None for datasets in splits]
         return [datasets[0] if datasets else None for datasets in splits]
@@ -182,7 +182,7 @@ class BlendedMegatronDatasetBuilder:
 
         works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
         if not is_remote:
-            return run_concurrently(works, [threads == 1] * len(works))
+            return run_in_order(works) if threads == 1 else run_concurrently(works)
         with list_pairs_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
             return run_concurrently(
                 works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
@@ -252,6 +252,11 @@ def check_kind(cls: type[MegatronDataset], config: BlendedMegatronDatasetConfig)
     if missing := [name for name in get_annotations(needed) if not hasattr(config, name)]:
         found = f"{type(config).__name__}, without {', '.join(missing)}"
         raise ConfigError(f"config: found a {found}; {cls.__name__} needs a {needed.__name__}")
+
+
+def run_in_order(works: Sequence[Work[Result]]) -> list[Result]:
+    """Return the results of work that only computes, run piece by piece in this thread; the first error ends it."""
+    return [work(lambda _: None) for work in works]
 
 
 def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[bool] = ()) -> list[Result]:

@@ -435,7 +435,11 @@ class BatchGroup:
         if self._error is not None and self.num_batches > 1:
             return read(batch)
         if self._error is not None:
-            raise self._error  # with the frames of the thread
+            error, self._error = self._error, None
+            try:
+                raise error  # with the frames of the thread
+            finally:
+                del error  # a cycle with its traceback would keep the samples in memory
         if self.num_batches == 1:
             return self._samples
         stop = len(self._all) - sum(map(len, self._left))

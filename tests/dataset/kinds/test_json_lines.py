@@ -40,6 +40,9 @@ def test_rows_are_parsed_one_by_one_and_pickle(tmp_path: Path) -> None:
     lines = JsonLines(write_rows(f"{tmp_path}/a.jsonl", rows))
     assert len(lines) == 50
     assert [lines[row] for row in (0, 17, 49, -1)] == [rows[row] for row in (0, 17, 49, 49)]
+    assert [lines[some] for some in (slice(3), slice(-2, None), slice(None, None, -7), slice(9, 4))] == [
+        rows[:3], rows[-2:], rows[::-7], []
+    ]  # fmt: skip
     assert pickle.loads(pickle.dumps(lines))[3] == rows[3]
     with pytest.raises(IndexError):
         lines[50]

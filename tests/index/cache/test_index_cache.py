@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ import numpy as np
 import pytest
 from servers.latency_proxy import latency_proxy
 
+import binidx
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.index.cache.index_cache import IndexCache
+from binidx.index.cache.index_cache import BuildContext, IndexCache
 from binidx.index.cache.manifest import format_manifest, parse_manifest
+from binidx.index.cache.order_record import OrderKey
 
 NAMES = ("a", "b")
 FINGERPRINT = {"bin": {"size": 10}, "option": True}
@@ -208,3 +212,50 @@ def test_a_store_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: 
     arrays = load_or_build(f"{tmp_path}/file/cache", Counting())
     assert len(arrays["a"]) == 5
     assert "index not cached" in caplog.text
+
+
+@pytest.mark.parametrize("harm", [damage_marker, flip_a_bit])
+def test_a_cache_that_breaks_while_the_lock_is_awaited_is_named_in_one_warning(
+    tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    load_or_build(str(tmp_path), build := Counting())
+    whole = {path.name: path.read_bytes() for path in tmp_path.glob("0f-*")}
+    remove_marker(tmp_path)
+
+    def publish_and_harm(_: bool) -> None:
+        for name, data in whole.items():
+            (tmp_path / name).write_bytes(data)
+        harm(tmp_path)
+
+    cache = IndexCache(str(tmp_path), "0f-Kind-train", context=BuildContext((publish_and_harm,)))
+    cache.load_or_build("described", FINGERPRINT, NAMES, build)
+    assert build.built == 2
+    assert caplog.text.count("unusable, rebuilding") == 1
+
+
+def test_a_manifest_names_the_version_of_a_library_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_installed(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", not_installed)
+    load_or_build(str(tmp_path), Counting())
+    marker = tmp_path / "0f-Kind-train-binidx.json"
+    assert parse_manifest(marker.read_bytes(), str(marker)).library == binidx.__version__
+
+
+def test_an_index_that_is_not_published_is_not_recorded_but_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(name: str, order: OrderKey) -> bytes:
+        cache = IndexCache(str(tmp_path), f"{name}-Kind-train", order=lambda: order)
+        cache.load_or_build("described", FINGERPRINT, NAMES, Counting())
+        [record] = tmp_path.glob("*-binidx-orders.json")
+        return record.read_bytes()
+
+    first = build("a", OrderKey(1, False, 0, 10))
+    (tmp_path / "b-Kind-train-binidx.json").mkdir()
+    assert build("b", OrderKey(2, False, 11, 20)) == first
+    assert "index not cached" in caplog.text
+    assert "this run reads 2 epochs" in caplog.text

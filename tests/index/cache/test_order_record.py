@@ -124,6 +124,14 @@ def test_a_change_of_order_is_described() -> None:
     assert "valid for 21 to 27 samples" in words
 
 
+def test_an_order_that_is_recorded_is_no_change_though_a_newer_index_has_another() -> None:
+    known = add_index([], "a-GPTDataset-train", OrderKey(1, False, 0, 10))
+    known = add_index(known, "b-GPTDataset-train", OrderKey(3, True, 21, 27))
+    assert describe_change(known, OrderKey(1, False, 0, 10), "c-GPTDataset-train") == ""
+    known = add_index(known, "d-GPTDataset-valid", OrderKey(2, False, 11, 20))
+    assert "3 epochs, the last" in describe_change(known, OrderKey(2, False, 11, 20), "c-GPTDataset-train")
+
+
 def test_another_split_of_the_same_data_is_no_run_that_grew() -> None:
     known = add_index([], "a-GPTDataset-train", OrderKey(3, True, 21, 27))
     assert describe_change(known, OrderKey(1, False, 0, 10), "b-GPTDataset-valid") == ""

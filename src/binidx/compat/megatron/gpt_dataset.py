@@ -57,8 +57,6 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig, configs.GPTDatasetConfig):
 class GPTDataset(gpt.GPTDataset, MegatronDataset):
     """Our dataset with the methods that subclasses of Megatron's call and replace; replaced ones make the samples."""
 
-    takes_a_range = True
-
     masks_and_position_ids_are_cached = False
     cached_attention_mask = cached_loss_mask = cached_position_ids = None
 
@@ -132,5 +130,4 @@ class GPTDataset(gpt.GPTDataset, MegatronDataset):
 class MockGPTDataset(mock.MockGPTDataset, GPTDataset):
     """Our dataset under Megatron's name."""
 
-    takes_a_range = True
     _load_or_build = GPTDataset._load_or_build

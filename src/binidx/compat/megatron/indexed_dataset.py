@@ -36,10 +36,14 @@ class _IndexReader(SequenceIndex):
         vars(self).update(vars(parse_index(view, uri=idx_path, multimodal=multimodal)))
 
 
+ATTRIBUTES = ("object_storage_config", "fast_cache_load", "sequences_per_dataset", "dtype_code")
+"""Arguments that `IndexedDataset` only stores as attributes, as Megatron does."""
+
+
 class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
     """Our dataset as a torch Dataset with Megatron's arguments and two of its methods.
 
-    Its arguments for stores have no effect: any URI opens, with `mmap` or without.
+    Its arguments for stores are attributes without effect: any URI opens, with `mmap` or without.
     """
 
     def __init__(
@@ -56,6 +60,15 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(path_prefix, multimodal, mmap, storage_options=storage_options)
+        self.object_storage_config, self.fast_cache_load = object_storage_config or s3_config, fast_cache_load
+        self.sequences_per_dataset, self.dtype_code = sequences_per_dataset, dtype_code
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "attributes": {name: getattr(self, name) for name in ATTRIBUTES}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        vars(self).update(state["attributes"])
 
     def get_document_indices(self) -> NDArray[np.int64]:
         """Return the first sequence of each document, then the end, shape (num_documents + 1,)."""

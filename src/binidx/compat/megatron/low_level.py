@@ -45,12 +45,12 @@ class LowLevel(ComputedDataset):
     def get(self, idx: Any, offset: int = 0, length: int | None = None) -> Any:
         return self.own.get(idx, offset, length)
 
-    def compute(self, start: int, stop: int) -> NDArray[np.int64]:
+    def _compute_tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return tokens of one sequence, or of several if ranges were joined."""
         pieces = [np.empty(0, np.int64)]
         while start < stop:
-            sequence = int(np.searchsorted(self.bounds, start, side="right")) - 1
-            first, end = self.bounds.item(sequence), min(stop, self.bounds.item(sequence + 1))
+            sequence = int(np.searchsorted(self._token_bounds, start, side="right")) - 1
+            first, end = self._token_bounds.item(sequence), min(stop, self._token_bounds.item(sequence + 1))
             tokens = self.own.get(sequence, offset=start - first, length=end - start)
             pieces.append(np.asarray(tokens).astype(np.int64))
             start = end

@@ -89,7 +89,11 @@ class JsonLines(IndexedDataset):
             )
 
     def __getitem__(self, idx: Any) -> Any:
-        """Return the parsed row of a number."""
+        """Return the parsed row of a number, or a list of the rows of a slice."""
+        if isinstance(idx, slice):
+            rows = range(len(self))[idx]
+            lines = self.read((row, 0, self.index.sequence_lengths.item(row)) for row in rows)
+            return [self.parse(row, line) for row, line in zip(rows, lines, strict=True)]
         return self.parse(int(idx), self.get(idx))
 
     def parse(self, row: int, line: NDArray[np.uint8]) -> Any:
@@ -109,10 +113,6 @@ class JsonLines(IndexedDataset):
     def describe_row(self, row: int) -> str:
         """Return the position of a row, for error messages."""
         return f"{self.path_prefix}, row {row} at byte {self.index.sequence_pointers[row]}"
-
-    def _read_run(self, start: int, stop: int) -> list[NDArray[Any]]:
-        lengths = self.index.sequence_lengths[start:stop].tolist()
-        return self.read(zip(range(start, stop), [0] * len(lengths), lengths, strict=True))
 
     def _load_lines(self, context: BuildContext) -> Lines:
         if self.bin_reader.size <= UNCACHED_BYTES:

@@ -36,20 +36,20 @@ class ComputedDataset(IndexedDataset, ABC):
         dtype: dtype of a token.
         lengths: tokens of each sequence, shape (num_sequences,) int32.
 
-    Attributes:
-        bounds: first token of each sequence, then the end, shape (num_sequences + 1,).
+    Its names are private besides those of `IndexedDataset`, so that `LowLevel` forwards all others.
     """
 
     def __init__(self, name: str, dtype: type[np.signedinteger[Any]], lengths: NDArray[np.int32]) -> None:
         self.path_prefix, self.multimodal, self.mmap, self.storage_options = name, False, False, None
-        self.bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        # First token of each sequence, then the end, shape (num_sequences + 1,).
+        self._token_bounds = bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self._stored = little_endian(dtype)
-        starts, documents = self._stored.itemsize * self.bounds[:-1], np.arange(len(self.bounds), dtype=np.int64)
-        self.index = SequenceIndex(dtype, lengths, starts, documents, None, int(self.bounds[-1]))
-        self.bin_reader = ComputedReader(f"{name}.bin", self.index.num_bytes, self._stored, self.compute)
+        starts, documents = self._stored.itemsize * bounds[:-1], np.arange(len(bounds), dtype=np.int64)
+        self.index = SequenceIndex(dtype, lengths, starts, documents, None, int(bounds[-1]))
+        self.bin_reader = ComputedReader(f"{name}.bin", self.index.num_bytes, self._stored, self._compute_tokens)
 
     @abstractmethod
-    def compute(self, start: int, stop: int) -> NDArray[np.signedinteger[Any]]:
+    def _compute_tokens(self, start: int, stop: int) -> NDArray[np.signedinteger[Any]]:
         """Return the tokens from `start` to before `stop`, counted over all sequences; shape (stop - start,)."""
 
 
@@ -61,7 +61,7 @@ class ComputedReader:
         uri: name for errors.
         size: bytes of all tokens.
         dtype: dtype of a token in these bytes.
-        compute: `ComputedDataset.compute`.
+        compute: `ComputedDataset._compute_tokens`.
     """
 
     uri: str
@@ -105,11 +105,11 @@ class MockGPTLowLevelDataset(ComputedDataset):
         tokens: NDArray[np.int64] = super().get(idx, offset, length).astype(np.int64)
         return tokens
 
-    def compute(self, start: int, stop: int) -> NDArray[np.int64]:
+    def _compute_tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         positions = np.arange(start, stop)
-        sequence = np.searchsorted(self.bounds, positions, side="right")
-        tokens: NDArray[np.int64] = (positions - self.bounds[sequence - 1] + 1) % self.vocab_size
-        tokens[positions + 1 == self.bounds[sequence]] = self.eod_token
+        sequence = np.searchsorted(self._token_bounds, positions, side="right")
+        tokens: NDArray[np.int64] = (positions - self._token_bounds[sequence - 1] + 1) % self.vocab_size
+        tokens[positions + 1 == self._token_bounds[sequence]] = self.eod_token
         return tokens
 
 

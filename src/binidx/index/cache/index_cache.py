@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from typing import Any, Literal
 
+from binidx import __version__
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
@@ -156,6 +156,7 @@ class IndexCache:
             PeerError: this process waited for another one to build the index, and that build failed.
         """
         needed, how, began = {"algorithm": ALGORITHM, **fingerprint}, FOUND, time.monotonic()
+        load = partial(self.load, needed, names, set[str]())
         if access == "ranges" and (found := self.open_ranges(names, lambda each: has_fingerprint(each, fingerprint))):
             return found
 
@@ -164,9 +165,8 @@ class IndexCache:
             how, writer = BUILT, self.build(description, needed, build)
             return writer.arrays, writer.failure is None
 
-        arrays = self.load(needed, names)
+        arrays = load()
         if arrays is None:
-            load = partial(self.load, needed, names, log_level=logging.DEBUG)
             lock = BuildLock(self.files.uri(MANIFEST), load, make, self.storage_options, self.context.checks)
             arrays = lock.build_or_wait()
         self.context.report(Outcome(self.files, how, time.monotonic() - began))
@@ -190,9 +190,13 @@ class IndexCache:
             return None
 
     def load(
-        self, fingerprint: Mapping[str, Any], names: Sequence[str], *, log_level: int = logging.WARNING
+        self, fingerprint: Mapping[str, Any], names: Sequence[str], warned: set[str] | None = None
     ) -> Arrays | None:
-        """Return the arrays; None, with the reason in the log, where there is no valid cache."""
+        """Return the arrays; None, with the reason in the log, where there is no valid cache.
+
+        Args:
+            warned: warnings that earlier calls logged, which are not repeated; this call adds its own.
+        """
         uri = self.files.uri(MANIFEST)
         try:
             manifest = self.files.read_manifest()
@@ -206,8 +210,11 @@ class IndexCache:
                     logger.info("%s: the .bin is %s, was %s; the order is the same", uri, tokens, recorded)
                 return arrays
         except (StaleError, FormatError, StorageError, KeyError) as error:
-            state = "stale" if isinstance(error, StaleError) else "unusable"
-            logger.log(log_level, "%s: %s, rebuilding: %s", uri, state, error)
+            text = f"{uri}: {'stale' if isinstance(error, StaleError) else 'unusable'}, rebuilding: {error}"
+            if warned is None or text not in warned:
+                logger.warning("%s", text)
+            if warned is not None:
+                warned.add(text)
             return None
         return self._load_without_manifest(names, self.trusted) if self.trusted else None
 
@@ -254,7 +261,7 @@ class IndexCache:
         if writer.failure is not None:
             logger.warning("%s: index not cached, every start builds it again: %s", self.directory, writer.failure)
         if order:
-            record_order(self.files, fingerprint, self.origin.content(), order)
+            record_order(self.files, fingerprint, self.origin.content(), order, published=writer.failure is None)
         return writer
 
     def _publish(
@@ -262,7 +269,7 @@ class IndexCache:
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
         manifest = Manifest(
-            library=metadata.version("binidx"),
+            library=__version__,
             fingerprint=fingerprint,
             content={**self.origin.content(), **self.origin.facts()},
             data=self.origin.data(),

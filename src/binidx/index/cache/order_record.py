@@ -116,16 +116,18 @@ def describe_order(order: Mapping[str, Any]) -> str:
 
 
 def describe_change(known: Sequence[Known], order: OrderKey, name: str) -> str:
-    """Return what a change of order means for a run, where indices of other orders exist; else an empty text.
+    """Return what a change of order means for a run if all recorded indices have other orders; else an empty text.
+
+    The text is empty if there is no such index, or if one of them has the same order: then nothing is reordered.
 
     Args:
         name: of the index, `{hash}-{class}-{split}`. Indices of other splits are left out.
     """
     kind = name.partition("-")[2]
-    others = [each for each in known if each.order != order.fields and each.name.partition("-")[2] == kind]
-    if not others:
+    alike = [each for each in known if each.name.partition("-")[2] == kind]
+    if not alike or any(each.order == order.fields for each in alike):
         return ""
-    last = others[-1]
+    last = alike[-1]
     return (
         f"this run reads {order}; the index before it {describe_order(last.order)}, up to {last.most} samples. "
         "Documents are shuffled over all their epochs, so each sample gets another place: a run that resumes across "
@@ -153,9 +155,9 @@ def parse_known(data: bytes) -> list[Known]:
 
 
 def record_order(
-    files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey
+    files: IndexFiles, fingerprint: Mapping[str, Any], content: Mapping[str, Any], order: OrderKey, *, published: bool
 ) -> None:
-    """Add a built index to the record; log a warning if the index before it has another order.
+    """Add a built index to the record if it is published; log a warning if all recorded indices have other orders.
 
     A record that cannot be read or written costs a warning some day.
 
@@ -164,10 +166,12 @@ def record_order(
         fingerprint: its options.
         content: the deciding fields of its data.
         order: its order.
+        published: whether the index is in the cache.
     """
     record = files.named(hash_fields(fingerprint, content))
     with contextlib.suppress(BinidxError, OSError, NotImplementedError):
         known = parse_known(record.read_small(ORDERS) or b"")
         if text := describe_change(known, order, files.name):
             logger.warning("%s: %s", files.uri("*.npy"), text)
-        record.write(ORDERS, format_known(add_index(known, files.name, order)))
+        if published:
+            record.write(ORDERS, format_known(add_index(known, files.name, order)))
