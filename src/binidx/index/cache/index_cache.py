@@ -13,15 +13,16 @@ and stale data cost a rebuild and never a wrong order, and nothing is synced to 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import metadata
 from typing import Any, Literal
 
-from binidx import __version__
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import BuildLock, Built, Check, Checks
@@ -51,6 +52,15 @@ FOUND, BUILT, NOT_KEPT = "found", "built", "not kept"
 UNPROVEN = (FormatError, StorageError, ValueError, KeyError, TypeError)
 
 logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def library_version() -> str:
+    """Return the installed version of this library; empty where it runs from its source."""
+    try:
+        return metadata.version("binidx")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 class StaleError(Exception):
@@ -269,7 +279,7 @@ class IndexCache:
     ) -> None:
         self.files.write(DESCRIPTION, description.encode())
         manifest = Manifest(
-            library=__version__,
+            library=library_version(),
             fingerprint=fingerprint,
             content={**self.origin.content(), **self.origin.facts()},
             data=self.origin.data(),
