@@ -31,7 +31,7 @@ from binidx.prepare.text.slices import Extent
 from binidx.prepare.tokenizers.describe import CONFIG, describe_tokenizer
 from binidx.prepare.tokenizers.spec import TOKENIZER_FILE, VOCAB_FILE
 from binidx.run.run_file import RUN_FILE, SavedTokenizer, format_run
-from binidx.storage.cache.layout import META_FILE, CachedContent, read_meta
+from binidx.storage.cache.block_files import META_FILE, CachedContent, read_meta
 from binidx.storage.writing.copy import CopyState
 
 IDENTITY = {"size": 8, "etag": '"e"'}

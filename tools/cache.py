@@ -40,18 +40,18 @@ from tqdm import tqdm
 __package__ = "binidx.tools"  # for `python tools/cache.py`
 
 from binidx.errors import ConfigError
-from binidx.format.bin_file import open_bin
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.pair import open_bin
 from binidx.format.source import open_source
 from binidx.storage.adapters import JoinedReader
+from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.cache.maintenance import Job, Warmed, cached_contents, prune, verify, wanted_bytes, warm
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.settings import OURS, ReadSettings
-from binidx.storage.writing.publish import object_exists
 
 from ._command import RESUMES, command, json_object, num_bytes
 from ._display import counts, human_bytes, human_seconds

@@ -38,7 +38,7 @@ from binidx.errors import ConfigError, StorageError
 from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
 from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.run.run_file import Run
-from binidx.storage.writing.publish import object_exists
+from binidx.storage.requests.remote_object import object_exists
 
 from ._command import command
 from ._display import MOST_ROWS, human_bytes, human_seconds, shortened, table

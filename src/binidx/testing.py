@@ -26,6 +26,7 @@ from typing import Any, cast
 from binidx.errors import BinidxError, ObjectNotFoundError, ShortReadError
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import Range, RangeReader, VersionedReader
+from binidx.storage.ranges import as_block_reader, as_composite, as_concurrent, as_mapped, stored_reader
 from binidx.storage.store_protocols import (
     BlockingStore,
     ComposingStore,
@@ -41,7 +42,6 @@ from binidx.storage.store_protocols import (
 from binidx.storage.stores.driver_errors import translated
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import READS, io_loop
-from binidx.storage.vectored_reads import as_block_reader, as_composite, as_concurrent, as_mapped, stored_reader
 
 MakeReader = Callable[[bytes], RangeReader]
 """Factory of a reader over an object with this content."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from tests.bench.range_server import LEAST_MS, MOST_MS, SIZE, range_server
 from tests.bench.table import Row, interleaved_medians
 

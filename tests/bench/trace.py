@@ -28,7 +28,7 @@ from servers.latency_proxy import latency_proxy
 from binidx.dataset.config import GPTDatasetConfig
 from binidx.index.cache.manifest import format_manifest, parse_manifest
 from binidx.run.run_file import Run, SavedTokenizer
-from binidx.storage.writing.publish import object_identity
+from binidx.storage.requests.remote_object import object_identity
 from tests.bench.cold_start_large import NUM_DOCUMENTS, SEQUENCE_LENGTH, write
 from tests.bench.race import READERS
 from tests.bench.table import Row, seconds

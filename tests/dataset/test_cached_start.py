@@ -16,7 +16,8 @@ from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.errors import FormatError
-from binidx.storage.writing.publish import create_object, read_small
+from binidx.storage.requests.remote_object import read_small
+from binidx.storage.writing.publish import create_object
 
 DOCUMENTS = [Document([n % 100] * (3 + n % 5), [3 + n % 5], []) for n in range(200)]
 

@@ -25,9 +25,9 @@ from binidx.storage.cache.memory import STORE, ChunkCache
 from binidx.storage.codecs.checksums import CheckedObject
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.open import SEGMENTS, open_object, read_whole
-from binidx.storage.requests.metadata import find_object
+from binidx.storage.requests.remote_object import find_object, object_exists, object_identity
 from binidx.storage.stores.local import LocalFile
-from binidx.storage.writing.publish import delete_object, object_exists, object_identity
+from binidx.storage.writing.publish import delete_object
 from binidx.testing import ended_well, forked
 
 RNG = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from helpers.random_datasets import Document, build_ours
 from servers.http_objects import http_objects
 
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.format import bin_file, pair
+from binidx.format import pair
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.writing.publish import create_object, delete_object
@@ -46,15 +46,15 @@ def when_opened(monkeypatch) -> Callable[..., None]:
     """`when_opened(end, acts)`: right before the n-th opening of an object whose name ends so, the n-th act."""
 
     def arrange(end: str, acts: list[Callable[[], object]]) -> None:
-        module, name = (pair, "open_object") if end == ".idx" else (bin_file, "open_stored")
-        really = getattr(module, name)
+        name = "open_object" if end == ".idx" else "open_stored"
+        really = getattr(pair, name)
 
         def meddled(uri: str, **options):
             if uri.endswith(end) and acts:
                 acts.pop(0)()
             return really(uri, **options)
 
-        monkeypatch.setattr(module, name, meddled)
+        monkeypatch.setattr(pair, name, meddled)
 
     return arrange
 

@@ -17,7 +17,7 @@ from helpers.random_datasets import Document, build_ours
 
 from binidx.errors import ObjectChangedError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.writing.publish import create_object
 
 FIVE = [Document(np.arange(10, 15), [3, 0, 2], [5, 6, 7]), Document(np.arange(15, 20), [4, 1], [8, 9])]

@@ -17,12 +17,12 @@ from binidx.format import prefix_listing as listing
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import MIN_LISTED_PREFIXES, ListedPair, group_prefixes, list_pairs
-from binidx.storage.requests import metadata as storage_listing
-from binidx.storage.requests.metadata import list_objects, stretches_of
+from binidx.storage.requests import remote_object as storage_listing
+from binidx.storage.requests.remote_object import list_objects, object_identity, stretches_of
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.gcs import GcsStore
 from binidx.storage.stores.s3 import S3Store
-from binidx.storage.writing.publish import create_object, delete_object, object_identity
+from binidx.storage.writing.publish import create_object, delete_object
 
 
 def number(n: int, length: int = 1) -> list[Document]:

@@ -25,7 +25,8 @@ from binidx.format.prefix_listing import (
     parse_bundle,
     select_bundled,
 )
-from binidx.storage.writing.publish import create_object, object_identity, read_small
+from binidx.storage.requests.remote_object import object_identity, read_small
+from binidx.storage.writing.publish import create_object
 
 
 def number(n: int) -> list[Document]:

@@ -24,8 +24,8 @@ from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectEx
 from binidx.format.source import open_source
 from binidx.format.virtual import relative_part, resolve_part
 from binidx.storage.adapters import JoinedReader
+from binidx.storage.ranges import read_many
 from binidx.storage.stores.local import LocalFile
-from binidx.storage.vectored_reads import read_many
 from binidx.testing import MemoryObject, check_range_reader
 
 NUM_PARTS = 5

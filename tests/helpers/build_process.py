@@ -29,7 +29,7 @@ from helpers.gpt_data import TOKENIZER
 
 import binidx
 from binidx.index.cache.array_writer import ArrayWriter
-from binidx.storage.writing.publish import object_exists
+from binidx.storage.requests.remote_object import object_exists
 
 HOW: dict[str, Any] = {}
 

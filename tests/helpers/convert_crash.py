@@ -13,8 +13,8 @@ import os
 import sys
 
 from binidx.corpus.convert import StorageFormat, convert_dataset
-from binidx.format.bin_file import open_bin
 from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.pair import open_bin
 from binidx.storage.open import open_object
 from binidx.storage.writing.copy import SilentWatcher, same_content
 

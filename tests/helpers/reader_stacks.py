@@ -17,7 +17,7 @@ from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import BlockSums, CheckedObject, format_sums_header
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import RangeReader
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.stores.registry import local_path
 from binidx.storage.writing.publish import create_object

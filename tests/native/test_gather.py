@@ -10,9 +10,8 @@ import pytest
 
 from binidx.errors import IndexBuildError
 from binidx.format.idx import DType
-from binidx.native.arguments import LEVELS
+from binidx.native.arguments import LEVELS, Mapped
 from binidx.native.gpt_samples import GPTRows, Orders, Recipe, Rows, Sequences, Starts, TextRows
-from binidx.native.pieces import Mapped
 
 PAD, EOD = 77, 5
 DTYPES = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16]

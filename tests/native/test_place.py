@@ -8,8 +8,7 @@ from binidx._native import lib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from binidx.native.arguments import items
-from binidx.native.pieces import PlacedBlocks
+from binidx.native.arguments import PlacedBlocks, items
 
 SIZE, CHUNK, BLOCK = 95, 5, 20
 

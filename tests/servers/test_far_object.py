@@ -8,7 +8,7 @@ from pathlib import Path
 from servers.far_object import far_object
 
 from binidx.storage.open import open_object
-from binidx.storage.requests.metadata import find_object
+from binidx.storage.requests.remote_object import find_object
 
 DATA = bytes(range(256)) * 1024
 DELAY_MS = 150

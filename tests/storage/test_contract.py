@@ -27,7 +27,7 @@ from binidx.storage.adapters import InMemory, LazyReader
 from binidx.storage.interfaces import PendingRead, Piece, Range, RangeReader
 from binidx.storage.open import open_object
 from binidx.storage.ranges import check_ranges
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import LocalFile
 from binidx.testing import FaultyObject, MemoryObject, check_range_reader
 

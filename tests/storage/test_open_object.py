@@ -6,7 +6,7 @@ import fsspec
 
 from binidx.storage.cache.memory import STORE, ChunkCache
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 
 
 def test_only_objects_that_stay_in_the_cache_are_cached_unless_asked() -> None:

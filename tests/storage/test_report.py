@@ -13,7 +13,7 @@ import binidx
 from binidx.storage import stats
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.registry import prices_of
 
 

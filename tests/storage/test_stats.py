@@ -10,7 +10,7 @@ import fsspec
 from binidx.storage import stats
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 
 
 def test_each_store_is_counted_apart_and_all_together(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ import binidx
 from binidx.corpus.convert import convert_dataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.writing.publish import object_identity
+from binidx.storage.requests.remote_object import object_identity
 from binidx.testing import ended_well, forked
 
 TOKENS = 400_000

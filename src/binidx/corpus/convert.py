@@ -51,9 +51,10 @@ from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.source import absolute_uri
 from binidx.json_models import JsonFile
 from binidx.storage.codecs.checksums import SUFFIX, BlockSums, format_sums_header
-from binidx.storage.codecs.segments import check_level, codec_of
+from binidx.storage.codecs.segments import check_level
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.open import open_object, open_stored, read_document, stream
+from binidx.storage.open import codec_of, open_object, open_stored, read_document, stream
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import (
     PART_BYTES,
     SAVE_SECONDS,
@@ -67,7 +68,7 @@ from binidx.storage.writing.copy import (
     same_content,
 )
 from binidx.storage.writing.multipart import discard_parts, remove_staging_files
-from binidx.storage.writing.publish import create_object, delete_object, object_exists
+from binidx.storage.writing.publish import create_object, delete_object
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 64 << 10

@@ -33,10 +33,11 @@ from binidx.format.idx_blocks import IndexColumns
 from binidx.format.source import absolute_uri, concatenate_seek_tables
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
 from binidx.storage.adapters import InMemory
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS, map_in_flight
 from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.publish import create_object, object_exists
+from binidx.storage.writing.publish import create_object
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,10 @@ from binidx.errors import FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.copy import ProgressWatcher
-from binidx.storage.writing.publish import delete_object, object_exists
+from binidx.storage.writing.publish import delete_object
 
 
 def read_origins(prefix: str, documents: Sequence[int], options: Options = None) -> dict[int, dict[str, Any]]:

@@ -27,8 +27,8 @@ from binidx.format.source import VirtualSource
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import ROUND_BYTES, stream
 from binidx.storage.ranges import cut
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.publish import object_exists
 
 DAMAGE_BYTES = 16 << 10
 """Bytes of one read that locates a damaged block: a block of checksums."""

@@ -25,13 +25,14 @@ from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS, read_man
 from binidx.format.source import PairSource, absolute_uri, is_multimodal, open_source
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.storage.codecs.checksums import SUFFIX
-from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.open import CODECS
 from binidx.storage.ranges import cut
+from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
 from binidx.storage.writing.copy import ProgressWatcher
-from binidx.storage.writing.publish import create_object, object_exists, object_identity
+from binidx.storage.writing.publish import create_object
 
 Options = Mapping[str, Any] | None
 Prefix = str | os.PathLike[str]

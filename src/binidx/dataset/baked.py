@@ -24,8 +24,8 @@ from binidx.index.cache.index_files import parse_npy
 from binidx.index.gpt_indices import ARRAYS
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.storage.open import open_object, read_document, read_whole
+from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import join_uri
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import get_annotations
 from math import ceil
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import (
+    Blend,
     BlendedMegatronDatasetConfig,
     Split,
     SplitMatrix,
@@ -24,7 +25,6 @@ from binidx.dataset.config import (
 )
 from binidx.dataset.megatron_dataset import MegatronDataset, required
 from binidx.dataset.rank_agreement import agree_on_outcome
-from binidx.dataset.required_indices import Distribution, Sizes, plan_distributions
 from binidx.dataset.torch_bridge import is_distributed, rank
 from binidx.errors import ConfigError, PeerError
 from binidx.format.pair import ResolvedPrefix
@@ -46,6 +46,30 @@ TopLevelDataset = BlendedDataset | MegatronDataset
 
 Built = list[TopLevelDataset | list[MegatronDataset] | None]
 """One dataset per split, or the list of its validation sets; None if the split has no share."""
+
+
+Sizes = Sequence[int | None]
+
+WHOLE = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Prefixes that are built together.
+
+    Args:
+        prefixes, weights: as in a blend of the config.
+        matrix: begin and end of each split in the sequences, from 0 to 1; None for a split not built of them.
+        requested: number of samples to build of each prefix for each split; None is one epoch.
+        blended: whether each split is a blend of the prefixes; else it is the only prefix's dataset, or the list of
+            theirs.
+    """
+
+    prefixes: Sequence[str]
+    weights: Sequence[float] | None
+    matrix: SplitMatrix
+    requested: Sequence[Sizes]
+    blended: bool
 
 
 class BlendedMegatronDatasetBuilder:
@@ -307,3 +331,43 @@ def run_concurrently(works: Sequence[Work[Result]], in_this_thread: Sequence[boo
         for each in pending.values():
             each.cancel()
         raise errors[0] from errors[0].__cause__
+
+
+def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> list[Distribution]:
+    """Return the one distribution of all splits, or one per split that has a blend of its own."""
+
+    def plan(blend: Blend, matrix: SplitMatrix, blended: bool) -> Distribution:
+        prefixes, weights = blend
+        requested: Sequence[Sizes] = [sizes] * len(prefixes)
+        if blended:
+            requested = sizes_per_dataset(len(prefixes), weights, sizes, config.mid_level_dataset_surplus)
+        return Distribution(prefixes, weights, matrix, requested, blended)
+
+    if config.blend is not None:
+        prefixes, weights = config.blend
+        matrix = config.split_matrix or [None] * len(Split)
+        return [plan(config.blend, matrix, len(prefixes) > 1 or weights is not None)]
+    found = []
+    for split, blend in zip(Split, config.blend_per_split or (), strict=False):
+        if blend is not None:
+            is_list = config.multiple_validation_sets and split is Split.valid
+            matrix = [WHOLE if other is split else None for other in Split]
+            found.append(plan(blend, matrix, len(blend[0]) > 1 and not is_list))
+    return found
+
+
+def sizes_per_dataset(
+    num_datasets: int, weights: Sequence[float] | None, sizes: Sizes, surplus: float
+) -> Sequence[Sizes]:
+    """Return the number of samples to build of each dataset for each split: its share and a surplus; None is one epoch.
+
+    Source: Megatron Core; both roundings are part of the result.
+    """
+    if weights is None:
+        return [[None] * len(Split)] * num_datasets
+    return divide_sizes(normalize(list(weights)), sizes, surplus)
+
+
+def divide_sizes(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
+    """Return `sizes_per_dataset` for weights whose sum is 1."""
+    return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]

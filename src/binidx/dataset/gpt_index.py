@@ -26,9 +26,9 @@ from binidx.index.documents import Documents, compact_documents
 from binidx.index.gpt_indices import ARRAYS, build_gpt_index, check_gpt_index
 from binidx.native.gpt_samples import Orders
 from binidx.native.permutations import RandomState
-from binidx.storage.requests.metadata import recorded_object
+from binidx.storage.requests.remote_object import recorded_object
 from binidx.storage.stores.identity import same_object
-from binidx.storage.writing.publish import join_uri
+from binidx.storage.stores.registry import join_uri
 
 Numbers = NDArray[np.int64]
 SMALL = 2**15

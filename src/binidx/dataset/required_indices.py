@@ -14,41 +14,16 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from binidx.dataset.blended import BlendedDataset, blend_identifiers
+from binidx.dataset.builder import Sizes, plan_distributions
 from binidx.dataset.config import (
-    Blend,
-    BlendedMegatronDatasetConfig,
     Bookends,
     GPTDatasetConfig,
     Split,
-    SplitMatrix,
     normalize,
 )
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.megatron_dataset import describe, digest, recorded_name
 from binidx.index.cache.index_files import IndexFiles
-
-Sizes = Sequence[int | None]
-
-WHOLE = (0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Prefixes that are built together.
-
-    Args:
-        prefixes, weights: as in a blend of the config.
-        matrix: begin and end of each split in the sequences, from 0 to 1; None for a split not built of them.
-        requested: number of samples to build of each prefix for each split; None is one epoch.
-        blended: whether each split is a blend of the prefixes; else it is the only prefix's dataset, or the list of
-            theirs.
-    """
-
-    prefixes: Sequence[str]
-    weights: Sequence[float] | None
-    matrix: SplitMatrix
-    requested: Sequence[Sizes]
-    blended: bool
 
 
 @dataclass(frozen=True)
@@ -119,46 +94,6 @@ class RequiredIndices(NamedTuple):
 
     indices: list[RequiredIndex]
     blends: list[RequiredBlend]
-
-
-def plan_distributions(config: BlendedMegatronDatasetConfig, sizes: Sizes) -> list[Distribution]:
-    """Return the one distribution of all splits, or one per split that has a blend of its own."""
-
-    def plan(blend: Blend, matrix: SplitMatrix, blended: bool) -> Distribution:
-        prefixes, weights = blend
-        requested: Sequence[Sizes] = [sizes] * len(prefixes)
-        if blended:
-            requested = sizes_per_dataset(len(prefixes), weights, sizes, config.mid_level_dataset_surplus)
-        return Distribution(prefixes, weights, matrix, requested, blended)
-
-    if config.blend is not None:
-        prefixes, weights = config.blend
-        matrix = config.split_matrix or [None] * len(Split)
-        return [plan(config.blend, matrix, len(prefixes) > 1 or weights is not None)]
-    found = []
-    for split, blend in zip(Split, config.blend_per_split or (), strict=False):
-        if blend is not None:
-            is_list = config.multiple_validation_sets and split is Split.valid
-            matrix = [WHOLE if other is split else None for other in Split]
-            found.append(plan(blend, matrix, len(blend[0]) > 1 and not is_list))
-    return found
-
-
-def sizes_per_dataset(
-    num_datasets: int, weights: Sequence[float] | None, sizes: Sizes, surplus: float
-) -> Sequence[Sizes]:
-    """Return the number of samples to build of each dataset for each split: its share and a surplus; None is one epoch.
-
-    Source: Megatron Core; both roundings are part of the result.
-    """
-    if weights is None:
-        return [[None] * len(Split)] * num_datasets
-    return divide_sizes(normalize(list(weights)), sizes, surplus)
-
-
-def divide_sizes(shares: Sequence[float], sizes: Sizes, surplus: float) -> list[Sizes]:
-    """Return `sizes_per_dataset` for weights whose sum is 1."""
-    return [[None if size is None else ceil(ceil(size * share) * (1 + surplus)) for size in sizes] for share in shares]
 
 
 def required_indices(config: GPTDatasetConfig, sizes: Sizes) -> RequiredIndices:

@@ -16,16 +16,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError
-from binidx.format.bin_file import find_bin, open_bin
+from binidx.format.bin_file import find_bin
 from binidx.format.idx import DType, get_idx_path, little_endian
-from binidx.format.pair import open_pair
+from binidx.format.pair import open_bin, open_pair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
 from binidx.native.gpt_samples import Sequences
 from binidx.storage.interfaces import MappedReader, Range, RangeReader
+from binidx.storage.ranges import as_mapped, read_many
+from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.vectored_reads import as_mapped, read_many
-from binidx.storage.writing.publish import object_exists, object_identity
 
 Span = tuple[int, int, int]
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""

@@ -55,12 +55,12 @@ from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.json_models import Count, JsonFile
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.metadata import PAGE_KEYS, Found, is_absent, list_objects
+from binidx.storage.requests.remote_object import PAGE_KEYS, Found, is_absent, list_objects
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.identity import proves_content, same_object
-from binidx.storage.stores.registry import local_path
+from binidx.storage.stores.registry import join_uri, local_path
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import create_object, join_uri
+from binidx.storage.writing.publish import create_object
 
 logger = logging.getLogger(__name__)
 MIN_LISTED_PREFIXES = 8

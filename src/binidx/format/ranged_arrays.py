@@ -22,9 +22,9 @@ from binidx.errors import FormatError
 from binidx.format.idx import HEADER, SequenceIndex, get_idx_path, parse_idx_counts
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
-from binidx.storage.requests.metadata import Found
+from binidx.storage.ranges import stored_reader
+from binidx.storage.requests.remote_object import Found
 from binidx.storage.settings import OURS
-from binidx.storage.vectored_reads import stored_reader
 
 Numbers = NDArray[np.int64]
 BLOCK_BYTES = 4096

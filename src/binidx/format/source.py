@@ -35,16 +35,15 @@ from binidx.format.virtual import VirtualParts, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.codecs.checksums import SUFFIX
 from binidx.storage.codecs.seek_table import SeekTable, format_table
-from binidx.storage.codecs.segments import CODECS, codec_of, read_table
+from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import Range, RangeReader
-from binidx.storage.open import layered, open_object, open_stored
+from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored
 from binidx.storage.ranges import check_ranges
-from binidx.storage.requests.metadata import recorded_object
+from binidx.storage.requests.remote_object import object_exists, object_identity, recorded_object
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 from binidx.storage.writing.concatenate import SourcePiece
-from binidx.storage.writing.publish import object_exists, object_identity
 
 
 class PairSource:

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import FormatError, ObjectNotFoundError
-from binidx.format.bin_file import Options, open_bin
+from binidx.format.bin_file import Options
 from binidx.format.idx import SequenceIndex, get_idx_path
+from binidx.format.pair import open_bin
 from binidx.format.prefix_listing import ListedPair
 from binidx.format.ranged_arrays import parse_index_in_ranges
 from binidx.format.source import VirtualSource
 from binidx.format.virtual import read_parts
 from binidx.storage.open import open_stored
-from binidx.storage.vectored_reads import as_block_reader
+from binidx.storage.ranges import as_block_reader
 
 SEGMENT_BYTES = 64 << 10
 """Assumed segment size of compressed parts, which are not opened."""

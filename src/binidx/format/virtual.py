@@ -34,9 +34,9 @@ from binidx.errors import FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
 from binidx.json_models import Count, JsonFile
 from binidx.storage.open import read_document
-from binidx.storage.requests.metadata import is_absent
+from binidx.storage.requests.remote_object import is_absent
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.writing.publish import join_uri
+from binidx.storage.stores.registry import join_uri
 
 SUFFIX = ".parts.json"
 Identity = Mapping[str, Any]

@@ -13,8 +13,8 @@ from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
 from binidx.dataset.torch_bridge import Samples
 from binidx.storage.interfaces import RangeReader
+from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path
-from binidx.storage.vectored_reads import as_composite
 
 Batch = list[int]
 """Sample numbers of a micro-batch."""

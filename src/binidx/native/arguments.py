@@ -1,11 +1,20 @@
-"""Arguments of C functions: NumPy arrays and ints, with dtype, contiguity and bounds checked; and the vector levels
-of the machine (`native/cpu.c`).
+"""Arguments of C functions: NumPy arrays and ints, with dtype, contiguity and bounds checked; the vector levels of the
+machine (`native/cpu.c`); and mapped bytes, a file that is mapped as a whole (`native/read_ahead.c`) or in blocks
+(`native/place.c`).
+
+Read-ahead of the disk (`AskAhead`) gives ten times the bytes while pages are cold, and doubles the work when they are
+warm, so it is switched off after a run of warm reads:
+
+    reads        cold cold cold warm warm .. warm | warm warm warm warm cold | cold ..
+    read-ahead    on   on   on   on   on  ..  on  |  off  off  off  off  off |  on  ..
+                                    64 reads                          waited
 """
 
 from __future__ import annotations
 
 import operator
 from enum import IntEnum
+from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
@@ -83,3 +92,99 @@ def runnable(level: int | None) -> int:
     if level not in LEVELS:
         raise ValueError(f"level: {level}, this machine runs {', '.join(f'{each} ({each.name})' for each in LEVELS)}")
     return level
+
+
+MAPPING = ffi.typeof("binidx_mapping *")
+ANYWHERE = (1 << 63) - 1
+
+
+class Mapped:
+    """Whole content of an object in memory.
+
+    Args:
+        content: of the object.
+        disk: whether it is a mapped file, whose pages may have to be read.
+    """
+
+    def __init__(self, content: memoryview, *, disk: bool) -> None:
+        self.owner = ffi.from_buffer(content)
+        self.template = ffi.new(MAPPING)
+        self.template.base, self.template.size = int(ffi.cast("intptr_t", self.owner)), len(content)
+        self.template.page_bytes = PAGESIZE if disk else 0
+
+    def read_ahead(self, ranges: NDArray[np.int64]) -> None:
+        """Let the disk read ranges (first byte, end), shape (n, 2), all at once."""
+        about = self.template
+        lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64, 2), len(ranges), about.page_bytes)
+
+    def taking(self, *, ask_ahead: bool) -> Any:
+        """Return a C mapping for one call, which also counts the bytes that the call reads."""
+        about = ffi.new(MAPPING, self.template[0])
+        about.ask_ahead = ask_ahead
+        return about
+
+
+class PlacedBlocks:
+    """Blocks of one file, of which some are mapped; the caller may change the arrays between and during calls.
+
+    Args:
+        good: of each chunk: not 0 if its bytes are in memory and checked, shape (num_chunks,).
+        addresses: of the first byte of each block, or 0, shape (num_blocks,).
+        used: of each block: tick of the last call that used it.
+        size, chunk_bytes, block_bytes: of the file, and of all its chunks and blocks but the last.
+
+    Raises:
+        ValueError: an array is too short for these sizes.
+    """
+
+    def __init__(
+        self,
+        good: NDArray[np.uint8],
+        addresses: NDArray[np.int64],
+        used: NDArray[np.int64],
+        size: int,
+        chunk_bytes: int,
+        block_bytes: int,
+    ) -> None:
+        needed = -(-size // block_bytes)
+        if (
+            min(chunk_bytes, block_bytes) < 1
+            or min(len(addresses), len(used)) < needed
+            or len(good) < -(-size // chunk_bytes)
+        ):
+            raise ValueError(f"{len(good)} chunks, {len(addresses)} and {len(used)} blocks for {size} bytes")
+        self._keep = [items(good, np.uint8), items(addresses, np.int64), items(used, np.int64, write=True)]
+        self._blocks = ffi.new("binidx_blocks *")  # borrows the arrays, which `_keep` holds
+        self._blocks.good, self._blocks.addresses, self._blocks.used = self._keep
+        self._blocks.size, self._blocks.chunk_bytes, self._blocks.block_bytes = size, chunk_bytes, block_bytes
+        self._template = ffi.new(MAPPING)
+        self._template.size, self._template.page_bytes, self._template.blocks = ANYWHERE, PAGESIZE, self._blocks
+
+    def taking(self, tick: int, *, ask_ahead: bool) -> Any:
+        """Return a C mapping for one call, as `Mapped.taking`; the blocks must stay mapped until the call returns."""
+        self._blocks.tick = tick
+        about = ffi.new(MAPPING, self._template[0])
+        about.ask_ahead = ask_ahead
+        return about
+
+
+WARM_READS = 64
+
+
+class AskAhead:
+    """Switch of the read-ahead: off after 64 reads in a row that did not move the disk, on again after one that did.
+
+    Some filesystems in user space do not count pages that were read ahead, so each read seems warm while read-ahead
+    helps: there 1 read in 65 goes without.
+    """
+
+    def __init__(self) -> None:
+        self.warm_reads = 0
+
+    @property
+    def wanted(self) -> bool:
+        return self.warm_reads < WARM_READS
+
+    def saw(self, disk_moved: bool) -> None:
+        """Record one more read, and whether the disk was read for it."""
+        self.warm_reads = 0 if disk_moved else self.warm_reads + 1

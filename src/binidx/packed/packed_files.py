@@ -29,9 +29,10 @@ from binidx.errors import ConfigError, FormatError
 from binidx.packed.packed_order import PackedRun
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import open_object
+from binidx.storage.ranges import read_many
+from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
-from binidx.storage.vectored_reads import read_many
-from binidx.storage.writing.publish import create_object, join_uri
+from binidx.storage.writing.publish import create_object
 
 MAGIC = b"LITPKDS"
 VERSION = 1

@@ -21,8 +21,7 @@ import numpy as np
 
 from binidx.errors import ObjectChangedError
 from binidx.storage.interfaces import Bytes, Piece, Range, RangeReader, Writer
-from binidx.storage.ranges import check_ranges
-from binidx.storage.vectored_reads import read_many
+from binidx.storage.ranges import check_ranges, read_many
 
 
 class InMemory:

@@ -8,7 +8,7 @@
     BlockReader        fetch whole blocks                              compressed and checksummed objects
     LayeredReader      read through another reader                     caches, codecs, checksums
 
-A capability is a Protocol beside `RangeReader`. Each is queried by one function of `vectored_reads`: `as_mapped`,
+A capability is a Protocol beside `RangeReader`. Each is queried by one function of `ranges`: `as_mapped`,
 `as_composite`, `as_concurrent`, `as_block_reader` and `stored_reader`.
 """
 
@@ -92,8 +92,8 @@ class MappedReader(Protocol):
         """Let a C function read from the mapped object.
 
         Args:
-            gather: called at most once, with a C mapping (`native.pieces.Mapped.taking`); returns the number of ranges
-                that it read, or a negative number if it read none because some bytes are not in memory.
+            gather: called at most once, with a C mapping (`native.arguments.Mapped.taking`); returns the number of
+                ranges that it read, or a negative number if it read none because some bytes are not in memory.
 
         Returns:
             Whether `gather` read its ranges.

@@ -6,31 +6,60 @@
     cached       DiskCache                             remote objects if there is a cache_dir; index files always
                  ChunkCache                            else small remote objects, and segments, in memory
 
-A new store is a module and a row in `stores.registry`, a new codec a row in `segments.CODECS`.
+A new store is a module and a row in `stores.registry`, a new codec a row in CODECS.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from binidx.errors import ConfigError
 from binidx.json_models import JsonFile
+from binidx.storage.cache.block_files import CHUNK_BYTES, directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache, UncacheableError
-from binidx.storage.cache.layout import CHUNK_BYTES, directory_of_index
 from binidx.storage.cache.memory import STORE, ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import CheckedObject
-from binidx.storage.codecs.segments import CODECS, TAIL_BYTES, codec_of
-from binidx.storage.interfaces import RangeReader
-from binidx.storage.ranges import cut
-from binidx.storage.requests.metadata import Found, find_object, recorded_object
-from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
+from binidx.storage.codecs.segments import TAIL_BYTES, SegmentedObject, SegmentWriter
+from binidx.storage.interfaces import Bytes, RangeReader, Writer
+from binidx.storage.ranges import as_block_reader, as_mapped, cut
+from binidx.storage.requests.remote_object import MAX_REQUEST, Found, RemoteObject, find_object, recorded_object
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.stores.registry import local_path
-from binidx.storage.vectored_reads import as_block_reader, as_mapped
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Way to store the bytes of a `.bin`.
+
+    Attributes:
+        suffix: of the object, after `.bin`.
+        open: returns a reader of the plain bytes over a reader of the stored ones and, if known, their end.
+        create: returns a Writer of plain bytes over a Writer of stored ones and a level; its end completes the object.
+    """
+
+    suffix: str
+    open: Callable[[RangeReader, Bytes], RangeReader]
+    create: Callable[[Writer, int | None], AbstractContextManager[Writer]]
+
+
+CODECS: dict[str, Codec] = {
+    "raw": Codec("", lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer)),
+    "zstd": Codec(".zst", SegmentedObject, SegmentWriter),
+}
+"""Name -> codec; if objects of both are stored, the first is read."""
+
+
+def codec_of(uri: str) -> str:
+    """Return the codec of an object by its name: "zstd" for `.bin.zst`, else "raw", also for other names in .zst."""
+    return next((name for name, codec in CODECS.items() if codec.suffix and uri.endswith(f".bin{codec.suffix}")), "raw")
+
 
 Keep = bool | Literal["disk"] | None
 """Argument `cache` of `open_object`."""

@@ -1,17 +1,40 @@
-"""Byte ranges: few requests for many ranges, and views of the ranges in the responses. Pure functions.
+"""Byte ranges: few requests for many ranges, views of the ranges in the responses, and reads of many objects at once.
 
-ranges     [40,50) [0,10) [12,20) [44,60)         in any order; they may overlap
-coalesce   [0,20) [40,60)                         requests: sorted, disjoint
-assemble   views of 10, 10, 8 and 16 bytes        in the order of the ranges, out of the two responses
+    ranges     [40,50) [0,10) [12,20) [44,60)         in any order; they may overlap
+    coalesce   [0,20) [40,60)                         requests: sorted, disjoint
+    assemble   views of 10, 10, 8 and 16 bytes        in the order of the ranges, out of the two responses
+
+`read_many` reads ranges of many objects at the same time, so that a blend of datasets waits for one round trip:
+
+    composite readers      are split into reads of their parts
+    mapped files           are read in this thread
+    remote objects         are begun in this thread, all at once, on the event loop of their driver
+    all others             the first is read in this thread, the rest in READS threads
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from typing import Any, cast
 
 from binidx.errors import ShortReadError
-from binidx.storage.interfaces import Bytes, Range
+from binidx.storage.interfaces import (
+    BlockReader,
+    Bytes,
+    CompositeReader,
+    ConcurrentReader,
+    LayeredReader,
+    MappedReader,
+    PendingRead,
+    Piece,
+    Range,
+    RangeReader,
+)
+from binidx.storage.threads import READS
 
 
 def check_ranges(uri: str, size: int, ranges: Sequence[Range]) -> None:
@@ -81,3 +104,100 @@ def _bytes_of(
         joined[start - whole[0] : end - whole[0]] = views[position][start - first : end - first]
         start, position = end, position + 1
     return memoryview(joined).toreadonly()
+
+
+Reads = Sequence[tuple[RangeReader, Sequence[Range]]]
+
+
+def read_many(reads: Reads) -> list[list[memoryview]]:
+    """Return the results of each reader's `read` for its ranges, in the order of the reads.
+
+    Raises:
+        The error of the first read that fails, after all reads have ended; at once, if a range leaves its object.
+    """
+    if any(as_composite(reader) for reader, _ in reads):
+        return _read_composites(reads)
+    with ExitStack() as begun:
+        pending: dict[int, PendingRead | Future[list[memoryview]]] = {}
+        blocking = []
+        for number, (reader, ranges) in enumerate(reads):
+            mapped = as_mapped(reader)
+            if not ranges or (mapped and mapped.is_complete()):
+                continue
+            concurrent = as_concurrent(reader)
+            read = concurrent.begin(ranges) if concurrent else None
+            if read is None:
+                blocking.append(number)
+            else:
+                pending[number] = begun.enter_context(read)
+        outcomes = [each.outcome for each in pending.values() if not isinstance(each, Future)]
+        for number in blocking[1:]:
+            pending[number] = future = READS.submit(functools.partial(reads[number][0].read, reads[number][1]))
+            outcomes.append(future)
+        try:
+            here = {number: reader.read(each) for number, (reader, each) in enumerate(reads) if number not in pending}
+        finally:
+            wait(outcomes)
+        return [pending[number].result() if number in pending else here[number] for number in range(len(reads))]
+
+
+def _read_composites(reads: Reads) -> list[list[memoryview]]:
+    """`read_many` if some readers are composite: split these, read all parts at the same time, join their results."""
+    splits = [composite.split(ranges) if (composite := as_composite(reader)) else None for reader, ranges in reads]
+    below = [split[1] if split else [read] for split, read in zip(splits, reads, strict=True)]
+    views = iter(read_many([read for part_reads in below for read in part_reads]))
+    results = [[next(views) for _ in part_reads] for part_reads in below]
+    return [_join(split[0], each) if split else each[0] for split, each in zip(splits, results, strict=True)]
+
+
+def _join(pieces: Sequence[Sequence[Piece]], results: Sequence[list[memoryview]]) -> list[memoryview]:
+    """Return for each range the view of its only piece, or a copy of all its pieces."""
+    views = [[results[read][place] for read, place in each] for each in pieces]
+    return [each[0] if len(each) == 1 else memoryview(b"".join(each)) for each in views]
+
+
+@functools.cache
+def _provides(kind: type, capability: Any) -> bool:
+    """Query a class once: `isinstance` with a Protocol takes 5 to 13 us on Python 3.11."""
+    return issubclass(kind, capability)
+
+
+def as_mapped(reader: RangeReader) -> MappedReader | None:
+    """Return the reader if it is a `MappedReader`, else None."""
+    return cast("MappedReader", reader) if _provides(type(reader), MappedReader) else None
+
+
+def as_composite(reader: RangeReader) -> CompositeReader | None:
+    """Return the reader if it is a `CompositeReader`, else None."""
+    return cast("CompositeReader", reader) if _provides(type(reader), CompositeReader) else None
+
+
+def as_concurrent(reader: RangeReader) -> ConcurrentReader | None:
+    """Return the reader if it is a `ConcurrentReader`, else None."""
+    return cast("ConcurrentReader", reader) if _provides(type(reader), ConcurrentReader) else None
+
+
+def as_block_reader(reader: RangeReader) -> BlockReader | None:
+    """Query the capability `BlockReader`.
+
+    Args:
+        reader: any reader.
+
+    Returns:
+        The reader if it is a `BlockReader`, else None.
+    """
+    return reader if isinstance(reader, BlockReader) else None
+
+
+def stored_reader(reader: RangeReader) -> RangeReader:
+    """Return the lowest reader of a stack.
+
+    Args:
+        reader: a reader, perhaps with layers.
+
+    Returns:
+        The one that sends requests to the store.
+    """
+    while isinstance(reader, LayeredReader):
+        reader = reader.reader
+    return reader

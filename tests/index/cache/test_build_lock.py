@@ -22,7 +22,8 @@ from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.build_lock import lock_path, poll_pause_seconds
 from binidx.index.cache.index_cache import BuildContext, IndexCache
 from binidx.index.cache.lease import Lease, new_lease_record
-from binidx.storage.writing.publish import delete_object, object_exists
+from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.writing.publish import delete_object
 
 SUM = 99_999 * 100_000 // 2
 

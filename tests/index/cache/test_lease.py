@@ -21,7 +21,8 @@ from binidx.index.cache.lease import (
     new_lease_record,
     parse_lease_record,
 )
-from binidx.storage.writing.publish import create_object, object_exists
+from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.writing.publish import create_object
 
 
 @pytest.fixture(params=["local", "s3", "gs"])

@@ -32,8 +32,8 @@ from binidx.index.cache.manifest import (
     list_mismatches,
     parse_manifest,
 )
+from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.stores.identity import same_object
-from binidx.storage.writing.publish import object_identity
 
 ETAG = {"size": 100, "etag": '"abc"'}
 MANIFEST = Manifest(

@@ -18,7 +18,7 @@ from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.writing.publish import create_object
 from binidx.testing import check_range_reader
 

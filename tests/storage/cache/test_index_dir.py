@@ -18,9 +18,9 @@ from helpers.random_datasets import Document, build_ours
 from servers.latency_proxy import latency_proxy
 
 from binidx.format.pair import open_pair
-from binidx.storage.cache import layout
+from binidx.storage.cache import block_files
+from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.cache.disk_cache import DiskCache
-from binidx.storage.cache.layout import directory_of_index
 from binidx.storage.open import open_object
 from binidx.storage.settings import ReadSettings
 from binidx.storage.writing.publish import create_object
@@ -41,9 +41,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.delenv("BINIDX_INDEX_DIR")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    layout._default_directory.cache_clear()
+    block_files._default_directory.cache_clear()
     yield tmp_path
-    layout._default_directory.cache_clear()
+    block_files._default_directory.cache_clear()
 
 
 def ours(directory: Path) -> Path:

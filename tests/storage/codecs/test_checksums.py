@@ -19,9 +19,9 @@ from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.codecs.checksums import HEADER, BlockSums, CheckedObject, format_sums_header, parse_sums_header
 from binidx.storage.codecs.segments import SegmentedObject
 from binidx.storage.interfaces import Range
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.ranges import read_many
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.threads import WAITING_THREADS
-from binidx.storage.vectored_reads import read_many
 from binidx.testing import CONTENT, MemoryObject, check_range_reader
 
 BLOCK = 512

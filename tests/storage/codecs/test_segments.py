@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from binidx.errors import ConfigError, FormatError
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
-from binidx.storage.codecs.segments import BATCH_BYTES, CODECS, SegmentedObject, SegmentWriter, codec_of
+from binidx.storage.codecs.segments import BATCH_BYTES, SegmentedObject, SegmentWriter
 from binidx.storage.interfaces import Range
+from binidx.storage.open import CODECS, codec_of
 from binidx.storage.threads import thread_count
 from binidx.testing import CONTENT, FaultyObject, MemoryObject, check_range_reader
 

@@ -15,14 +15,14 @@ from servers.http_objects import http_objects
 from servers.latency_proxy import Proxy, latency_proxy
 
 from binidx.errors import CancelledReadError, ObjectNotFoundError, ShortReadError, StorageError
-from binidx.format.bin_file import open_bin
+from binidx.format.pair import open_bin
 from binidx.storage import stats
 from binidx.storage.open import open_object
+from binidx.storage.ranges import read_many
 from binidx.storage.requests.cancellation import cancellable
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject, object_identity
 from binidx.storage.stores.http import DirectStore
-from binidx.storage.vectored_reads import read_many
-from binidx.storage.writing.publish import create_object, object_identity
+from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked
 
 DATA = bytes(range(250)) * 4_000  # 1 MB

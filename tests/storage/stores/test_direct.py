@@ -16,7 +16,7 @@ from conftest import Bucket
 from servers.http_objects import http_objects
 
 from binidx.errors import BinidxError
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.http import Address, DirectStore
 from binidx.storage.stores.registry import open_store

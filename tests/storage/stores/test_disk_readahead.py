@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from binidx.native.arguments import WARM_READS, AskAhead
 from binidx.native.gpt_samples import Orders, Recipe, Sequences, TextRows
-from binidx.storage.stores.local import WARM_READS, AskAhead, LocalFile
+from binidx.storage.stores.local import LocalFile
 
 
 def rounds(cold: AskAhead, reads: list[bool]) -> list[bool]:

@@ -12,7 +12,7 @@ from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage.open import open_object
-from binidx.storage.writing.publish import object_exists
+from binidx.storage.requests.remote_object import object_exists
 
 
 def write(prefix: str, first: int, num_documents: int = 3) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import READ_AT_ONCE, LocalFile
 
 DATA = bytes(range(250)) * 2000

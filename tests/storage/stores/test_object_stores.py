@@ -19,14 +19,14 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.storage import stats
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject, read_small
 from binidx.storage.store_protocols import Store
 from binidx.storage.stores import gcs as gcs_store
 from binidx.storage.stores import registry
 from binidx.storage.stores import s3 as s3_store
 from binidx.storage.stores.http import private
 from binidx.storage.stores.registry import open_store
-from binidx.storage.writing.publish import create_object, put_if_absent, read_small
+from binidx.storage.writing.publish import create_object, put_if_absent
 from binidx.testing import check_object_store, check_range_reader
 
 DATA = bytes(range(250)) * 400

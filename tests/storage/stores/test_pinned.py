@@ -16,7 +16,7 @@ from servers.http_objects import Server, http_objects
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
 from binidx.storage.cache.memory import ChunkCache, ChunkStore
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.writing.publish import create_object, delete_object
 
 OLD, SAME_SIZE, LARGER, SMALLER = (

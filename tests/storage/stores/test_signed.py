@@ -12,9 +12,9 @@ from helpers.proxied_store import distant_store
 from servers.http_objects import Server, http_objects
 
 from binidx.errors import AccessError
-from binidx.storage.requests.metadata import find_object
+from binidx.storage.requests.remote_object import find_object, object_exists, object_identity
 from binidx.storage.stores.fsspec_store import open_filesystem
-from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity
+from binidx.storage.writing.publish import create_object, delete_object
 
 KEYS = {"key": "k", "secret": "s"}
 

@@ -10,9 +10,9 @@ import pytest
 from helpers.proxied_store import Distant, distant_store
 
 from binidx.errors import AccessError, ObjectNotFoundError
-from binidx.storage.requests.metadata import find_object
+from binidx.storage.requests.remote_object import find_object, object_exists, object_identity, read_small
 from binidx.storage.stores.fsspec_store import open_filesystem
-from binidx.storage.writing.publish import create_object, delete_object, object_exists, object_identity, read_small
+from binidx.storage.writing.publish import create_object, delete_object
 from binidx.storage.writing.staging import CHUNK_BYTES, WriteBuffer
 
 DATA = random.Random(0).randbytes(3 * CHUNK_BYTES + 1)

@@ -12,8 +12,8 @@ from conftest import Bucket
 from binidx.errors import StorageError
 from binidx.storage.open import open_object, read_whole
 from binidx.storage.ranges import cut
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.multipart import LocalParts, MultipartWriter, PartUpload, open_parts, part_digest
-from binidx.storage.writing.publish import object_exists
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * (11 * MIB // 256)

@@ -19,17 +19,11 @@ from servers.latency_proxy import latency_proxy
 
 from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
 from binidx.storage.open import open_object
+from binidx.storage.requests.remote_object import object_exists, object_identity, read_small
 from binidx.storage.stores.fsspec_store import DIRECT_CONCURRENCY, open_filesystem
+from binidx.storage.stores.registry import join_uri
 from binidx.storage.writing import publish
-from binidx.storage.writing.publish import (
-    create_object,
-    delete_object,
-    join_uri,
-    object_exists,
-    object_identity,
-    put_if_absent,
-    read_small,
-)
+from binidx.storage.writing.publish import create_object, delete_object, put_if_absent
 
 # Of aiohttp, about the bytes that gcsfs gives it.
 GS = pytest.param("gs", marks=pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning"))

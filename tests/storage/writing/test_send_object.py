@@ -12,8 +12,9 @@ from helpers.build_race import CarelessFileSystem
 
 from binidx.errors import StorageError
 from binidx.storage.open import open_object, read_whole
+from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.writing import publish
-from binidx.storage.writing.publish import object_exists, object_identity, put_if_absent, send_object
+from binidx.storage.writing.publish import put_if_absent, send_object
 from binidx.storage.writing.staging import ONE_PUT
 
 

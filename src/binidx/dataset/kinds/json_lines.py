@@ -29,7 +29,7 @@ from binidx.format.pair import ResolvedPrefix
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import BuildContext, IndexCache
 from binidx.storage.open import open_object, stream
-from binidx.storage.writing.publish import object_identity
+from binidx.storage.requests.remote_object import object_identity
 
 ARRAYS = ("starts", "lengths")
 NEWLINE = 10

@@ -25,7 +25,7 @@ from binidx.index.cache.manifest import describe_documents, get_origin
 from binidx.index.documents import as_range
 from binidx.index.masked_samples import ARRAYS, build_masked_sample_index, check_sample_index, plan_mapping, short_ratio
 from binidx.native.mappings import MaskedDocuments
-from binidx.storage.writing.publish import join_uri
+from binidx.storage.stores.registry import join_uri
 
 SMALL = 2**15
 """Sentences of the split, and requested samples, whose index is built faster than a cache of it is opened."""

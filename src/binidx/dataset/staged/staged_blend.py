@@ -35,9 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.dataset.blended import BlendedDataset, row_blocks, samples_per_dataset
+from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import Blend, BlendedMegatronDatasetConfig, Split, check_blend, normalize, split_indices
 from binidx.dataset.megatron_dataset import MegatronDataset, describe, digest
-from binidx.dataset.required_indices import WHOLE, sizes_per_dataset
 from binidx.errors import BlendError, ConfigError
 from binidx.index.blend import BlendIndex, build_blend_index
 from binidx.index.cache.array_writer import ArrayWriter

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from binidx.errors import FormatError
 from binidx.json_models import JsonFile
-from binidx.storage.writing.publish import read_small
+from binidx.storage.requests.remote_object import read_small
 
 LINEAGE = ".lineage.parquet"
 MANIFEST = ".manifest.json"

@@ -31,7 +31,7 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.errors import IndexBuildError
 from binidx.index.cache.index_files import Arrays, NpyLayout, parse_npy
 from binidx.index.cache.manifest import StoredArray
-from binidx.storage.cache.layout import directory_of_index
+from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.interfaces import Writer
 from binidx.storage.open import cache_whole
 from binidx.storage.settings import ReadSettings

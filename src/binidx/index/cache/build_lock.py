@@ -44,7 +44,7 @@ from binidx.index.cache.lease import (
     LeaseWatcher,
 )
 from binidx.index.cache.node_lock import NodeLock, acquire_node_lock
-from binidx.storage.cache.layout import directory_of_index
+from binidx.storage.cache.block_files import directory_of_index
 from binidx.storage.settings import ReadSettings
 
 FIRST_PAUSE, FIRST_PAUSE_LOCAL, LONGEST_PAUSE, LONGEST_OF_MANY = 0.2, 0.01, 2.0, 30.0

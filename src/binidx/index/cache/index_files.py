@@ -30,11 +30,11 @@ from binidx.errors import FormatError, ObjectChangedError
 from binidx.format.ranged_arrays import RangedArray, open_cached_in_blocks
 from binidx.index.cache.manifest import Manifest, StoredArray, parse_manifest
 from binidx.storage.open import open_object, read_whole
-from binidx.storage.requests.metadata import Found, recorded_object
-from binidx.storage.stores.registry import local_path
+from binidx.storage.ranges import read_many, stored_reader
+from binidx.storage.requests.remote_object import Found, read_small, recorded_object
+from binidx.storage.stores.registry import join_uri, local_path
 from binidx.storage.threads import OPENS
-from binidx.storage.vectored_reads import read_many, stored_reader
-from binidx.storage.writing.publish import create_object, join_uri, read_small
+from binidx.storage.writing.publish import create_object
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -38,7 +38,8 @@ import xxhash
 
 from binidx.errors import FormatError, StorageError
 from binidx.json_models import JsonFile
-from binidx.storage.writing.publish import create_object, delete_object, put_if_absent, read_small
+from binidx.storage.requests.remote_object import read_small
+from binidx.storage.writing.publish import create_object, delete_object, put_if_absent
 
 BUILDING, FAILED, UNPUBLISHED = "building", "failed", "unpublished"
 

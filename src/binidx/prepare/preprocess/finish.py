@@ -48,11 +48,12 @@ from binidx.prepare.preprocess.record import Record, count_machines
 from binidx.prepare.text.inputs import list_local_files, list_stored_objects
 from binidx.prepare.text.slices import check_extents
 from binidx.storage.open import open_object
+from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS
 from binidx.storage.writing.concatenate import IN_FLIGHT
 from binidx.storage.writing.copy import ProgressWatcher
-from binidx.storage.writing.publish import create_object, delete_object, object_exists, put_if_absent, read_small
+from binidx.storage.writing.publish import create_object, delete_object, put_if_absent
 
 
 def count_sources(parts: Sequence[Part], records: Mapping[str, Record]) -> list[dict[str, Any]]:

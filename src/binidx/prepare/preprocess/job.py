@@ -34,7 +34,7 @@ from binidx.format.sidecars.dataset_manifest import LINEAGE, SIDECARS
 from binidx.prepare.text.batch import Filters, check_limits
 from binidx.prepare.text.slices import Input, Slice, group_by_size, plan_slices
 from binidx.prepare.tokenizers.spec import TokenizerSpec
-from binidx.storage.codecs.segments import CODECS
+from binidx.storage.open import CODECS
 
 ALGORITHM = 1
 """Version of the algorithm; raised if the same job gives other bytes, so that parts of the old one are not reused."""

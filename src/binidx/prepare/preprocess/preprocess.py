@@ -43,11 +43,11 @@ from binidx.prepare.preprocess.record import (
 from binidx.prepare.preprocess.tokenize_part import PartTask, read_record, run_part
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.slices import Input
+from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import pause
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import READS
 from binidx.storage.writing.concatenate import IN_FLIGHT
-from binidx.storage.writing.publish import read_small
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ from binidx.prepare.tokenizers.engine_choice import (
     reference_engine,
 )
 from binidx.prepare.tokenizers.spec import TokenizerSpec, count_specials, count_unknown
+from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import is_transient
-from binidx.storage.writing.publish import create_object, read_small
+from binidx.storage.writing.publish import create_object
 
 MOST_CHARACTERS = 1_000_000
 """Longer texts are cut before they are split into sentences, because Punkt's time grows faster than its text."""

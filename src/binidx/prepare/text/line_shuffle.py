@@ -29,10 +29,11 @@ from binidx.prepare.text.jsonl import Lines
 from binidx.prepare.text.read import read_lines
 from binidx.prepare.text.slices import JSONL, PARQUET, Extent, Input, Slice, plan_slices
 from binidx.storage.adapters import WritableFile
-from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import Writer
+from binidx.storage.open import CODECS
+from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.publish import create_object, object_exists
+from binidx.storage.writing.publish import create_object
 
 Options = Mapping[str, Any] | None
 WHOLE = 1 << 62

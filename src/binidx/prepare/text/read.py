@@ -53,7 +53,7 @@ from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.open import open_stored
 from binidx.storage.ranges import cut
-from binidx.storage.requests.metadata import recorded_object
+from binidx.storage.requests.remote_object import recorded_object
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import map_in_flight
 

@@ -39,11 +39,11 @@ from binidx.index.document_sample import EpochPlan, index_shapes, row_dtype, shu
 from binidx.loader.readahead import FIRST_WINDOW, GROUPS_IN_FLIGHT, SAMPLES_IN_GROUP
 from binidx.run.plan.inventory import MISSING, STALE, THERE, UNPROVEN, RunInventory
 from binidx.run.run_file import Run
-from binidx.storage.cache.layout import CHUNK_BYTES
+from binidx.storage.cache.block_files import CHUNK_BYTES
 from binidx.storage.cache.memory import STORE
 from binidx.storage.codecs.checksums import BLOCK_BYTES, SUM_BYTES
 from binidx.storage.open import SEGMENTS, open_stored
-from binidx.storage.requests.remote_reader import MAX_REQUEST
+from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.registry import local_path, open_store, prices_of
 from binidx.storage.threads import OPENING_THREADS

@@ -12,16 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from binidx.dataset.builder import WHOLE, sizes_per_dataset
 from binidx.dataset.config import GPTDatasetConfig, Split, split_range
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.gpt_index import SMALL, drops_last_partial
 from binidx.dataset.required_indices import (
-    WHOLE,
     RequiredBlend,
     RequiredIndex,
     RequiredIndices,
     required_indices,
-    sizes_per_dataset,
 )
 from binidx.errors import FormatError, IndexBuildError, StorageError
 from binidx.format.idx import get_idx_path

@@ -22,8 +22,9 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
 from binidx.run.provenance.contents import locate_samples
 from binidx.run.provenance.run_order import RunOrder
+from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import create_object, join_uri, put_if_absent
+from binidx.storage.writing.publish import create_object, put_if_absent
 
 PART_BYTES = 1 << 30
 """Of tokens, about."""

@@ -40,8 +40,9 @@ from binidx.run.provenance.contents import DocumentContents, SampleContents, Sam
 from binidx.run.provenance.run_order import Docs
 from binidx.storage.adapters import ReadableFile, WritableFile
 from binidx.storage.open import open_object
+from binidx.storage.stores.registry import join_uri
 from binidx.storage.threads import OPENS
-from binidx.storage.writing.publish import create_object, join_uri
+from binidx.storage.writing.publish import create_object
 
 try:
     import pyarrow as pa

@@ -29,10 +29,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.native.pieces import PlacedBlocks
-from binidx.storage.cache.block_files import MappedBlock, map_block, write_chunks
+from binidx.native.arguments import PlacedBlocks
+from binidx.storage.cache.block_files import CachedContent, MappedBlock, block_path, map_block, write_chunks, write_meta
 from binidx.storage.cache.eviction import CacheQuota, warn_once
-from binidx.storage.cache.layout import CachedContent, block_path, write_meta
 from binidx.storage.cache.memory import SingleFlight, runs_of
 from binidx.storage.interfaces import Range
 

@@ -22,16 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from binidx.errors import ConfigError
+from binidx.native.arguments import AskAhead
+from binidx.storage.cache.block_files import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.cached_object import get_cached_object
-from binidx.storage.cache.layout import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.memory import Flight, chunks_of, runs_of
 from binidx.storage.interfaces import Range, RangeReader, VersionedReader
-from binidx.storage.ranges import check_ranges, cut
-from binidx.storage.requests.remote_reader import MAX_REQUEST
+from binidx.storage.ranges import as_block_reader, check_ranges, cut, stored_reader
+from binidx.storage.requests.remote_object import MAX_REQUEST
 from binidx.storage.stats import LayerStats
-from binidx.storage.stores.local import AskAhead
 from binidx.storage.threads import READS
-from binidx.storage.vectored_reads import as_block_reader, stored_reader
 
 
 def check_content(reader: RangeReader) -> None:

@@ -22,7 +22,14 @@ from pathlib import Path
 import numpy as np
 
 from binidx.errors import ObjectNotFoundError, StorageError
-from binidx.storage.cache.block_files import erase_entries, evict_block, map_block
+from binidx.storage.cache.block_files import (
+    ENTRY_BYTES,
+    CachedContent,
+    erase_entries,
+    evict_block,
+    map_block,
+    read_meta,
+)
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import (
     BlockFile,
@@ -32,7 +39,6 @@ from binidx.storage.cache.eviction import (
     evict,
     object_directories,
 )
-from binidx.storage.cache.layout import ENTRY_BYTES, CachedContent, read_meta
 from binidx.storage.cache.memory import chunks_of, runs_of
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import cut

@@ -18,19 +18,17 @@ files that are read at random and fit on the disk: a mapped plain `.bin` costs 2
 as long to write; a byte shuffle loses; a dictionary gains 5 % and needs a second file.
 
 The compressed bytes depend on the plain bytes, the level and the version of libzstd only. Memory of a writer: two
-batches for each thread, and 8 bytes a segment. A new codec is a reader, a writer, and a row in CODECS.
+batches for each thread, and 8 bytes a segment. A new codec is a reader, a writer, and a row in
+`storage.open.CODECS`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
@@ -165,26 +163,6 @@ class _PerThread(threading.local):
 _local = _PerThread()
 
 
-@dataclass(frozen=True)
-class Codec:
-    """Way to store the bytes of a `.bin`.
-
-    Attributes:
-        suffix: of the object, after `.bin`.
-        open: returns a reader of the plain bytes over a reader of the stored ones and, if known, their end.
-        create: returns a Writer of plain bytes over a Writer of stored ones and a level; its end completes the object.
-    """
-
-    suffix: str
-    open: Callable[[RangeReader, Bytes], RangeReader]
-    create: Callable[[Writer, int | None], AbstractContextManager[Writer]]
-
-
-def codec_of(uri: str) -> str:
-    """Return the codec of an object by its name: "zstd" for `.bin.zst`, else "raw", also for other names in .zst."""
-    return next((name for name, codec in CODECS.items() if codec.suffix and uri.endswith(f".bin{codec.suffix}")), "raw")
-
-
 SEGMENT_BYTES = 64 << 10
 
 
@@ -263,12 +241,6 @@ class SegmentWriter:
         # An error does not wait for pending batches: after a fork their threads do not exist.
         self._pending.clear()
 
-
-CODECS: dict[str, Codec] = {
-    "raw": Codec("", lambda reader, end: reader, lambda writer, level: contextlib.nullcontext(writer)),
-    "zstd": Codec(".zst", SegmentedObject, SegmentWriter),
-}
-"""Name -> codec; if objects of both are stored, the first is read."""
 
 DEFAULT_LEVEL = 3
 """340 MB/s a core; 9 is four times slower and 4 to 8 % smaller."""

@@ -317,15 +317,13 @@ class Scheduler:
 
 def scheduler(limit: int) -> Scheduler:
     """Return the process's scheduler for a bound; never one of a process that it was forked from."""
-    loop = io_loop()
-    key = os.getpid(), id(loop), limit
-    found = _schedulers.get(key)
+    key = os.getpid(), limit
     # setdefault is one step, so two threads get the same one.
-    return found or _schedulers.setdefault(key, Scheduler(loop, limit))
+    return _schedulers.get(key) or _schedulers.setdefault(key, Scheduler(io_loop(), limit))
 
 
 # Schedulers of parent processes stay, unused: collecting their tasks would close the parents' connections.
-_schedulers: dict[tuple[int, int, int], Scheduler] = {}
+_schedulers: dict[tuple[int, int], Scheduler] = {}
 
 
 class HedgeTimer:

@@ -1,12 +1,5 @@
 """Files of this machine: large ones are mapped, small ones are read at once.
 
-Read-ahead of the disk (`AskAhead`) gives ten times the bytes while pages are cold, and doubles the work when they are
-warm, so it is switched off after a run of warm reads:
-
-    reads        cold cold cold warm warm .. warm | warm warm warm warm cold | cold ..
-    read-ahead    on   on   on   on   on  ..  on  |  off  off  off  off  off |  on  ..
-                                    64 reads                          waited
-
 A blend of thousands of mapped files needs more descriptors than the 1024 that most shells allow, and sockets and the
 pipes of a DataLoader's workers need some, too, so a process that opens files raises its own (soft) limit.
 """
@@ -26,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from binidx.errors import ObjectChangedError, ObjectNotFoundError, StorageError
-from binidx.native.pieces import Mapped
+from binidx.native.arguments import AskAhead, Mapped
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import check_ranges
 from binidx.storage.stats import ObjectStats
@@ -142,28 +135,6 @@ def sync_directory(path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-WARM_READS = 64
-
-
-class AskAhead:
-    """Switch of the read-ahead: off after 64 reads in a row that did not move the disk, on again after one that did.
-
-    Some filesystems in user space do not count pages that were read ahead, so each read seems warm while read-ahead
-    helps: there 1 read in 65 goes without.
-    """
-
-    def __init__(self) -> None:
-        self.warm_reads = 0
-
-    @property
-    def wanted(self) -> bool:
-        return self.warm_reads < WARM_READS
-
-    def saw(self, disk_moved: bool) -> None:
-        """Record one more read, and whether the disk was read for it."""
-        self.warm_reads = 0 if disk_moved else self.warm_reads + 1
 
 
 WAYS_OUT = {

@@ -11,6 +11,7 @@ decided by the driver (`storage_options`, FSSPEC_* and AWS_* variables, its conf
 from __future__ import annotations
 
 import importlib
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,3 +151,8 @@ def local_path(uri: str) -> str | None:
 
         return str(LocalFileSystem._strip_protocol(uri))
     return None
+
+
+def join_uri(base: str, *parts: str) -> str:
+    """Join a URI or a path with names: `s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`."""
+    return posixpath.join(base, *(part.strip("/") for part in parts))

@@ -23,10 +23,10 @@ from typing import Any, Protocol
 
 from binidx.errors import FormatError, ObjectNotFoundError, StorageError
 from binidx.json_models import Count, Positive
-from binidx.storage.codecs.segments import CODECS
 from binidx.storage.interfaces import Range, RangeReader, Writer
-from binidx.storage.open import open_object, open_stored
+from binidx.storage.open import CODECS, open_object, open_stored
 from binidx.storage.ranges import cut
+from binidx.storage.requests.remote_object import object_identity
 from binidx.storage.threads import map_in_flight
 from binidx.storage.writing.multipart import (
     MAX_PARTS,
@@ -35,7 +35,7 @@ from binidx.storage.writing.multipart import (
     part_digest,
     remove_staging_files,
 )
-from binidx.storage.writing.publish import create_object, delete_object, object_identity
+from binidx.storage.writing.publish import create_object, delete_object
 
 PART_BYTES = 8 << 20
 

@@ -14,20 +14,16 @@ import base64
 import contextlib
 import hashlib
 import os
-import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
-from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
-from binidx.json_models import MAX_BYTES, JsonFile
+from binidx.errors import ConfigError, StorageError
 from binidx.storage.interfaces import Bytes, Writer
 from binidx.storage.ranges import cut
-from binidx.storage.requests.metadata import find_object, head
-from binidx.storage.settings import ReadSettings
-from binidx.storage.store_protocols import MultipartStore, ObjectInfo, Store
-from binidx.storage.stores.driver_errors import hidden_cause, storage_errors
+from binidx.storage.requests.remote_object import find_object, read_small
+from binidx.storage.store_protocols import MultipartStore
+from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import sync_directory
 from binidx.storage.stores.registry import local_path, open_store
 from binidx.storage.threads import map_in_flight
@@ -118,32 +114,6 @@ def put_if_absent(
     raise StorageError(f"{uri}: the store says that it exists, and that it does not; {ATTEMPTS} attempts")
 
 
-SMALL = JsonFile(object)
-
-
-def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
-    """Return a small object as it is now, by one request; None if there is none.
-
-    Raises:
-        FormatError: it is larger than any small object.
-    """
-    uri = os.fspath(uri)
-    path = local_path(uri)
-    with storage_errors(uri):
-        try:
-            if path is not None:
-                SMALL.check_size(os.path.getsize(path), uri)
-                return Path(path).read_bytes()
-            store: Store = open_store(uri, storage_options)
-            data = store.get(uri, MAX_BYTES)
-            SMALL.check_size(len(data), uri)
-            return data
-        except FileNotFoundError as error:
-            if hidden_cause(error):
-                raise
-            return None
-
-
 def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
     """Delete an object; that there is none is no error."""
     uri = os.fspath(uri)
@@ -153,29 +123,6 @@ def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
             os.unlink(path)
         else:
             open_writable(uri, storage_options).delete(uri)
-
-
-def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Return whether there is an object now, never from a listing that was cached. A directory is no object."""
-    try:
-        _head(uri, storage_options, folders=False)
-    except ObjectNotFoundError:
-        return False
-    return True
-
-
-def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the identity of the content, in JSON values: `size`, and `etag`, `generation` or `mtime`.
-
-    Raises:
-        ObjectNotFoundError: there is no such object.
-    """
-    return dict(_head(uri, storage_options, folders=True).identity)
-
-
-def _head(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> ObjectInfo:
-    uri = os.fspath(uri)
-    return head(open_store(uri, storage_options), uri, ReadSettings.of(storage_options), folders=folders).info
 
 
 def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
@@ -229,11 +176,6 @@ def _send_parts(store: MultipartStore, uri: str, data: memoryview, storage_optio
     except BaseException:
         parts.abandon()
         raise
-
-
-def join_uri(base: str, *parts: str) -> str:
-    """Join a URI or a path with names: `s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`."""
-    return posixpath.join(base, *(part.strip("/") for part in parts))
 
 
 @contextlib.contextmanager

@@ -17,11 +17,11 @@ from binidx.storage import stats
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.interfaces import Range
 from binidx.storage.open import open_object
+from binidx.storage.ranges import read_many
 from binidx.storage.requests.cancellation import Scope, cancellable, current_scope
-from binidx.storage.requests.remote_reader import RemoteObject
+from binidx.storage.requests.remote_object import RemoteObject
 from binidx.storage.stores.local import LocalFile
 from binidx.storage.threads import WAITING_THREADS
-from binidx.storage.vectored_reads import read_many
 from binidx.storage.writing.publish import create_object
 from binidx.testing import FaultyObject, MemoryObject, ended_well, forked
 
@@ -117,7 +117,7 @@ def test_objects_are_asked_for_all_at_once_without_a_thread_for_each(
     with latency_proxy(server.endpoint, delay_ms=0) as proxy:
         readers = [RemoteObject(f"{proxy.endpoint}/b/{each}", {}) for each in range(60)]
         proxy.become(delay_ms=3000)
-        monkeypatch.setattr("binidx.storage.vectored_reads.READS", None)
+        monkeypatch.setattr("binidx.storage.ranges.READS", None)
         found = read_many([(each, [(1, 3), (0, 0), (990, 1000)]) for each in readers])
         assert proxy.counts().most_at_once == 60 > WAITING_THREADS
     assert [list(map(bytes, views)) for views in found] == [

@@ -26,7 +26,7 @@ from binidx.errors import (
 )
 from binidx.storage.cache.memory import ChunkCache
 from binidx.storage.open import open_object
-from binidx.storage.requests.remote_reader import MAX_REQUEST, RemoteObject
+from binidx.storage.requests.remote_object import MAX_REQUEST, RemoteObject
 from binidx.storage.stores.fsspec_store import DIRECT_MAX_GAP, driver_options, open_filesystem
 from binidx.storage.writing.publish import create_object
 from binidx.testing import ended_well, forked

@@ -1,0 +1,435 @@
+"""Objects of stores: find, list and read them by few requests with retries, a deadline and cancellation.
+
+Drivers wait 15 s to minutes for a store that accepts connections and never responds, and half a minute for one that
+accepts none. They also send more requests: they list for a folder of that name, or send a GET as well. One request
+suffices to see whether an object exists.
+
+Where listing is forbidden S3 responds 403 for an object that does not exist, so `find_object` takes a store that
+refuses for one that has no such object.
+
+`list_objects` asks for many objects of a folder: one request for a thousand, where HEAD requests would be a thousand.
+
+    names, sorted                   p000.bin p000.idx ... p499.idx    p500.bin ... p999.idx
+    lists, at the same time         after p000.bi, up to p500.bi      after p500.bi, up to p999.idx
+
+S3 and GCS list the current objects (S3 since 2020). A list is not one moment: an object that was replaced while the
+list was made may be in it in its old version beside new ones. `format.prefix_listing` compares two lists for that.
+
+`RemoteObject` reads ranges of one object, pinned to the version that was opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
+from binidx.json_models import MAX_BYTES, JsonFile
+from binidx.storage.interfaces import Range
+from binidx.storage.ranges import assemble, check_ranges, coalesce
+from binidx.storage.requests.cancellation import current_scope
+from binidx.storage.requests.retries import retried
+from binidx.storage.requests.scheduler import ReadRequests, scheduler
+from binidx.storage.settings import ReadSettings
+from binidx.storage.stats import ObjectStats
+from binidx.storage.store_protocols import (
+    BlockingStore,
+    ListableStore,
+    ListRequest,
+    ObjectInfo,
+    ReadableStore,
+    Store,
+)
+from binidx.storage.stores.driver_errors import hidden_cause, http_status, storage_errors
+from binidx.storage.stores.identity import check_unchanged, is_weak
+from binidx.storage.stores.registry import local_path, open_store, prices_of
+from binidx.storage.threads import REQUESTS
+
+Response = TypeVar("Response")
+PAGE_KEYS = 1000
+NAMES_AT_ONCE = 900
+"""Names of one list. A page then goes beyond them, if there is nothing else."""
+
+REFUSALS = {401, 403, 404, 405, 410}
+LONGEST_SECONDS = 10.0
+"""Deadline of `find_object`. Opening an object that must exist then reports a store that cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object that exists.
+
+    Attributes:
+        info: what the store reported.
+        end: the last bytes of the object, if they came along.
+    """
+
+    info: ObjectInfo
+    end: bytes = b""
+
+
+def recorded_object(uri: str, identity: Mapping[str, Any] | None) -> Found | None:
+    """Return what opens an object of a recorded identity without a HEAD request; None if that proves no content."""
+    if not identity or not ({"etag", "generation", "version"} & identity.keys()) or is_weak(identity.get("etag")):
+        return None
+    return Found(ObjectInfo(uri, int(identity["size"]), dict(identity)))
+
+
+def find_object(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_bytes: int = 0) -> Found | None:
+    """Return the object of this URI, or None if the store reports none.
+
+    Args:
+        end_bytes: how many of its last bytes to bring along, where the store sends them by the same request.
+
+    Raises:
+        StorageError: the store cannot be reached.
+    """
+    settings = ReadSettings.of(storage_options)
+    brief = replace(settings, deadline_seconds=min(settings.deadline_seconds, LONGEST_SECONDS))
+    store = open_store(uri, storage_options)
+    return _look_up(store, uri, brief, tail_bytes=end_bytes, folders=False, absence=_absence_suppressed)
+
+
+def is_absent(error: StorageError) -> bool:
+    """Return whether an object could not be opened because there is none, as far as the store reports."""
+    return isinstance(error, FileNotFoundError) or _is_refusal(error.__cause__)
+
+
+@contextlib.contextmanager
+def _absence_suppressed() -> Iterator[None]:
+    """Suppress a driver's exception in the block if it means, as far as the store reports, that there is no object."""
+    try:
+        yield
+    except Exception as error:
+        missing = isinstance(error, FileNotFoundError) and hidden_cause(error) is None
+        if not missing and not _is_refusal(error):
+            raise
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    return isinstance(error, PermissionError) or http_status(error) in REFUSALS
+
+
+def head(store: Store, uri: str, settings: ReadSettings, *, tail_bytes: int = 0, folders: bool = True) -> Found:
+    """Return what a store reports of an object now, never from a listing that was cached earlier.
+
+    Args:
+        folders: if there is no object, look for a folder of this name, and report that.
+
+    Raises:
+        ObjectNotFoundError: there is no such object, or it is a folder.
+        StorageError: the store does not report the size, or another failure.
+    """
+    found = _look_up(store, uri, settings, tail_bytes=tail_bytes, folders=folders, absence=contextlib.nullcontext)
+    assert found is not None
+    return found
+
+
+def _look_up(
+    store: Store,
+    uri: str,
+    settings: ReadSettings,
+    *,
+    tail_bytes: int,
+    folders: bool,
+    absence: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Found | None:
+    """`head`; None if `absence` suppresses the exception of a request."""
+    if isinstance(store, BlockingStore):
+
+        def ask() -> Found | None:
+            with absence():
+                return Found(store.head_now(uri))
+            return None
+
+        return retried(uri, ask, deadline_seconds=settings.deadline_seconds)
+
+    async def request() -> Found | None:
+        with absence():
+            return Found(*await store.head(uri, tail_bytes=tail_bytes, folders=folders))  # type: ignore[attr-defined]
+        return None
+
+    return request_with_retries(store, uri, request, settings)
+
+
+def request_with_retries(
+    store: Store, uri: str, request: Callable[[], Coroutine[Any, Any, Response]], settings: ReadSettings
+) -> Response:
+    """Return the result of a coroutine that sends one request, scheduled and retried like a read.
+
+    Raises:
+        StorageError: it failed for good; the message has the history of its tries.
+        CancelledReadError: the scope of the caller was cancelled.
+    """
+
+    async def fetch(_start: int, _stop: int) -> Response:
+        return await request()
+
+    read = ReadRequests(uri, fetch, [(0, 0)], settings, opening=True)
+    response: Response = scheduler(store.max_in_flight).run(read)[0]
+    return response
+
+
+def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
+    """Return whether there is an object now, never from a listing that was cached. A directory is no object."""
+    try:
+        _head(uri, storage_options, folders=False)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the identity of the content, in JSON values: `size`, and `etag`, `generation` or `mtime`.
+
+    Raises:
+        ObjectNotFoundError: there is no such object.
+    """
+    return dict(_head(uri, storage_options, folders=True).identity)
+
+
+def _head(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, *, folders: bool) -> ObjectInfo:
+    uri = os.fspath(uri)
+    return head(open_store(uri, storage_options), uri, ReadSettings.of(storage_options), folders=folders).info
+
+
+SMALL = JsonFile(object)
+
+
+def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bytes | None:
+    """Return a small object as it is now, by one request; None if there is none.
+
+    Raises:
+        FormatError: it is larger than any small object.
+    """
+    uri = os.fspath(uri)
+    path = local_path(uri)
+    with storage_errors(uri):
+        try:
+            if path is not None:
+                SMALL.check_size(os.path.getsize(path), uri)
+                return Path(path).read_bytes()
+            store: Store = open_store(uri, storage_options)
+            data = store.get(uri, MAX_BYTES)
+            SMALL.check_size(len(data), uri)
+            return data
+        except FileNotFoundError as error:
+            if hidden_cause(error):
+                raise
+            return None
+
+
+def list_objects(
+    uris: Sequence[str], storage_options: Mapping[str, Any] | None = None, *, most_pages: int
+) -> dict[str, ObjectInfo] | None:
+    """Return the objects of one folder, or of folders of a bucket, from the first to the last of these names.
+
+    Args:
+        uris: in the same bucket. Objects of other folders between them are listed too, unless they are all in one.
+        most_pages: requests; there may be a million other objects.
+
+    Returns:
+        By URI. None: this store does not list in pages, or there are more of them.
+
+    Raises:
+        StorageError: the store refuses, or cannot be reached.
+    """
+    store, settings = open_store(uris[0], storage_options), ReadSettings.of(storage_options)
+    if not isinstance(store, ListableStore):
+        return None
+    bucket, key = store.split(uris[0])
+    root = uris[0][: len(uris[0]) - len(key)]
+    prefix = os.path.commonprefix(uris)[len(root) :]  # noqa: RUF071 (of letters)
+    delimiter = "/" if len({uri.rpartition("/")[0] for uri in uris}) == 1 else ""
+    stretches = stretches_of([uri[len(root) :] for uri in uris])
+    pages_each = most_pages // len(stretches)
+
+    def list_stretch(first: str, stop: str) -> dict[str, ObjectInfo] | None:
+        found: dict[str, ObjectInfo] = {}
+        token = ""
+        for _ in range(pages_each):
+            page = partial(store.list_page, ListRequest(bucket, prefix, delimiter, first, token))
+            infos, token = request_with_retries(store, root + first, page, settings)
+            found |= {root + name: replace(info, uri=root + name) for name, info in infos.items()}
+            if not token or max(infos, default="") > stop:
+                return found
+        return None
+
+    lists = REQUESTS.map(lambda stretch: list_stretch(*stretch), stretches)
+    return None if None in lists else {name: info for each in lists if each for name, info in each.items()}
+
+
+def stretches_of(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (after, up to) of the lists, made at the same time, that cover these names and all between them."""
+    names = sorted(names)
+    # All but the last letter: less than the name itself, which must be in the page.
+    starts = [name[:-1] for name in names[::NAMES_AT_ONCE]]
+    return [*pairwise([*starts, names[-1]])]
+
+
+# At 25 ms to the first byte and 100 MB/s a connection is 77 % busy with 8 MiB parts, 29 % with 1 MiB.
+MAX_REQUEST = 8 << 20
+
+CHANGE_CHECK_SECONDS = 10.0
+"""Longest time to find out whether a failed read has its reason in a changed object."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A read whose requests are sent: `result` waits and returns what `read` does; `outcome` is done once it ends."""
+
+    outcome: Future[list[bytes]]
+    result: Callable[[], list[memoryview]]
+
+
+class RemoteObject:
+    """Reader of an object of a store: one read is a few coalesced requests, sent at once and retried if need be.
+
+    Args:
+        uri: with a scheme; chains such as simplecache::s3://bucket/key work.
+        storage_options: fsspec's own, and ours under the key "binidx": `ReadSettings`.
+        info: what the store has just reported, so that no HEAD request is sent; reads are pinned to it.
+
+    Raises:
+        MissingDriverError, ObjectNotFoundError, StorageError: the object cannot be opened.
+        ShortReadError: on read, responses do not belong to their range, again and again: `stores.identity`.
+        ObjectChangedError: on read, the object is not the version that was opened, as far as the store reports.
+        CancelledReadError: on read, its scope was cancelled: `cancellation`.
+        StorageError: on read, requests failed for good; the message has their history.
+
+    The size and `identity` (ETag, generation or time) are those at opening, also in a pickle. The store notices a fork.
+    Unpickling sends no request.
+    """
+
+    def __init__(
+        self, uri: str, storage_options: Mapping[str, Any] | None = None, *, info: ObjectInfo | None = None
+    ) -> None:
+        self.uri = uri
+        self.storage_options = dict(storage_options or {})
+        self.settings = ReadSettings.of(storage_options)
+        self.stats = ObjectStats(prices_of(uri))
+        self.info = info or head(self.store, uri, self.settings).info
+        self.size, self.identity = self.info.size, dict(self.info.identity)
+
+    @cached_property
+    def store(self) -> ReadableStore | BlockingStore:
+        """Store of the object; opened again after unpickling, at the first read."""
+        store: ReadableStore | BlockingStore = open_store(self.uri, self.storage_options)
+        return store
+
+    def read(self, ranges: Sequence[Range]) -> list[memoryview]:
+        begun = self.begin(ranges)
+        if begun is None:
+            return self._read_blocking(ranges)
+        with begun as read:
+            return read.result()
+
+    def check_unchanged(self) -> None:
+        """Compare the stored object with the opened one by a HEAD request, unless the responses are pinned to it.
+
+        Raises:
+            ObjectChangedError, ObjectNotFoundError: it is another version, or absent.
+        """
+        if not self.store.pins(self.info):
+            check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
+
+    def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
+        """Send the requests of a `read`, so that one thread waits for many reads; None if the store blocks.
+
+        Raises:
+            ShortReadError: a range outside the object.
+            CancelledReadError: its scope is cancelled already; other errors are raised by the result.
+        """
+        return self._begun(self.store, ranges) if isinstance(self.store, ReadableStore) else None
+
+    @contextlib.contextmanager
+    def _begun(self, store: ReadableStore, ranges: Sequence[Range]) -> Iterator[Begun]:
+        requests, info = self._planned(ranges), self.info
+
+        async def fetch(start: int, stop: int) -> bytes:
+            return await store.fetch(info, (start, stop))
+
+        read = ReadRequests(self.uri, fetch, requests, self.settings)
+        began = time.monotonic()
+        if not requests:
+            read.end()
+        try:
+            with scheduler(store.max_in_flight).sending(read) if requests else contextlib.nullcontext():
+                yield Begun(read.outcome, partial(self._result, read, ranges))
+        finally:
+            self.stats.add(requests=read.sent, retries=read.retries, hedges=read.hedges)
+            if read.over and read.outcome.exception() is None:
+                self._count(ranges, read.answers, read.ended - began)
+
+    def _result(self, read: ReadRequests, ranges: Sequence[Range]) -> list[memoryview]:
+        with self._changes_reported():
+            return assemble(ranges, read.ranges, read.outcome.result())
+
+    def _planned(self, ranges: Sequence[Range]) -> list[Range]:
+        check_ranges(self.uri, self.size, ranges)
+        return coalesce(ranges, max_gap=self.store.max_gap, max_request=MAX_REQUEST)
+
+    def _count(self, ranges: Sequence[Range], answers: Sequence[bytes], seconds: float) -> None:
+        self.stats.add(
+            bytes_asked=sum(stop - start for start, stop in ranges),
+            bytes_moved=sum(map(len, answers)),
+            seconds=seconds,
+        )
+
+    def _read_blocking(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """Read in this thread, as the store has no coroutines."""
+        assert isinstance(self.store, BlockingStore)
+        requests, store, scope, began = self._planned(ranges), self.store, current_scope(), time.monotonic()
+
+        def fetch() -> list[bytes]:
+            if scope:
+                scope.check()
+            self.stats.add(requests=len(requests))
+            return store.fetch_now(self.info, requests)
+
+        with self._changes_reported():
+            answers = retried(self.uri, fetch, deadline_seconds=self.settings.deadline_seconds) if requests else []
+        self._count(ranges, answers, time.monotonic() - began)
+        return assemble(ranges, requests, answers)
+
+    @contextlib.contextmanager
+    def _changes_reported(self) -> Iterator[None]:
+        """Raise ObjectChangedError or ObjectNotFoundError for a failure in the block if that is its reason."""
+        try:
+            yield
+        except StorageError as error:
+            if suggests_change(error):
+                try:
+                    seconds = min(self.settings.deadline_seconds, CHANGE_CHECK_SECONDS)
+                    found_now = head(self.store, self.uri, replace(self.settings, deadline_seconds=seconds)).info
+                    check_unchanged(self.info, found_now.identity)
+                except (ObjectChangedError, ObjectNotFoundError) as found:
+                    raise found from error
+                except StorageError:
+                    pass  # the first error has more details
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name != "store"}
+        return {**state, "stats": ObjectStats(self.stats.prices)}
+
+    def __repr__(self) -> str:
+        # Without the options: they hold secrets.
+        return f"FsspecObject({self.uri!r})"
+
+
+def suggests_change(error: StorageError) -> bool:
+    """Return whether a read may have failed because the object changed: 404, 412, past the end, too few bytes."""
+    cause = error.__cause__
+    past_the_end = isinstance(cause, OSError) and cause.errno == errno.EINVAL
+    gone_or_short = isinstance(error, (ShortReadError, FileNotFoundError))
+    return past_the_end or gone_or_short or http_status(cause) in (404, 412, 416)
