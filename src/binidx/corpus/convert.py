@@ -79,7 +79,7 @@ class StorageFormat:
     """Form in which tokens are stored.
 
     Attributes:
-        codec: key of `segments.CODECS`; None for that of the source.
+        codec: key of `storage.open.CODECS`; None for that of the source.
         level: compression level; None for the codec's default, which leaves compressed tokens as they are.
         checksums: whether to compute checksums; existing ones are always copied.
     """

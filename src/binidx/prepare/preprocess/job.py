@@ -66,7 +66,7 @@ class Job:
             writes it to the quarantine.
         id_key: field whose value is stored in the lineage.
         lineage: whether `.lineage.parquet` is written.
-        codec: row of `segments.CODECS`: how tokens are stored.
+        codec: row of `storage.open.CODECS`: how tokens are stored.
         part_bytes: stored bytes of text in a part; None: by the size of all inputs.
         engine: name of a tokenizer engine, or `auto`. All engines give the same tokens.
         compared_share: share of the texts that are compared with the reference engine.

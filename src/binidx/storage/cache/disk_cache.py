@@ -5,7 +5,7 @@
     fetch      [196608, 262144)                     3: fetched and stored by one process of all
 
 The directory lies on a disk of this node or on a file system of the cluster, and is shared by all processes and nodes
-that can access it. `layout` describes its files, `block_files` the locks against eviction, `cached_object` and
+that can access it. `block_files` describes its files and the locks against eviction, `cached_object` and
 `memory.SingleFlight` which process and thread fetches a chunk, `eviction` the quota.
 
 No cached byte is used before its checksum was compared, once for a chunk and process. So after a kill, a loss of power,
