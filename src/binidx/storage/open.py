@@ -158,8 +158,8 @@ def layered(
             return on_disk
     if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
         return ChunkCache(reader)
-    blocks = as_block_reader(reader)
-    if cache in (None, True) and blocks and blocks.codec != "raw":
+    blocks = None if codec == "raw" else as_block_reader(reader)
+    if cache in (None, True) and blocks:
         # Chunks of one segment, but no larger than the store caches: frames of other writers may have 1 GiB.
         return ChunkCache(reader, chunk_bytes=max(1, min(blocks.block_bytes, SEGMENTS.largest)), store=SEGMENTS)
     return reader

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -181,6 +182,11 @@ def request_with_retries(
 
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
     """Return whether there is an object now, never from a listing that was cached. A directory is no object."""
+    path = local_path(uri := os.fspath(uri))
+    if path is not None:
+        with storage_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return not stat.S_ISDIR(os.stat(path).st_mode)
+        return False
     try:
         _head(uri, storage_options, folders=False)
     except ObjectNotFoundError:
