@@ -14,6 +14,7 @@ import pytest
 from binidx.tools import seaweed
 from binidx.tools.seaweed import S3Server, s3_server
 from hypothesis import HealthCheck, settings
+from servers.azurite import AzureServer, azurite
 from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
@@ -102,6 +103,13 @@ def gs() -> Iterator[str]:
     """A bucket on a small GCS server; the environment points gcsfs at it."""
     with gcs_server() as server, server.in_environment():
         yield "gs://test-bucket"
+
+
+@pytest.fixture(scope="session")
+def abfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """A real server of Azure blobs; the environment points adlfs and child processes at it."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as server, server.in_environment():
+        yield server
 
 
 @pytest.fixture(scope="session")

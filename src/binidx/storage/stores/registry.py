@@ -58,6 +58,12 @@ _GCS = Provider(
     "'binidx[gcs]'",
     "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket",
 )
+_AZURE = Provider(
+    "binidx.storage.stores.azure:AzureStore",
+    package="adlfs",
+    install="'binidx[azure]'",
+    credentials="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options={'anon': True}",
+)
 _HTTP = Provider(
     "binidx.storage.stores.http:HttpStore",
     Prices("http"),
@@ -71,6 +77,9 @@ PROVIDERS: dict[str, Provider] = {
     "s3a": _S3,
     "gs": _GCS,
     "gcs": _GCS,
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "az": _AZURE,
     "http": _HTTP,
     "https": _HTTP,
     "file": _LOCAL,
