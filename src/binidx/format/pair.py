@@ -24,7 +24,7 @@ from typing import Any, Self
 from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError, StorageError
 from binidx.format.bin_file import Options, find_bin
 from binidx.format.idx import SequenceIndex, get_bin_path, get_idx_path, parse_index
-from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.prefix_listing import ListedPair
 from binidx.format.virtual import VirtualParts, concatenate_indices, read_parts
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.codecs.checksums import SUFFIX
@@ -34,7 +34,7 @@ from binidx.storage.open import CODECS, codec_of, layered, open_object, open_sto
 from binidx.storage.requests.remote_object import find_object, is_absent, object_exists, object_identity
 from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.registry import local_path
-from binidx.storage.threads import OPENS, REQUESTS, run_both
+from binidx.storage.threads import REQUESTS, run_both
 
 WaitCheck = Callable[[bool], None]
 
@@ -117,8 +117,9 @@ class _Opening:
 
     def open_parts(self, parts: VirtualParts) -> Pair:
         """Open the parts of a virtual merge as one pair."""
-        listed = list_pairs(parts.prefixes, self.options)
-        pairs = OPENS.map(lambda each: self.open_alone(ResolvedPrefix(each, listed.get(each))), parts.prefixes)
+        pairs = parts.open_each(
+            lambda prefix, options, listed: replace(self, options=options).open_alone(ResolvedPrefix(prefix, listed))
+        )
         parts.check([pair.identities for pair in pairs])
         index = concatenate_indices([pair.index for pair in pairs], parts)
         sizes = [pair.index.num_bytes for pair in pairs]

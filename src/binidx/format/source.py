@@ -30,7 +30,7 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import Options, find_bin
 from binidx.format.idx import HEADER, format_idx_header, get_bin_path, get_idx_path
 from binidx.format.idx_blocks import IndexStream
-from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.prefix_listing import ListedPair
 from binidx.format.virtual import VirtualParts, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.codecs.checksums import SUFFIX
@@ -185,8 +185,7 @@ class VirtualSource:
 
     def __init__(self, prefix: str, parts: VirtualParts, options: Options) -> None:
         self.prefix, self.options, self.bin_uri, self._listed = prefix, options, parts.uri, parts
-        found = list_pairs(parts.prefixes, options)
-        self.pairs = OPENS.map(lambda each: PairSource(each, options, listed=found.get(each)), parts.prefixes)
+        self.pairs = parts.open_each(lambda each, own_options, listed: PairSource(each, own_options, listed=listed))
         self.num_parts = len(self.pairs)
         self.uris = {absolute_uri(prefix)}.union(*(each.uris for each in self.pairs))
         codecs = {each.codec for each in self.pairs}
@@ -201,7 +200,7 @@ class VirtualSource:
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """ObjectChangedError if a part was replaced since it was listed."""
-        found = list_pairs(self._listed.prefixes, self.options)
+        found = self._listed.list_pairs()
         self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix)), self.pairs))
 
     @property
