@@ -192,7 +192,7 @@ def test_credentials_never_follow_a_list_to_another_host(tmp_path: Path, web: Se
         there = serve(web, "list", tmp_path / "list")
         other.requests.clear()
         for tool in (binidx.IndexedDataset, open_source, read_summary):
-            with pytest.raises(ConfigError, match=rf"list.parts.json: .*\(found {other.endpoint}/part, .*PARTS_FROM"):
+            with pytest.raises(ConfigError, match=rf"list.parts.json: .*\(found {other.endpoint}/part, .*PARTS_FROM="):
                 tool(there, storage_options=secret) if tool is not open_source else tool(there, secret)
         assert other.requests == []
 

@@ -101,24 +101,8 @@ class VirtualParts:
         return [resolve_part(self.uri, part.prefix) for part in self.parts]
 
     def options_of(self, prefix: str) -> Options:
-        """Return the storage options for a part. Those of the list are for its own host only.
-
-        Raises:
-            ConfigError: the part is on a host or in a bucket that the user has not allowed.
-        """
-        place, options = place_of(prefix), self.storage_options
-        if place == place_of(self.uri):
-            return options
-        allowed = {place_of(name): each for name, each in ReadSettings.of(options).parts_from.items()}
-        if place not in allowed:
-            raise ConfigError(
-                f"{self.uri}: lists a part elsewhere (found {prefix}, needed {place_of(self.uri)}); if you trust the "
-                f"list, allow it: parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
-            )
-        given = allowed[place]
-        if given is None and share_credentials(prefix, self.uri):
-            return options
-        return {OURS: (options or {}).get(OURS), **(given or {})}
+        """Return the storage options for a part; ConfigError as of `options_for`."""
+        return options_for(prefix, self.uri, self.storage_options)
 
     def list_pairs(self) -> dict[str, ListedPair]:
         """Return `prefix_listing.list_pairs` of the parts that have the options of the list."""
@@ -139,6 +123,30 @@ class VirtualParts:
                         f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.uri} was written; "
                         "bring it back, or write the list again with binidx merge --virtual --overwrite"
                     )
+
+
+def options_for(named: str, uri: str, options: Options) -> Options:
+    """Return the storage options for a URI that the file `uri` names. Those of the file are for its own host only.
+
+    Args:
+        options: of the file; their setting `parts_from` allows other hosts and buckets.
+
+    Raises:
+        ConfigError: the URI is on a host or in a bucket that the user has not allowed.
+    """
+    place, home = place_of(named), place_of(uri)
+    if place == home:
+        return options
+    allowed = {place_of(name): each for name, each in ReadSettings.of(options).parts_from.items()}
+    if place not in allowed:
+        raise ConfigError(
+            f"{uri}: names data elsewhere (found {named}, needed {home}); if you trust the file, allow it: "
+            f"parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
+        )
+    given = allowed[place]
+    if given is None and share_credentials(named, uri):
+        return options
+    return {OURS: (options or {}).get(OURS), **(given or {})}
 
 
 def get_parts_path(path_prefix: str) -> str:

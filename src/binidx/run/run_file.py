@@ -24,12 +24,14 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError
+from binidx.format.virtual import options_for
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule, Rampup
 from binidx.storage.open import read_document
+from binidx.storage.stores.registry import is_url
 from binidx.storage.writing.publish import create_object
 
 
@@ -120,14 +122,22 @@ class Run:
             The run, equal to the one that was saved.
 
         Raises:
-            ConfigError: the file is not a JSON object, has unknown or missing fields, or an invalid value.
+            ConfigError: the file is not a JSON object, has unknown or missing fields, or an invalid value; or a file
+                read over HTTP names data elsewhere, which the setting `parts_from` does not allow.
             ObjectNotFoundError: there is no such file.
         """
         text = read_document(RUN_FILE, uri, storage_options)
         try:
-            return parse_run(text, storage_options)
+            run = parse_run(text, storage_options)
         except ConfigError as error:
             raise ConfigError(f"{uri}: {error}") from error
+        if is_url(uri):
+            # A bucket is the user's own; the author of a web page may choose neither hosts nor local files.
+            config, stages = run.config, run.stages or ()
+            blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in stages)]
+            for named in (config.path_to_cache, *(prefix for blend in blends if blend for prefix in blend[0])):
+                options_for(named or uri, uri, storage_options)
+        return run
 
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         """Write the file atomically.
