@@ -190,7 +190,7 @@ def test_a_run_of_a_web_page_chooses_neither_hosts_nor_files(web: Server, prefix
         ({"blend": (["https://other/en"], None)}, "https://other/en"),
     ):
         web.objects["/run.json"] = format_run(make(prefixes, **changes))
-        with pytest.raises(ConfigError, match=rf"run.json: names data elsewhere \(found {named}, needed {web.endpoint}"):
+        with pytest.raises(ConfigError, match=rf"names data elsewhere \(found {named}, needed {web.endpoint}"):
             binidx.Run.load(f"{web.endpoint}/run.json")
         allowed = {"binidx": {"parts_from": "file://,https://other"}}
         assert binidx.Run.load(f"{web.endpoint}/run.json", allowed).config.random_seed == 1
