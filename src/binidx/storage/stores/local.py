@@ -14,7 +14,7 @@ import os
 import resource
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from binidx.storage.store_protocols import Prices
 
 # A mapped file costs a descriptor and one of the 65,530 maps of a process; one that was read, its bytes once more.
 READ_AT_ONCE = 256 << 10
+
+
+OPENED = ("_found", "_map", "_view", "_content")
+"""Attributes that opening the file sets."""
 
 
 class LocalFile:
@@ -43,39 +47,56 @@ class LocalFile:
         ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. A view taken
             before that is lost: touching cut pages kills the process with SIGBUS, as with every mmap.
 
-    Pickles as its path. A replaced file (a new inode under the name) goes on being read as it was.
+    Pickles as its path, size and time, and is opened at the first read, which raises ObjectChangedError for another
+    file. In this process, a replaced file (a new inode under the name) goes on being read as it was.
     """
+
+    _found: os.stat_result
+    _map: mapping.mmap | None
+    _view: memoryview
+    _content: Mapped
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.uri = os.fspath(path)
-        self.stats = ObjectStats(Prices("file"))
-        self._map: mapping.mmap | None = None
+        # Not normalised: `link/../en.bin` is another file than `en.bin`.
+        self._path = self.uri if os.path.isabs(self.uri) else os.path.join(os.getcwd(), self.uri)
+        self.identity: dict[str, Any] = {}
+        self._open()
+        self.identity = {"size": self._found.st_size, "mtime": self._found.st_mtime}
+        self.size = self._found.st_size
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.stats, self._ask_ahead = ObjectStats(Prices("file")), AskAhead()
+
+    def _open(self) -> None:
+        """Open and map the file; after unpickling, it must be the one that was pickled."""
         raise_descriptor_limit()
         try:
-            self._view = self._open()
+            found, mapped, view = _read_or_map(self._path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
         except OSError as error:
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
             raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
-        if len(self._view) != self.size:
-            raise ObjectChangedError(f"{self.uri}: {len(self._view)} bytes read, had {self.size} before")
-        self.identity: dict[str, Any] = {"size": self.size, "mtime": self._found.st_mtime}
-        self._path = os.path.abspath(self.uri)
-        self._content = Mapped(self._view, disk=self._map is not None)
-        self._ask_ahead = AskAhead()
+        if len(view) != found.st_size:
+            raise ObjectChangedError(f"{self.uri}: {len(view)} bytes read, had {found.st_size} before")
+        now = {"size": found.st_size, "mtime": found.st_mtime}
+        if self.identity not in ({}, now):
+            raise ObjectChangedError(
+                f"{self.uri}: {now}, was {self.identity} in the process that pickled it; open it again"
+            )
+        content = Mapped(view, disk=mapped is not None)
+        vars(self).update(zip(OPENED, (found, mapped, view, content), strict=True))
 
-    def _open(self) -> memoryview:
-        """The content; sets `size`."""
-        with open(self.uri, "rb") as file:
-            self._found = os.fstat(file.fileno())
-            self.size = self._found.st_size
-            if self.size <= READ_AT_ONCE:
-                return memoryview(file.read(self.size))
-            self._map = mapping.mmap(file.fileno(), self.size, access=mapping.ACCESS_READ)
-        # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
-        self._map.madvise(mapping.MADV_RANDOM)
-        return memoryview(self._map)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Open the file at the first read after unpickling. Threads that open it twice do no harm."""
+            if name not in OPENED:
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            self._open()
+            return vars(self)[name]
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -115,11 +136,27 @@ class LocalFile:
                 f"now size {now.st_size}, mtime {now.st_mtime}); open it again"
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LocalFile, (self.uri,)
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: vars(self)[name] for name in ("uri", "_path", "identity", "size")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
 
     def __repr__(self) -> str:
         return f"LocalFile({self.uri!r})"
+
+
+def _read_or_map(path: str) -> tuple[os.stat_result, mapping.mmap | None, memoryview]:
+    """Return the stat of a file, its map unless it is small, and its content."""
+    with open(path, "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_size <= READ_AT_ONCE:
+            return found, None, memoryview(file.read(found.st_size))
+        mapped = mapping.mmap(file.fileno(), found.st_size, access=mapping.ACCESS_READ)
+    # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
+    mapped.madvise(mapping.MADV_RANDOM)
+    return found, mapped, memoryview(mapped)
 
 
 def staging_path(path: str) -> str:
