@@ -44,8 +44,9 @@ class LocalFile:
     Raises:
         ObjectNotFoundError: there is no such file.
         StorageError: it cannot be read or mapped, or it changed while it was opened.
-        ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. A view taken
-            before that is lost: touching cut pages kills the process with SIGBUS, as with every mmap.
+        ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. The ctime
+            shows it where size and mtime were restored. A view taken before that is lost: touching cut pages kills
+            the process with SIGBUS, as with every mmap.
 
     Pickles as its path, size and time, and is opened at the first read, which raises ObjectChangedError for another
     file. In this process, a replaced file (a new inode under the name) goes on being read as it was.
@@ -130,10 +131,14 @@ class LocalFile:
         if now is None or (now.st_dev, now.st_ino) != (was.st_dev, was.st_ino):
             if (found := mapped.size()) < self.size:
                 raise ObjectChangedError(f"{self.uri}: has {found} bytes, had {self.size} when it was opened")
-        elif (now.st_size, now.st_mtime_ns) != (self.size, was.st_mtime_ns):
+        elif (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (self.size, was.st_mtime_ns, was.st_ctime_ns):
+            if (now.st_size, now.st_mtime_ns) == (self.size, was.st_mtime_ns) and has_other_owner(was, now):
+                self._found = now
+                return
+            times = f"mtime {was.st_mtime}, ctime {was.st_ctime}", f"mtime {now.st_mtime}, ctime {now.st_ctime}"
             raise ObjectChangedError(
-                f"{self.uri}: changed since it was opened (size {self.size}, mtime {was.st_mtime}, "
-                f"now size {now.st_size}, mtime {now.st_mtime}); open it again"
+                f"{self.uri}: changed since it was opened (size {self.size}, {times[0]}, now size {now.st_size}, "
+                f"{times[1]}); open it again"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -157,6 +162,11 @@ def _read_or_map(path: str) -> tuple[os.stat_result, mapping.mmap | None, memory
     # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
     mapped.madvise(mapping.MADV_RANDOM)
     return found, mapped, memoryview(mapped)
+
+
+def has_other_owner(was: os.stat_result, now: os.stat_result) -> bool:
+    """Return whether owner, mode or number of links differ, which explains a new ctime: chmod, chown, ln."""
+    return any(getattr(was, name) != getattr(now, name) for name in ("st_mode", "st_uid", "st_gid", "st_nlink"))
 
 
 def staging_path(path: str) -> str:
