@@ -91,7 +91,7 @@ def test_megatrons_cache_of_an_empty_split_is_used_too(tmp_path: Path, no_builds
         np.save(path, np.zeros(1, np.uint32))
     for path in (tmp_path / "cache").glob("*-valid-sample_index.npy"):
         np.save(path, np.zeros((2, 2), np.int32))
-    with pytest.raises(FormatError, match=r"-valid-\*\.npy: trust_cache finds shuffle_index: found 1 samples of an empty"):
+    with pytest.raises(FormatError, match=r"-valid-\*\.npy: trust_cache finds shuffle_index: found 1 samples of an "):
         ours([prefix], tmp_path / "cache", sizes, split="98,1,1", trust_cache="megatron")
 
 
