@@ -222,6 +222,17 @@ class BlockReader(Protocol):
     stored_bytes: int
     codec: str
 
+    def digest(self) -> str:
+        """Return a digest of what the object's checksums or its seek table tell of the content.
+
+        Returns:
+            Hexadecimal digits, equal for copies of the stored object. Few bytes are read: not every change is seen.
+
+        Raises:
+            StorageError: the checksums cannot be read.
+        """
+        ...
+
 
 @runtime_checkable
 class LayeredReader(Protocol):
