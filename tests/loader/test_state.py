@@ -187,7 +187,7 @@ def test_a_store_that_fails_costs_the_digests_of_a_state_and_not_the_state(
     dataset = run_of(f"{web.endpoint}/state/en")
     sums = web.objects.pop("/state/en.bin.xxh3")
     assert "tokens" not in state_of(dataset)
-    assert "en: the state of the loader does not cover its tokens: " in caplog.text
+    assert "the state of the loader does not cover its tokens: " in caplog.text
     web.objects["/state/en.bin.xxh3"] = sums
     assert [*state_of(dataset)["tokens"][0]] == ["raw"]
 

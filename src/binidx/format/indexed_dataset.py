@@ -6,7 +6,6 @@ range  start = sequence_pointers[sequence] + first * dtype_size,  stop = start +
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -17,21 +16,17 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import find_bin
-from binidx.format.idx import DType, SequenceIndex, get_bin_path, get_idx_path, little_endian
+from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
 from binidx.format.pair import open_bin, open_pair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
-from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import get_parts_path
 from binidx.native.gpt_samples import Sequences
-from binidx.storage.codecs.checksums import SUFFIX, CheckedObject
-from binidx.storage.interfaces import LayeredReader, MappedReader, Range, RangeReader
-from binidx.storage.open import open_stored
-from binidx.storage.ranges import as_block_reader, as_mapped, read_many
-from binidx.storage.requests.remote_object import is_absent, object_exists, object_identity
+from binidx.storage.interfaces import MappedReader, Range, RangeReader
+from binidx.storage.ranges import as_mapped, read_many
+from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.stores.registry import local_path
 
 Span = tuple[int, int, int]
 """(sequence, first, count) in tokens: `count` tokens of `sequence` from its token `first`."""
@@ -321,32 +316,18 @@ class IndexedDataset:
 
     @functools.cached_property
     def token_digests(self) -> dict[str, str]:
-        """Digests that tell of the tokens, which `identity` does not: "raw", "zstd" and "manifest", as far as known.
-
-        "raw" is of the checksums beside a plain `.bin`, "zstd" of the seek table of a compressed one, "manifest" the
-        digest of the job in a manifest. Copies in the same form have the same; a virtual merge has none.
+        """`PairSource.token_digests` of this data; empty for a virtual merge, and if it was replaced since.
 
         Raises:
             StorageError: the store failed.
         """
-        found: dict[str, str] = {}
-        reader, uri = self.bin_reader, get_bin_path(self.path_prefix)
-        if as_block_reader(reader) is None and local_path(uri) is not None and object_exists(uri + SUFFIX):
-            with contextlib.suppress(FormatError):  # they are of other data, and local data is checked on demand only
-                reader = CheckedObject(reader, open_stored(uri + SUFFIX))
-        while True:
-            if blocks := as_block_reader(reader):
-                found[blocks.codec] = blocks.digest()
-            if not isinstance(reader, LayeredReader):
-                break
-            reader = reader.reader
+        from binidx.format.source import PairSource  # modules of commands, which training needs for this alone
+
         try:
-            manifest = read_manifest(self.path_prefix + MANIFEST, self.storage_options) or {}
-        except (FormatError, StorageError) as error:
-            if isinstance(error, StorageError) and not is_absent(error):
-                raise
-            manifest = {}
-        return {**found, "manifest": manifest["plan"]} if "plan" in manifest else found
+            source = PairSource(self.path_prefix, self.storage_options)
+        except ObjectNotFoundError:
+            return {}
+        return source.token_digests() if same_identity(source.opened["idx"], self._opened["idx"]) else {}
 
     @functools.cached_property
     def documents_are_sequences(self) -> bool:

@@ -31,6 +31,7 @@ from binidx.format.bin_file import Options, find_bin
 from binidx.format.idx import HEADER, format_idx_header, get_bin_path, get_idx_path
 from binidx.format.idx_blocks import IndexStream
 from binidx.format.prefix_listing import ListedPair
+from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.codecs.checksums import SUFFIX
@@ -38,7 +39,7 @@ from binidx.storage.codecs.seek_table import SeekTable, format_table
 from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored
-from binidx.storage.ranges import check_ranges
+from binidx.storage.ranges import as_block_reader, check_ranges
 from binidx.storage.requests.remote_object import object_exists, object_identity, recorded_object
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import local_path
@@ -138,6 +139,20 @@ class PairSource:
     def open_plain(self) -> RangeReader:
         """Open the tokens as plain bytes."""
         return CODECS[self.codec].open(self.open_stored(), b"")
+
+    def token_digests(self) -> dict[str, str]:
+        """Return digests that tell of the tokens: "raw", "zstd" and "manifest", as far as there are any.
+
+        "raw" is of the checksums beside a plain `.bin`, "zstd" of the seek table of a compressed one, "manifest" of the
+        job in a manifest. Copies in the same form have the same.
+
+        Raises:
+            FormatError, StorageError: one of these is malformed, or cannot be read.
+        """
+        blocks = as_block_reader(self.open_plain())
+        found = {blocks.codec: blocks.digest()} if blocks else {}
+        manifest = read_manifest(self.prefix + MANIFEST, self.options) if self.has(MANIFEST) else None
+        return {**found, "manifest": manifest["plan"]} if manifest and "plan" in manifest else found
 
     @functools.cached_property
     def table(self) -> SeekTable:

@@ -40,7 +40,7 @@ from binidx.storage.open import read_document
 from binidx.storage.requests.remote_object import is_absent
 from binidx.storage.settings import OURS, ReadSettings
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.stores.registry import join_uri, place_of, share_credentials
+from binidx.storage.stores.registry import join_uri, place_of
 from binidx.storage.threads import OPENS
 
 SUFFIX = ".parts.json"
@@ -143,10 +143,7 @@ def options_for(named: str, uri: str, options: Options) -> Options:
             f"{uri}: names data elsewhere (found {named}, needed {home}); if you trust the file, allow it: "
             f"parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
         )
-    given = allowed[place]
-    if given is None and share_credentials(named, uri):
-        return options
-    return {OURS: (options or {}).get(OURS), **(given or {})}
+    return {OURS: (options or {}).get(OURS), **(allowed[place] or {})}
 
 
 def get_parts_path(path_prefix: str) -> str:

@@ -5,7 +5,6 @@ A user's own dataset needs `__len__` and `__getitem__` only. What it has besides
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,14 +12,12 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
 from binidx.dataset.torch_bridge import Samples
-from binidx.errors import StorageError
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import OPENS
 
-logger = logging.getLogger(__name__)
 Batch = list[int]
 """Sample numbers of a micro-batch."""
 
@@ -102,15 +99,7 @@ def identify_order(dataset: Any) -> Any:
 def digest_tokens(dataset: Any) -> list[dict[str, str]]:
     """Return `IndexedDataset.token_digests` of each low-level dataset of ours, in the order of a blend."""
     low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
-    return OPENS.map(_digest_tokens, [each for each in low_level if isinstance(each, IndexedDataset)])
-
-
-def _digest_tokens(dataset: IndexedDataset) -> dict[str, str]:
-    try:
-        return dataset.token_digests
-    except StorageError as error:
-        logger.warning("%s: the state of the loader does not cover its tokens: %s", dataset.path_prefix, error)
-        return {}
+    return OPENS.map(lambda each: each.token_digests if isinstance(each, IndexedDataset) else {}, low_level)
 
 
 def is_pure(dataset: Any) -> bool:

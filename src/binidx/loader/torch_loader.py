@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 import weakref
@@ -34,7 +35,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from binidx.dataset.torch_bridge import Samples, as_tensor, world_size
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
     batch_reader,
     digest_tokens,
@@ -54,6 +55,7 @@ from binidx.loader.samplers import (
 )
 from binidx.storage.stats import add_usage, log_report, since, usage
 
+logger = logging.getLogger(__name__)
 State = dict[str, Any]
 LENGTHS = ("original_seq_len", "padded_seq_len")
 
@@ -212,7 +214,11 @@ class PretrainingLoader(DataLoader[Any]):
         Also `tokens`, the digests of the tokens of each dataset, if there are any.
         """
         state = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, self._sampler)}
-        tokens = digest_tokens(self.dataset)
+        try:
+            tokens = digest_tokens(self.dataset)
+        except (FormatError, StorageError) as error:
+            logger.warning("the state of the loader does not cover its tokens: %s", error)
+            tokens = []
         return {**state, "tokens": tokens} if any(tokens) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -40,8 +40,7 @@ class ReadSettings:
             requests without a driver.
         max_gap: unused bytes to fetch rather than send a second request; None: the cost of a request in bytes.
         parts_from: other hosts and buckets, such as "gs://more", on which a virtual merge may have parts: their
-            names with commas between them, or a mapping from each name to the storage options there. Another host gets
-            no options without a mapping.
+            names with commas between them, or a mapping from each name to the storage options there.
 
     Raises:
         ConfigError: an unknown setting, or a value that is malformed or out of range.

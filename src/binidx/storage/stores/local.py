@@ -40,6 +40,7 @@ class LocalFile:
 
     Args:
         path: of an existing file; an empty one is fine.
+        identity: size and mtime of the file, which is then opened at the first read and must have them.
 
     Raises:
         ObjectNotFoundError: there is no such file.
@@ -48,8 +49,8 @@ class LocalFile:
             shows it where size and mtime were restored. A view taken before that is lost: touching cut pages kills
             the process with SIGBUS, as with every mmap.
 
-    Pickles as its path, size and time, and is opened at the first read, which raises ObjectChangedError for another
-    file. In this process, a replaced file (a new inode under the name) goes on being read as it was.
+    Pickles as its arguments, so the copy is opened at its first read. In this process, a replaced file (a new inode
+    under the name) goes on being read as it was.
     """
 
     _found: os.stat_result
@@ -57,36 +58,38 @@ class LocalFile:
     _view: memoryview
     _content: Mapped
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], identity: dict[str, Any] | None = None) -> None:
         self.uri = os.fspath(path)
         # Not normalised: `link/../en.bin` is another file than `en.bin`.
         self._path = self.uri if os.path.isabs(self.uri) else os.path.join(os.getcwd(), self.uri)
-        self.identity: dict[str, Any] = {}
-        self._open()
-        self.identity = {"size": self._found.st_size, "mtime": self._found.st_mtime}
-        self.size = self._found.st_size
-        self._prepare()
-
-    def _prepare(self) -> None:
         self.stats, self._ask_ahead = ObjectStats(Prices("file")), AskAhead()
+        self.identity = identity or {}
+        if identity is None:
+            self._open()
+            self.identity = {"size": self._found.st_size, "mtime": self._found.st_mtime}
+        self.size: int = self.identity["size"]
 
     def _open(self) -> None:
-        """Open and map the file; after unpickling, it must be the one that was pickled."""
+        """Open and map the file, which must have the `identity`, if that is known."""
         raise_descriptor_limit()
+        mapped = None
         try:
-            found, mapped, view = _read_or_map(self._path)
+            with open(self._path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_size > READ_AT_ONCE:
+                    mapped = mapping.mmap(file.fileno(), found.st_size, access=mapping.ACCESS_READ)
+                    # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each one asked.
+                    mapped.madvise(mapping.MADV_RANDOM)
+                view = memoryview(mapped or file.read(found.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
         except OSError as error:
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
             raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
-        if len(view) != found.st_size:
-            raise ObjectChangedError(f"{self.uri}: {len(view)} bytes read, had {found.st_size} before")
         now = {"size": found.st_size, "mtime": found.st_mtime}
-        if self.identity not in ({}, now):
-            raise ObjectChangedError(
-                f"{self.uri}: {now}, was {self.identity} in the process that pickled it; open it again"
-            )
+        if len(view) != found.st_size or self.identity not in ({}, now):
+            was = f", was {self.identity} in the process that pickled it" if self.identity else ""
+            raise ObjectChangedError(f"{self.uri}: {len(view)} bytes read, has {now}{was}; open it again")
         content = Mapped(view, disk=mapped is not None)
         vars(self).update(zip(OPENED, (found, mapped, view, content), strict=True))
 
@@ -141,27 +144,11 @@ class LocalFile:
                 f"{times[1]}); open it again"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("uri", "_path", "identity", "size")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._prepare()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalFile, (self.uri, self.identity)
 
     def __repr__(self) -> str:
         return f"LocalFile({self.uri!r})"
-
-
-def _read_or_map(path: str) -> tuple[os.stat_result, mapping.mmap | None, memoryview]:
-    """Return the stat of a file, its map unless it is small, and its content."""
-    with open(path, "rb") as file:
-        found = os.fstat(file.fileno())
-        if found.st_size <= READ_AT_ONCE:
-            return found, None, memoryview(file.read(found.st_size))
-        mapped = mapping.mmap(file.fileno(), found.st_size, access=mapping.ACCESS_READ)
-    # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
-    mapped.madvise(mapping.MADV_RANDOM)
-    return found, mapped, memoryview(mapped)
 
 
 def has_other_owner(was: os.stat_result, now: os.stat_result) -> bool:

@@ -29,7 +29,6 @@ class Provider:
         prices: see `Prices`; requests to stores that `stats.STORES` does not name are counted as "other".
         package, install: name of the required driver package, and the argument of `pip install` that installs it.
         credentials: hint for error messages: the files or variables in which users set credentials.
-        buckets: whether its URIs name buckets of one endpoint, to which credentials go whatever the bucket.
     """
 
     store_class: str
@@ -37,7 +36,6 @@ class Provider:
     package: str = ""
     install: str = ""
     credentials: str = ""
-    buckets: bool = False
 
 
 OTHER = Provider("binidx.storage.stores.fsspec_store:open_fsspec_store")
@@ -52,7 +50,6 @@ _S3 = Provider(
     "s3fs",
     "'binidx[s3]'",
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, or storage_options={'anon': True} if it is public",
-    buckets=True,
 )
 _GCS = Provider(
     "binidx.storage.stores.gcs:GcsStore",
@@ -60,7 +57,6 @@ _GCS = Provider(
     "gcsfs",
     "'binidx[gcs]'",
     "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket",
-    buckets=True,
 )
 _HTTP = Provider(
     "binidx.storage.stores.http:HttpStore",
@@ -163,13 +159,6 @@ def place_of(uri: str) -> str:
         return "file://"
     parts = (link.partition("://") for link in links(uri))
     return "::".join(f"{scheme}{mark}{rest.partition('/')[0]}" for scheme, mark, rest in parts)
-
-
-def share_credentials(one: str, other: str) -> bool:
-    """Return whether requests for two URIs may carry the same credentials: one host, or buckets of one endpoint."""
-    schemes = protocols(one)
-    in_buckets = schemes == protocols(other) and bool(schemes) and provider_of(schemes[-1]).buckets
-    return in_buckets or place_of(one) == place_of(other)
 
 
 def join_uri(base: str, *parts: str) -> str:
