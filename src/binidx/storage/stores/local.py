@@ -78,7 +78,7 @@ class LocalFile:
                 found = os.fstat(file.fileno())
                 if found.st_size > READ_AT_ONCE:
                     mapped = mapping.mmap(file.fileno(), found.st_size, access=mapping.ACCESS_READ)
-                    # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each one asked.
+                    # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each wanted.
                     mapped.madvise(mapping.MADV_RANDOM)
                 view = memoryview(mapped or file.read(found.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
