@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ from binidx.storage.open import read_document
 from binidx.storage.requests.remote_object import is_absent
 from binidx.storage.settings import OURS, ReadSettings
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.stores.registry import join_uri, place_of
+from binidx.storage.stores.registry import is_url, join_uri, place_of
 from binidx.storage.threads import OPENS
 
 SUFFIX = ".parts.json"
@@ -144,6 +144,15 @@ def options_for(named: str, uri: str, options: Options) -> Options:
             f"parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
         )
     return {OURS: (options or {}).get(OURS), **(allowed[place] or {})}
+
+
+def check_named(named: Iterable[str], uri: str, options: Options) -> None:
+    """Check the URIs in a description of a run that was read over HTTP by `options_for`.
+
+    One in a bucket or on a disk is the user's own, and may name data anywhere.
+    """
+    for each in named if is_url(uri) else ():
+        options_for(each, uri, options)
 
 
 def get_parts_path(path_prefix: str) -> str:

@@ -24,14 +24,13 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError
-from binidx.format.virtual import options_for
+from binidx.format.virtual import check_named
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
 from binidx.run.global_order import GlobalOrder
 from binidx.run.schedule import BatchSchedule, Rampup
 from binidx.storage.open import read_document
-from binidx.storage.stores.registry import is_url
 from binidx.storage.writing.publish import create_object
 
 
@@ -131,12 +130,10 @@ class Run:
             run = parse_run(text, storage_options)
         except ConfigError as error:
             raise ConfigError(f"{uri}: {error}") from error
-        if is_url(uri):
-            # A bucket is the user's own; the author of a web page may choose neither hosts nor local files.
-            config, stages = run.config, run.stages or ()
-            blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in stages)]
-            for named in (config.path_to_cache, *(prefix for blend in blends if blend for prefix in blend[0])):
-                options_for(named or uri, uri, storage_options)
+        config = run.config
+        blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in run.stages or ())]
+        prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
+        check_named([config.path_to_cache or uri, *prefixes], uri, storage_options)
         return run
 
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
