@@ -12,9 +12,11 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
 from binidx.dataset.torch_bridge import Samples
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path
+from binidx.storage.threads import OPENS
 
 Batch = list[int]
 """Sample numbers of a micro-batch."""
@@ -92,6 +94,12 @@ def identify_order(dataset: Any) -> Any:
     if isinstance(dataset, BlendedDataset | MegatronDataset):
         return dataset.order_identity
     return [recorded_name(type(dataset)), len(dataset)]
+
+
+def digest_tokens(dataset: Any) -> list[dict[str, str]]:
+    """Return `IndexedDataset.token_digests` of each low-level dataset of ours, in the order of a blend."""
+    low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
+    return OPENS.map(lambda each: each.token_digests if isinstance(each, IndexedDataset) else {}, low_level)
 
 
 def is_pure(dataset: Any) -> bool:

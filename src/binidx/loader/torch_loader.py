@@ -4,9 +4,10 @@ The state of a loader is one integer and a fingerprint of the order in which it 
 
     {"consumed_samples": 4194304, "fingerprint": "7adca21e0c51d6f3"}
 
-The fingerprint covers the samples, not the files: moved or copied data has the same one; rewritten data, or another
-seed, split, weight or sequence length, has another. It does not cover the number of samples requested for the run, as
-long as these come in the same order.
+The fingerprint covers the order of the samples, not the files: moved or copied data has the same one; other lengths or
+documents, or another seed, split, weight or sequence length, have another. It does not cover the number of samples
+requested for the run, as long as these come in the same order. The tokens are covered by a third key, `tokens`, where
+something beside the data tells of them: `IndexedDataset.token_digests`.
 
 Samples of different lengths become one row of a batch (THD), and bounds of sequences are padded to equal numbers:
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import time
 import weakref
@@ -33,9 +35,10 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from binidx.dataset.torch_bridge import Samples, as_tensor, world_size
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
     batch_reader,
+    digest_tokens,
     get_sequence_length,
     identify_order,
     is_full_validation,
@@ -52,6 +55,7 @@ from binidx.loader.samplers import (
 )
 from binidx.storage.stats import add_usage, log_report, since, usage
 
+logger = logging.getLogger(__name__)
 State = dict[str, Any]
 LENGTHS = ("original_seq_len", "padded_seq_len")
 
@@ -205,8 +209,17 @@ class PretrainingLoader(DataLoader[Any]):
         self._reader = None  # its workers read ahead from the old position
 
     def state_dict(self) -> State:
-        """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in."""
-        return {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, self._sampler)}
+        """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in.
+
+        Also `tokens`, the digests of the tokens of each dataset, if there are any.
+        """
+        state = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, self._sampler)}
+        try:
+            tokens = digest_tokens(self.dataset)
+        except (FormatError, StorageError) as error:
+            logger.warning("the state of the loader does not cover its tokens: %s", error)
+            tokens = []
+        return {**state, "tokens": tokens} if any(tokens) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, from the next iteration on.
@@ -215,10 +228,11 @@ class PretrainingLoader(DataLoader[Any]):
             state: returned by `state_dict` of a loader of the same order, on any number of ranks.
 
         Raises:
-            ConfigError: not a state, or one of another order.
+            ConfigError: not a state, or one of another order or of other tokens.
         """
         try:
             consumed, theirs = int(state["consumed_samples"]), state["fingerprint"]
+            tokens = [dict(each) for each in state.get("tokens", ())]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave") from error
         ours = fingerprint(self.dataset, self._sampler)
@@ -228,6 +242,12 @@ class PretrainingLoader(DataLoader[Any]):
                 "and sequence length, and for a cyclic loader its micro_batch_size and data_parallel_size, as they are "
                 f"part of its order. To continue all the same, set consumed_samples={consumed}"
             )
+        for number, (was, now) in enumerate(zip(tokens, digest_tokens(self.dataset) if tokens else (), strict=False)):
+            if changed := [kind for kind in was.keys() & now.keys() if was[kind] != now[kind]]:
+                raise ConfigError(
+                    f"resume: dataset {number} of this loader has other tokens than the state's ({', '.join(changed)} "
+                    f"digest); bring the data back. To continue all the same, set consumed_samples={consumed}"
+                )
         self.consumed_samples = consumed
 
     def _count_batch(self) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -153,9 +152,6 @@ class PackedFiles:
             for row, view in zip(here, views, strict=True):
                 out[row] = np.frombuffer(view, self.header.dtype)
         return out
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(PackedFiles, storage_options=self.storage_options), (self.uris, self.block_size)
 
 
 def read_blocks(files: Sequence[PackedFiles], blocks: NDArray[np.int64]) -> NDArray[Any]:

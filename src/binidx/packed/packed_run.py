@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
+from binidx.format.virtual import check_named
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, order_files
@@ -281,6 +282,8 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
         ObjectNotFoundError, FormatError: a packed file is missing or malformed.
     """
     described = PACKED_FILE.decode(read_document(PACKED_FILE, uri, storage_options), uri)
+    for each in described.sets:
+        check_named([each.files] if isinstance(each.files, str) else each.files, uri, storage_options)
     try:
         return open_packed_run(described, storage_options)
     except ConfigError as error:
@@ -316,7 +319,9 @@ def open_packed_run(described: PackedDescription, storage_options: Mapping[str, 
 def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> list[str]:
     if isinstance(files, str):
         text = bytes(read_whole(open_object(files, storage_options=storage_options, cache=False)))
-        return text.decode().split("\n")[:-1] if text.endswith(b"\n") else text.decode().split("\n")
+        names = text.decode().split("\n")[:-1] if text.endswith(b"\n") else text.decode().split("\n")
+        check_named(names, files, storage_options)
+        return names
     return list(files)
 
 

@@ -226,6 +226,12 @@ def cache_whole(
     return cached.views([(0, len(data))])[0][0]
 
 
+def replace_cached(reader: RangeReader, data: Bytes) -> None:
+    """Replace the damaged copy of a whole object in the disk cache of its reader, if it has one."""
+    if isinstance(reader, DiskCache) and reader.cached.writable:
+        reader.cached.store(0, memoryview(data))
+
+
 ROUND_BYTES = 64 << 20
 """Bytes of a streamed object that are read at once, over several connections, and held in memory."""
 

@@ -12,7 +12,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from binidx.errors import ConfigError
@@ -39,6 +39,8 @@ class ReadSettings:
         concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for
             requests without a driver.
         max_gap: unused bytes to fetch rather than send a second request; None: the cost of a request in bytes.
+        parts_from: other hosts and buckets, such as "gs://more", on which a virtual merge may have parts: their
+            names with commas between them, or a mapping from each name to the storage options there.
 
     Raises:
         ConfigError: an unknown setting, or a value that is malformed or out of range.
@@ -57,6 +59,7 @@ class ReadSettings:
     hedge: bool = True
     concurrency: int | None = None
     max_gap: int | None = None
+    parts_from: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, (_, minimum) in RULES.items():
@@ -69,6 +72,8 @@ class ReadSettings:
             raise ConfigError("deadline_seconds: found 0, needs a number above it; no read would ever be in time")
         if self.cache_dir is not None and not self.cache_dir.strip():
             raise ConfigError(f"cache_dir: found {self.cache_dir!r}, needs a directory, or None for no cache")
+        if not isinstance(self.parts_from, Mapping):
+            raise ConfigError(f"parts_from: found {self.parts_from!r}, needs text, or a mapping from name to options")
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
@@ -112,6 +117,11 @@ def parse_flag(text: str) -> bool:
     ]
 
 
+def parse_places(text: str) -> dict[str, None]:
+    """Return the names in a text with commas between them, without options."""
+    return dict.fromkeys(each.strip() for each in text.split(",") if each.strip())
+
+
 def parse_index_dir(text: str) -> str:
     """Return the directory, or "" for a word that means off."""
     return "" if text.lower() in ("0", "off", "no", "false") else text
@@ -139,6 +149,7 @@ RULES: dict[str, tuple[Callable[[str], Any], float | None]] = {
     "hedge": (parse_flag, None),
     "concurrency": (int, 1),
     "max_gap": (parse_bytes, 0),
+    "parts_from": (parse_places, None),
 }
 """Setting -> parser of its text, and the minimum of a number."""
 

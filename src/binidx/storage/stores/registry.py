@@ -162,6 +162,14 @@ def local_path(uri: str) -> str | None:
     return None
 
 
+def place_of(uri: str) -> str:
+    """Return the scheme of a URI and its host or bucket, such as `s3://bucket`; `file://` for any local file."""
+    if local_path(uri) is not None:
+        return "file://"
+    parts = (link.partition("://") for link in links(uri))
+    return "::".join(f"{scheme}{mark}{rest.partition('/')[0]}" for scheme, mark, rest in parts)
+
+
 def join_uri(base: str, *parts: str) -> str:
     """Join a URI or a path with names: `s3://bucket/a/`, `b`, `c.npy` -> `s3://bucket/a/b/c.npy`."""
     return posixpath.join(base, *(part.strip("/") for part in parts))
