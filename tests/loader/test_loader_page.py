@@ -24,7 +24,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
 
     names: dict[str, Any] = {"binidx": binidx, "config": config(), "train_of": train_of, "train": train_of(), **sources}
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(examples) == 3
+    assert len(examples) == 4
     exec(examples[0], names)
     assert names["state"]["consumed_samples"] == 8
     assert (names["second"]["tokens"] == names["again"]["tokens"]).all()
