@@ -30,9 +30,11 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert (names["second"]["tokens"] == names["again"]["tokens"]).all()
     assert not (names["first"]["tokens"] == names["again"]["tokens"]).all()
     exec(examples[1], names)
+    assert (next(iter(names["loader"]))["tokens"] == names["first"]["tokens"]).all()
+    exec(examples[2], names)
     lines = names["train"].proof.splitlines()
     shown = re.findall(r"^    (.*)$", PAGE[PAGE.index("print(train.proof)") :], re.M)
     shape = [re.sub(r"\S*/(\w+)  from its sample (\d+) of .*", r"\1 from \2", line) for line in lines]
     assert shape == [re.sub(r"\S*/(\w+)  from its sample (\d+) of .*", r"\1 from \2", line) for line in shown]
-    exec(examples[2], names)
+    exec(examples[3], names)
     assert [len(names["train"][number]["tokens"]) for number in (0, 159, 160)] == [16, 16, 64]
