@@ -81,12 +81,16 @@ def get_sequence_length(dataset: Any) -> int:
     return 0
 
 
+def get_split(dataset: Any) -> Split | None:
+    """Return the split of a dataset or blend of ours; None for a user's own dataset."""
+    if isinstance(dataset, BlendedDataset):
+        return dataset.split
+    return dataset.index_split if isinstance(dataset, MegatronDataset) else None
+
+
 def is_full_validation(dataset: Any) -> bool:
     """Return whether a dataset is a validation split, or a blend of some, whose config has `full_validation`."""
-    if not isinstance(dataset, BlendedDataset | MegatronDataset):
-        return False
-    split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
-    return split is Split.valid and bool(dataset.config.full_validation)
+    return get_split(dataset) is Split.valid and bool(dataset.config.full_validation)
 
 
 def identify_order(dataset: Any) -> Any:
