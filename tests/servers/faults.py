@@ -1,6 +1,9 @@
 """What a store or a proxy before it does wrong, as functions from a good answer to what the client gets instead.
 
     503 500 429      an error with a body like S3's, or like GCS' where the path is its JSON API; any status will do
+    busy             503 with `Retry-After: 1`
+    garbage          a status line that is none
+    oversized        the good answer with a header of 100 kB
     slow             the good answer, `slow_ms` later
     reset close      the connection ends before a byte of the answer, hard (RST) or as if idle (FIN)
     hang             no byte ever comes
@@ -148,6 +151,19 @@ def status(code: int) -> Fault:
     return play
 
 
+def busy(request: Request, answer: Answer, chance: float) -> Play:
+    play = status(503)(request, answer, chance)
+    return play._replace(head=play.head[:-2] + b"Retry-After: 1\r\n\r\n")
+
+
+def garbage(request: Request, answer: Answer, chance: float) -> Play:
+    return Play(b"", b"HTTP/1.1 2o6 Partly\r\nContent-Length: 0\r\n\r\n", "close")
+
+
+def oversized(request: Request, answer: Answer, chance: float) -> Play:
+    return Play(answer.head[:-2] + b"X-Debug: %b\r\n\r\n" % (b"x" * 100_000), answer.body, "close")
+
+
 def cut(end: End) -> Fault:
     """Half of the body."""
     return lambda request, answer, chance: Play(answer.head, answer.body[: len(answer.body) // 2], end)
@@ -254,6 +270,9 @@ OF_CONTENT: dict[str, Fault] = {
 
 FAULTS: dict[str, Fault] = {
     **{str(code): status(code) for code in (*ERRORS, 403, 404, 408, 412, 416, 502, 504)},
+    "busy": busy,
+    "garbage": garbage,
+    "oversized": oversized,
     "slow": lambda request, answer, chance: Play(*answer),
     "reset": nothing("reset"),
     "close": nothing("close"),
