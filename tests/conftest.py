@@ -19,6 +19,8 @@ from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
 
+from binidx.storage.requests.scheduler import ANSWERED
+
 # No test depends on the speed of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
@@ -75,6 +77,12 @@ def _index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BINIDX_INDEX_DIR", str(tmp_path_factory.mktemp("index-dir")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _unknown_stores() -> None:
+    """No store has answered yet: tests give one name to many servers."""
+    ANSWERED.clear()
 
 
 @dataclass(frozen=True)
