@@ -27,6 +27,7 @@ from typing import Any
 import botocore.session
 import numpy as np
 import s3fs  # noqa: F401 - before the forks
+from helpers.gpt_data import TOKENIZER
 from helpers.lineage_data import build_with_lineage
 from helpers.preprocess_jobs import EOD, corpus, job_of, texts, tokenizer_path, write_lines
 
@@ -93,6 +94,7 @@ def tokenize(at: Path, out: str) -> None:
 def build(blend: list[str], cache: str, sequence_length: int, num_samples: int) -> Any:
     config = GPTDatasetConfig(
         random_seed=1, sequence_length=sequence_length, blend=(blend, None), split="1,0,0", path_to_cache=cache,
+        tokenizer=TOKENIZER,
         reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False,
     )  # fmt: skip
     return BlendedMegatronDatasetBuilder(GPTDataset, [num_samples, 0, 0], lambda: True, config).build()[0]
