@@ -61,8 +61,8 @@ POLL_SECONDS, NO_WORKER_SECONDS = 10.0, 900.0
 """Interval between two counts of a cluster's workers while no task ends; how long it may have none."""
 
 LOST_SECONDS, CLOSE_SECONDS = 30.0, 10.0
-"""How long a cluster may leave a count unanswered, and how long closing its client may take. Ray ends a driver that
-has not reached its head node for 60 seconds."""
+"""Limits of an unanswered count of workers, and of closing a cluster's client. Ray ends a driver that has not reached
+its head node for 60 seconds."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
