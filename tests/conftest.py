@@ -34,6 +34,7 @@ S3_SERVERS = {"seaweed": s3_server, "ceph": ceph_server}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--s3", choices=[*S3_SERVERS], default="seaweed", help="the S3 server to test against")
+    parser.addoption("--kill-rounds", type=int, default=1_050, help="kill -9 of all jobs of test_kills.py together")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -3,7 +3,8 @@
 Only the index is rewritten, in a few MB of memory however many documents there are. The tokens are moved by the store
 itself from S3 to S3 and within a bucket of GCS, and by the kernel from disk to disk (copy_file_range, which shares the
 blocks where the file system can); anything else passes through this machine. Nothing stands under the target's name
-before it is whole: the .idx comes last. After a break, the same command begins again.
+before it is whole: the .idx comes last. After a break, the same command begins again; what the first run had published
+is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 
 With --virtual nothing is moved: TARGET.parts.json lists the datasets, and opens as what the merge would have made. They
 may be compressed or not, and must stay as they are. Those on another host or in another bucket than the list are opened
@@ -73,6 +74,7 @@ HOW = {
     "server": "moved by the store",
     "copy_file_range": "copied by the kernel",
     "stream": "streamed through this machine",
+    "compared": "there already, and equal",
 }
 
 
