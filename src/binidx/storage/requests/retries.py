@@ -124,7 +124,7 @@ def out_of_time(uri: str, where: str, history: History, seconds: float) -> Stora
         f"{uri}: {where} not done within {seconds:.0f} s; {reason}; "
         f"deadline_seconds of storage_options['binidx'] allows more"
     )
-    error.__cause__ = last
+    error.__cause__ = last and cause_of(last)
     return error
 
 
