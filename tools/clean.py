@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import time
+from typing import Any
 
 __package__ = "binidx.tools"  # for `python tools/clean.py`
 
@@ -38,7 +39,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
 
 def clean(arguments: argparse.Namespace) -> int:
     """List the files, or remove them."""
-    files, now = [], time.time()
+    files: list[dict[str, Any]] = []
+    now = time.time()
     for directory in arguments.directories:
         if not os.path.isdir(directory):
             raise ObjectNotFoundError(f"{directory}: no such directory")
