@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import traceback
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from binidx.tools import main
+from servers.http_objects import Server
 
 from binidx.errors import (
     AccessError,
@@ -21,8 +24,14 @@ from binidx.errors import (
     redacted_text,
 )
 from binidx.prepare.text.batch import Problem
-from binidx.storage.requests.retries import is_transient
+from binidx.storage.adapters import JoinedReader
+from binidx.storage.cache.block_files import CachedContent, write_meta
+from binidx.storage.cache.disk_cache import DiskCache
+from binidx.storage.cache.eviction import CacheQuota
+from binidx.storage.open import open_object
+from binidx.storage.requests.retries import History, is_transient, out_of_time
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
+from binidx.storage.stores.registry import open_store
 
 SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
 AZURE = "abfs://web@acct.dfs.core.windows.net/en.jsonl"
@@ -111,3 +120,45 @@ def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> No
     assert marked(AZURE) != marked(AZURE.replace("web@", "books@"))
     assert "5ec4e7" not in str(marked(SIGNED))
     assert b"5ec4e7" not in format_problem(Problem("null", SIGNED, 0, 0, "", ""), 0)
+
+
+def signed_at(server: Server, name: str, secret: str = "5ec4e7") -> str:
+    return f"{server.endpoint}/{name}?X-Amz-Credential=AK&X-Amz-Signature={secret}&part=2"
+
+
+def test_readers_and_a_cache_of_a_signed_url_hold_no_signature(web: Server, tmp_path: Path) -> None:
+    name, data = uuid.uuid4().hex, bytes(range(251)) * 1000
+    web.objects[f"/{name}"] = data
+    options = {"binidx": {"cache_dir": str(tmp_path)}}
+    for secret in ("5ec4e7", "another"):
+        reader = open_object(signed_at(web, name, secret), storage_options=options)
+        assert isinstance(reader, DiskCache)
+        assert bytes(reader.read([(5, 100_000)])[0]) == data[5:100_000]
+        joined = JoinedReader(reader.uri, [reader], [reader.size])
+        assert repr(joined) == f"JoinedReader('{web.endpoint}/{name}?part=2', 1 parts)"
+        assert repr(reader) == f"DiskCache(FsspecObject('{web.endpoint}/{name}?part=2'), '{tmp_path}')"
+    [meta] = tmp_path.rglob("meta.json")  # one for both
+    assert json.loads(meta.read_text())["uri"] == f"{web.endpoint}/{name}?part=2"
+    assert reader.stats.bytes_moved == 0
+    assert repr(open_store(reader.uri)) == f"HttpStore('{web.endpoint}/{name}?part=2')"
+
+
+def test_a_cached_object_that_an_earlier_version_named_by_a_signed_url_is_pruned(tmp_path: Path, capsys) -> None:
+    CacheQuota(str(tmp_path), None)
+    old = CachedContent(SIGNED, 9, {"size": 9, "etag": "e"})
+    write_meta(f"{tmp_path}/objects/{old.key}", old)
+    (tmp_path / "objects" / old.key / "00000000.block").write_bytes(bytes(5000))
+    assert main(["cache", "list", "--dir", str(tmp_path), "--json"]) == 0
+    assert "5ec4e7" not in capsys.readouterr().out
+    assert main(["cache", "prune", "--dir", str(tmp_path), "--uri", "https://other"]) == 0
+    assert not list(tmp_path.rglob("*.block"))
+
+
+def test_no_cause_of_a_read_that_ran_out_of_time_has_a_signature() -> None:
+    history = History(0.0)
+    history.note(ConnectionResetError(f"GET {SIGNED}"))
+    error = out_of_time(SIGNED, "bytes 1-5", history, 60.0)
+    text = "".join(traceback.format_exception(error))
+    assert "ConnectionResetError: GET https://b.example/en.jsonl" in text
+    assert "5ec4e7" not in text
+    assert is_transient(error)

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from binidx.corpus.whole_dataset import OBJECT_SUFFIXES
@@ -107,14 +108,23 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parse an argument that must be a JSON object."""
+    """Parse an argument that must be a JSON object, or @FILE with one. It may be secret, so no message repeats it."""
     try:
-        value = json.loads(text)
+        value = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text[1:]}: {error.strerror}") from None
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"no JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"found {text}, needed a JSON object")
+        raise argparse.ArgumentTypeError(f"found a JSON {type(value).__name__}, needed an object")
     return value
+
+
+def add_json(options: argparse._ActionsContainer, flag: str, purpose: str) -> None:
+    """Add an option that takes a JSON object. Other users of the machine see it among the arguments of a process."""
+    variable = f"BINIDX_{flag.strip('-').replace('-', '_').upper()}"
+    told = f"{purpose}: JSON, or @FILE with it; else {variable}"
+    options.add_argument(flag, metavar="JSON", type=json_object, default=os.environ.get(variable), help=told)
 
 
 def show(found: Any, arguments: argparse.Namespace, describe: Callable[[Any], str]) -> None:
@@ -126,8 +136,8 @@ def add_writing(options: argparse.ArgumentParser) -> None:
     """Add the options of a command that writes datasets made of others."""
     options.add_argument("--no-lineage", action="store_true", help="do not write lineage")
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
-    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the sources")
-    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
+    add_json(options, "--source-options", "fsspec's options for the sources")
+    add_json(options, "--target-options", "the same for the target")
     options.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 

@@ -21,7 +21,7 @@ from binidx.run.provenance.run_order import RunOrder
 from binidx.run.run_file import Run
 from binidx.run.schedule import split_sizes
 
-from ._command import json_object
+from ._command import add_json
 
 TEXT_WIDTH = 100
 """Characters of a document's text that are printed."""
@@ -30,7 +30,7 @@ TEXT_WIDTH = 100
 def add_run(options: argparse.ArgumentParser, of: str = "RUN and its data") -> None:
     """Add the argument RUN and the options of its store."""
     options.add_argument("run", metavar="RUN", help="path or URI of what binidx.Run.save wrote")
-    options.add_argument("--storage-options", metavar="JSON", type=json_object, help=f"fsspec's own, for {of}")
+    add_json(options, "--storage-options", f"fsspec's own, for {of}")
 
 
 def add_sizes(options: argparse.ArgumentParser) -> None:

@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 __package__ = "binidx.tools"  # for `python tools/cache.py`
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, redacted
 from binidx.format.idx import get_idx_path
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.pair import open_bin
@@ -53,7 +53,7 @@ from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists
 from binidx.storage.settings import OURS, ReadSettings
 
-from ._command import RESUMES, command, json_object, num_bytes
+from ._command import RESUMES, add_json, command, num_bytes
 from ._display import counts, human_bytes, human_seconds
 
 
@@ -77,7 +77,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     filled.add_argument("--steps", metavar="N", type=int, help="its next N steps")
     filled.add_argument("--consumed", metavar="C", type=int, help="samples served before (as the run says)")
     filled.add_argument("--rank", metavar="R", type=int, action="append", help="only for this rank, or these (all)")
-    filled.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
+    add_json(filled, "--storage-options", "fsspec's own")
     add("list", run_list, "list the cached objects")
     add("verify", run_verify, "compare everything with its checksums")
     pruned = add("prune", run_prune, "remove blocks that are not in use")
@@ -261,7 +261,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     contents = cached_contents(cache_directory(arguments))
     rows: list[dict[str, Any]] = [
         {
-            "uri": kept.content.uri if kept.content else None,
+            "uri": redacted(kept.content.uri) if kept.content else None,
             "size": kept.content.size if kept.content else 0,
             "identity": dict(kept.content.identity) if kept.content else {},
             "cached_bytes": kept.num_bytes,
@@ -296,7 +296,8 @@ def run_verify(arguments: argparse.Namespace) -> int:
             found = verify(kept, bar.update)
             num_chunks += found.num_chunks
             if found.num_bad and kept.content:
-                damaged[kept.content.uri] = damaged.get(kept.content.uri, 0) + found.num_bad
+                uri = redacted(kept.content.uri)
+                damaged[uri] = damaged.get(uri, 0) + found.num_bad
     if arguments.json:
         print(json.dumps({"num_chunks": num_chunks, "num_damaged": sum(damaged.values()), "damaged": damaged}))
     else:
@@ -313,7 +314,7 @@ def run_prune(arguments: argparse.Namespace) -> int:
         cache_directory(arguments),
         limit=arguments.bytes,
         older_than=arguments.older_than,
-        chosen=(lambda uri: any(belongs(uri, each) for each in uris)) if uris else None,
+        chosen=(lambda uri: any(belongs(uri, redacted(each)) for each in uris)) if uris else None,
     )
     if arguments.json:
         print(json.dumps(asdict(done)))

@@ -36,7 +36,7 @@ __package__ = "binidx.tools"  # for `python tools/convert.py`: a script names it
 from binidx.corpus.convert import ConvertResult, StorageFormat, convert_dataset
 from binidx.storage.codecs.segments import check_level
 
-from ._command import DATASET, RESUMES, command, json_object, prefix, show
+from ._command import DATASET, RESUMES, add_json, command, prefix, show
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -62,8 +62,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
         default="checksum",
         help="read back all that arrived (default), or only compare sizes and, with what stands there, samples",
     )
-    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the source")
-    options.add_argument("--target-options", metavar="JSON", type=json_object, help="the same for the target")
+    add_json(options, "--source-options", "fsspec's options for the source")
+    add_json(options, "--target-options", "the same for the target")
     options.add_argument("--json", action="store_true", help="print what was done as one JSON object")
 
 

@@ -23,7 +23,7 @@ __package__ = "binidx.tools"  # for `python tools/diff.py`
 
 from binidx.corpus.diff import Difference, diff_datasets
 
-from ._command import DATASET, command, json_object, prefix, show
+from ._command import DATASET, add_json, command, prefix, show
 from ._display import Bar, human_seconds
 
 
@@ -32,8 +32,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("left", type=prefix, metavar="A", help=DATASET)
     options.add_argument("right", type=prefix, metavar="B", help="prefix to compare it with")
     options.add_argument("--few", type=int, default=5, metavar="N", help="how many documents of each kind to name (5)")
-    options.add_argument("--left-options", metavar="JSON", type=json_object, help="fsspec's options for A")
-    options.add_argument("--right-options", metavar="JSON", type=json_object, help="the same for B")
+    add_json(options, "--left-options", "fsspec's options for A")
+    add_json(options, "--right-options", "the same for B")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 

@@ -30,7 +30,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.prepare.preprocess.estimate import SAMPLE_BYTES, CorpusEstimate, Estimate, estimate_tokens
 from binidx.prepare.text.read import FORMATS
 
-from ._command import command, json_object, num_bytes, strip_end
+from ._command import add_json, command, num_bytes, strip_end
 from ._display import Bar, human_bytes, human_seconds
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
 
@@ -45,7 +45,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     add_filters(options, "leave {} out")
     options.add_argument("--sample", type=num_bytes, default=SAMPLE_BYTES, metavar="SIZE", help="64MiB by default")
     options.add_argument("--seed", type=int, default=0, help="of the sample (0)")
-    options.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the text")
+    add_json(options, "--source-options", "fsspec's options for the text")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 

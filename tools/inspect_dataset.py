@@ -34,7 +34,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.source import PairSource, VirtualSource, open_source
 from binidx.storage.codecs.segments import SegmentedObject
 
-from ._command import DATASET, command, json_object, prefix
+from ._command import DATASET, add_json, command, prefix
 from ._display import human_bytes, table
 from ._runs import decoder, known_origins
 
@@ -54,7 +54,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--tokens", type=int, default=16, metavar="N", help="show N tokens of each (16)")
     options.add_argument("--text", type=int, default=0, metavar="N", help="show the text of N documents; needs:")
     options.add_argument("--tokenizer", metavar="URI", help="any that preprocess takes")
-    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
+    add_json(options, "--storage-options", "fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -26,7 +26,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, RESUMES, command, json_object, prefix
+from ._command import DATASET, RESUMES, add_json, command, prefix
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--name", default="train", help="first part of the file names (train)")
     options.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
     options.add_argument("--overwrite", action="store_true", help="replace an existing target")
-    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
+    add_json(options, "--storage-options", "fsspec's own")
 
 
 def pack(arguments: argparse.Namespace) -> int:

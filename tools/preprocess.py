@@ -39,7 +39,7 @@ from binidx.prepare.preprocess.preprocess import JobStatus, Report, Shard, job_s
 from binidx.prepare.preprocess.record import Progress
 from binidx.prepare.text.read import FORMATS
 
-from ._command import RESUMES, command, json_object, num_bytes, shard, show
+from ._command import RESUMES, add_json, command, num_bytes, shard, show
 from ._display import Bar, counts, human_seconds
 from ._display import table as columns
 from ._text_options import add_filters, add_tokenizer, parse_filters, parse_tokenizer
@@ -74,7 +74,7 @@ def _add_text(group: Any) -> None:
     group.add_argument("--max-tokens", type=int, metavar="N", help="drop longer ones")
     group.add_argument("--on-error", choices=ON_ERROR, default="raise", help="for a row that is no document (raise)")
     group.add_argument("--id-key", metavar="KEY", help="field that goes into the lineage")
-    group.add_argument("--source-options", metavar="JSON", type=json_object, help="fsspec's options for the text")
+    add_json(group, "--source-options", "fsspec's options for the text")
 
 
 def _add_tokens(group: Any) -> None:
@@ -98,7 +98,7 @@ def _add_tokens(group: Any) -> None:
     )
     group.add_argument("--compress", action="store_true", help="write a .bin.zst")
     group.add_argument("--no-lineage", action="store_true", help="write no .lineage.parquet, which needs pyarrow")
-    group.add_argument("--target-options", metavar="JSON", type=json_object, help="fsspec's options for the datasets")
+    add_json(group, "--target-options", "fsspec's options for the datasets")
 
 
 def _add_work(group: Any) -> None:

@@ -21,7 +21,7 @@ __package__ = "binidx.tools"  # for `python tools/verify.py`
 
 from binidx.corpus.verify import Verification, verify_dataset
 
-from ._command import DATASET, command, json_object, prefix, show
+from ._command import DATASET, add_json, command, prefix, show
 from ._display import Bar, counts, human_bytes, human_seconds
 
 
@@ -31,7 +31,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--vocab-size", type=int, metavar="V", help="every token must be from 0 to V - 1")
     options.add_argument("--quick", action="store_true", help="read only the index and the sizes")
     options.add_argument("--lineage", action="store_true", help="compare each document with the hash in its lineage")
-    options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own, for this URI")
+    add_json(options, "--storage-options", "fsspec's own, for this URI")
     options.add_argument("--json", action="store_true", help="print what was found as one JSON object")
 
 

@@ -15,6 +15,7 @@
         ├── ObjectChangedError                    the stored object is not the opened version
         ├── AccessError         PermissionError   the store refuses the credentials, or there are none
         ├── UnreachableError    ConnectionError   the store does not respond
+        ├── SlowCopyError       TimeoutError      the store did not copy bytes in time
         ├── CancelledReadError                    the scope of the read was cancelled
         └── ShortReadError      EOFError          fewer bytes than requested
 
@@ -134,6 +135,10 @@ class AccessError(StorageError, PermissionError):
 
 class UnreachableError(StorageError, ConnectionError):
     """The store does not respond: another endpoint, host or network is needed."""
+
+
+class SlowCopyError(StorageError, TimeoutError):
+    """A store did not copy bytes in time; it may still be copying."""
 
 
 class ShortReadError(StorageError, EOFError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from binidx.tools import COMMANDS, main
-from binidx.tools._command import parser, run
+from binidx.tools._command import add_json, parser, run
 from binidx.tools._display import human_bytes, human_seconds
 from conftest import Bucket
 
@@ -155,3 +155,32 @@ def test_a_parser_takes_its_help_from_the_docstring() -> None:
     text = parser("x", "First line.\n\nThe rest.\n\nexample:\n  binidx x\n").format_help()
     assert text.startswith("usage: binidx x [-h]\n\nFirst line.\n")
     assert text.endswith("The rest.\n\nexample:\n  binidx x\n")
+
+
+def test_options_of_stores_come_from_a_file_or_the_environment_too(tmp_path: Path, monkeypatch, capsys) -> None:
+    def parsed(*arguments: str) -> object:
+        options = parser("x", "X")
+        add_json(options, "--storage-options", "fsspec's own")
+        return options.parse_args(arguments).storage_options
+
+    file = tmp_path / "s3.json"
+    file.write_text('{"secret": "5ec4e7"}')
+    assert parsed() is None
+    assert parsed("--storage-options", f"@{file}") == {"secret": "5ec4e7"}
+    for value in ('{"key": 1}', f"@{file}"):
+        monkeypatch.setenv("BINIDX_STORAGE_OPTIONS", value)
+        assert parsed() == ({"secret": "5ec4e7"} if value[0] == "@" else {"key": 1})
+    assert parsed("--storage-options", "{}") == {}
+    for text, problem in (
+        ('{"secret": "5ec4e7"', "no JSON: "),
+        ('["5ec4e7"]', "found a JSON list, needed an object"),
+        (f"@{tmp_path}/none", f"{tmp_path}/none: No such file or directory"),
+    ):
+        monkeypatch.setenv("BINIDX_STORAGE_OPTIONS", text)
+        for arguments in ([], ["--storage-options", text]):
+            with pytest.raises(SystemExit) as end:
+                parsed(*arguments)
+            assert end.value.code == 2
+            error = capsys.readouterr().err
+            assert f"error: argument --storage-options: {problem}" in error
+            assert "5ec4e7" not in error

@@ -236,7 +236,6 @@ class ConvertJournal:
         delete_object(self.uri, self._options)
         for suffix in OBJECT_SUFFIXES:
             remove_staging_files(f"{self.target}.{suffix}", ".partial")
-        remove_staging_files(self.uri, ".tmp")
 
     def _read(self) -> JournalFile | None:
         try:

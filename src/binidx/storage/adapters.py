@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from binidx.errors import ObjectChangedError
+from binidx.errors import ObjectChangedError, redacted
 from binidx.storage.interfaces import Bytes, Piece, Range, RangeReader, Writer
 from binidx.storage.ranges import check_ranges, read_many
 
@@ -127,7 +127,7 @@ class JoinedReader:
         return JoinedReader, (self.uri, self.parts, self.sizes, self.identity, self.starts)
 
     def __repr__(self) -> str:
-        return f"JoinedReader({self.uri!r}, {len(self.parts)} parts)"
+        return f"JoinedReader({redacted(self.uri)!r}, {len(self.parts)} parts)"
 
 
 class WritableFile(io.RawIOBase):

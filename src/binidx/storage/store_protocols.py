@@ -270,7 +270,7 @@ class MultipartUpload(Protocol):
     token: str
 
     def arrived(self) -> Mapping[int, tuple[int, str]]:
-        """List the parts that an earlier process uploaded.
+        """List the parts that the store has now, those of earlier processes included.
 
         Returns:
             Number of the part, from 1 on -> its bytes and tag.
@@ -297,6 +297,9 @@ class MultipartUpload(Protocol):
 
         Returns:
             The tag of the part, for `complete`.
+
+        Raises:
+            SlowCopyError: the part may still arrive later; names the option that allows more time.
         """
 
     def complete(self, tags: Mapping[int, str]) -> str:
@@ -310,7 +313,7 @@ class MultipartUpload(Protocol):
         """
 
     def abort(self) -> None:
-        """Delete the parts."""
+        """End the requests in flight, and delete the parts."""
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from helpers.versioned_objects import MarkedObject
 
 from binidx.errors import ObjectNotFoundError
 from binidx.storage.cache import block_files, cached_object, eviction
-from binidx.storage.cache.block_files import evict_block
+from binidx.storage.cache.block_files import remove_unlocked
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import BlockFile, CacheQuota, evict
 from binidx.storage.cache.maintenance import cached_contents, prune
@@ -130,11 +130,11 @@ def test_a_block_is_held_by_readers_and_by_views_alone(tmp_path: Path, hold: str
     del reader
     gc.collect()
     (path,) = map(str, tmp_path.glob("objects/*/*.block"))
-    assert not evict_block(path)
+    assert not remove_unlocked(path)
     del held
     gc.collect()
-    assert evict_block(path)
-    assert evict_block(path)  # gone is gone
+    assert remove_unlocked(path)
+    assert remove_unlocked(path)  # gone is gone
 
 
 def test_views_outlive_the_eviction_of_their_block(tmp_path: Path) -> None:
@@ -164,10 +164,10 @@ def test_a_forked_child_holds_what_its_parent_held_when_that_is_gone(tmp_path: P
 
     assert ended_well(forked(parent))
     (path,) = map(str, tmp_path.glob("objects/*/*.block"))
-    assert not evict_block(path)
+    assert not remove_unlocked(path)
     (tmp_path / "checked").touch()
     until = time.monotonic() + 300
-    while not evict_block(path):
+    while not remove_unlocked(path):
         assert time.monotonic() < until, "the child's hold outlived it"
         time.sleep(0.01)
 
@@ -227,7 +227,7 @@ def test_where_files_cannot_be_locked_blocks_are_kept_and_never_evicted(
         read_blocks(reader, *range(10))
     gc.collect()
     assert blocks(tmp_path) == [0, 1, 2]
-    assert not evict_block(str(next(tmp_path.glob("objects/*/*.block"))))
+    assert not remove_unlocked(str(next(tmp_path.glob("objects/*/*.block"))))
 
 
 def test_the_count_of_bytes_is_corrected_by_an_eviction(tmp_path: Path) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers import toy_store
 from helpers.conversion import names_beside, unfinished_uploads
 from hypothesis import given
 from hypothesis import strategies as st
 from servers.latency_proxy import latency_proxy
 
-from binidx.errors import BinidxError
+from binidx.errors import BinidxError, SlowCopyError
 from binidx.storage.adapters import InMemory, JoinedReader
 from binidx.storage.open import open_stored, read_whole
+from binidx.storage.store_protocols import ObjectInfo
+from binidx.storage.stores import registry
+from binidx.storage.stores import s3 as s3_store
 from binidx.storage.stores.s3 import S3Store
 from binidx.storage.writing import concatenate
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join, plan_concatenation
@@ -176,3 +183,134 @@ def test_where_the_kernel_cannot_copy_this_process_does(tmp_path: Path, monkeypa
     made = unite(f"{tmp_path}/all", [SourcePiece(readers[0], 1, 9 * MIB), SourcePiece(readers[1], 0, 3)])
     assert (tmp_path / "all").read_bytes() == contents[0][1:] + contents[1]
     assert (made.how, made.moved_bytes) == ("stream", 9 * MIB + 2)
+
+
+Copy = Callable[[int, Callable[[], str]], str]
+"""Number of a part, and what copies it -> its tag."""
+
+
+@pytest.fixture
+def toy_copies(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Copy], tuple[str, bytes, Join]]:
+    """Begin an object of so many parts, which the toy store copies as a function says."""
+    monkeypatch.setitem(registry.PROVIDERS, "toy", toy_store.PROVIDER)
+
+    def begin(num_parts: int, copy: Copy) -> tuple[str, bytes, Join]:
+        copy_part = toy_store.ToyUpload.copy
+
+        def scripted(upload: toy_store.ToyUpload, part: int, source: ObjectInfo, where: tuple[int, int]) -> str:
+            return copy(part, lambda: copy_part(upload, part, source, where))
+
+        base, data = f"toy://{uuid.uuid4().hex}", np.random.default_rng(0).bytes(num_parts << 10)
+        toy_store.OBJECTS[f"{base}/0"] = 1, data
+        monkeypatch.setattr(toy_store.ToyStore, "copied_part", 1 << 10)
+        monkeypatch.setattr(toy_store.ToyUpload, "copy", scripted)
+        return base, data, open_join(f"{base}/all", [SourcePiece(open_stored(f"{base}/0"), 0, len(data))])
+
+    return begin
+
+
+def finish(made: Join, uri: str) -> bytes:
+    made.fill(lambda _: None)
+    made.publish(lambda: None)
+    return bytes(read_whole(open_stored(f"{uri}/all")))
+
+
+def test_a_copy_that_arrived_after_its_time_is_not_sent_again(toy_copies) -> None:
+    sent = Counter[int]()
+
+    def copy(part: int, send: Callable[[], str]) -> str:
+        sent[part] += 1
+        tag = send()
+        if part == 2:
+            raise SlowCopyError("slow")
+        return tag
+
+    base, data, made = toy_copies(3, copy)
+    assert finish(made, base) == data
+    assert sent == {1: 1, 2: 1, 3: 1}
+
+
+def test_half_as_many_copies_are_in_flight_after_some_timed_out(toy_copies) -> None:
+    first, lock = threading.Barrier(concatenate.IN_FLIGHT), threading.Lock()
+    begun, running, most = 0, 0, 0
+
+    def copy(part: int, send: Callable[[], str]) -> str:
+        nonlocal begun, running, most
+        with lock:
+            begun += 1
+            is_first = begun <= concatenate.IN_FLIGHT
+        if is_first:
+            first.wait()
+            raise SlowCopyError("slow")
+        with lock:
+            running += 1
+            most = max(most, running)
+        tag = send()
+        with lock:
+            running -= 1
+        return tag
+
+    base, data, made = toy_copies(50, copy)
+    assert finish(made, base) == data
+    assert 1 <= most <= concatenate.IN_FLIGHT // 2
+    assert begun == 50 + concatenate.IN_FLIGHT
+
+
+def test_a_store_that_never_copies_in_time_is_an_error_with_the_way_out(toy_copies) -> None:
+    def copy(part: int, send: Callable[[], str]) -> str:
+        raise SlowCopyError("toy://0: not copied in 61 s; OPTION allows more")
+
+    before = {*toy_store.UPLOADS}
+    _, _, made = toy_copies(1, copy)
+    with pytest.raises(SlowCopyError, match=r"^toy://0: .*; OPTION allows more \(5 tries, the last with 1 in flight\)"):
+        made.fill(lambda _: None)
+    assert {*toy_store.UPLOADS} == before
+
+
+def test_progress_counts_a_part_when_it_is_copied_and_waits_for_no_other(toy_copies) -> None:
+    moved = threading.Event()
+
+    def copy(part: int, send: Callable[[], str]) -> str:
+        assert part != 1 or moved.wait(100)
+        return send()
+
+    _, _, made = toy_copies(3, copy)
+    counts: list[int] = []
+    made.fill(lambda count: (counts.append(count), moved.set()))
+    made.publish(lambda: None)
+    assert counts == [1 << 10] * 3
+
+
+def test_a_copy_without_an_answer_is_ended_on_s3(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_store, "STALL_SECONDS", 1.0)
+    monkeypatch.setattr(s3_store, "COPIED_BYTES_PER_SECOND", 1 << 50)
+    with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
+        readers, contents = stored(s3.fresh(), [6 * MIB, 6 * MIB])
+        pieces = [SourcePiece(reader, 0, reader.size) for reader in readers]
+        made = open_join(uri := f"{s3.fresh()}/all", pieces)
+        proxy.become(script=["hang"])
+        made.fill(lambda _: None)
+        made.publish(lambda: None)
+        assert bytes(read_whole(open_stored(uri))) == b"".join(contents)
+        monkeypatch.setattr(concatenate, "COPY_TRIES", 1)
+        made = open_join(uri, pieces[:1])
+        proxy.become(script=["hang"])
+        option = r"a read_timeout in storage_options\['config_kwargs'\] above that allows more"
+        with pytest.raises(SlowCopyError, match=rf"/0: bytes 0 to {6 * MIB} were not copied in 1 s; {option}"):
+            unite_or_abandon(made)
+    assert unfinished_uploads(uri) == []
+
+
+def test_an_interrupt_ends_the_copies_in_flight(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_store, "STALL_SECONDS", 100_000.0)
+    with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
+        readers, _ = stored(s3.fresh(), [6 * MIB, 6 * MIB])
+        made = open_join(uri := f"{s3.fresh()}/all", [SourcePiece(reader, 0, reader.size) for reader in readers])
+        proxy.become(script=["hang"])
+
+        def interrupted(count: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            made.fill(interrupted)
+    assert unfinished_uploads(uri) == []

@@ -20,6 +20,10 @@ write to (mode 0700): its checksums do not protect against a user who can rewrit
 directory, "off" none; a cache_dir holds index files, too. Without a usable directory each process keeps index files in
 its own memory, and logs that once.
 
+A cache directory that binidx makes is private (0700). What it makes in one has the permissions of the directory, so one
+that others may read or write is shared with them, and they are trusted. No link in it is followed: it might lead to any
+file of this user.
+
 Blocks are mapped, and locked against eviction. A process that maps a block holds a shared flock on its file until the
 mapping and the last view of it are gone, also if it is killed; an evictor needs an exclusive flock without waiting. A
 mapping keeps the description of its file open, and with it the lock: one descriptor a block, and a forked child holds
@@ -154,25 +158,54 @@ def write_meta(directory: str, content: CachedContent) -> None:
         OSError: the directory cannot be written to.
     """
     path = os.path.join(directory, "meta.json")
-    try:
-        os.mkdir(directory)
-    except FileExistsError:
-        if read_meta(directory) == content:
-            return
-    except FileNotFoundError:
-        os.makedirs(directory, exist_ok=True)
+    objects = os.path.dirname(directory)
+    os.makedirs(os.path.dirname(objects), 0o700, exist_ok=True)
+    for each in (objects, directory):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(each, permissions_in(os.path.dirname(each)))
+        check_directory(each)
+    if read_meta(directory) == content:
+        return
     temporary = Path(staging_path(path))
     try:
-        temporary.write_bytes(content.text())
+        with open(temporary, "xb", opener=open_beside) as file:
+            file.write(content.text())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def permissions_in(directory: str) -> int:
+    """Return the permissions of a new directory in a directory of a cache: the same."""
+    return os.stat(directory).st_mode & 0o777
+
+
+def open_beside(path: str, flags: int) -> int:
+    """Open a file of a cache, not through a link; a new one has the permissions of its directory.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, permissions_in(os.path.dirname(path)) & 0o666)
+
+
+def check_directory(path: str) -> None:
+    """Check a directory in one of a cache.
+
+    Raises:
+        OSError: it is a link, or of a user who may not write there.
+    """
+    found, above = os.lstat(path), os.stat(os.path.dirname(path))
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "found a link or a file, needed a directory", path)
+    if found.st_uid not in (os.getuid(), above.st_uid) and not above.st_mode & WRITABLE_BY_OTHERS:
+        raise PermissionError(errno.EACCES, f"belongs to user {found.st_uid}", path)
+
+
 def read_meta(directory: str) -> CachedContent | None:
     """Return the identity in the meta.json of a directory; None if there is no valid one."""
     try:
-        with open(path := os.path.join(directory, "meta.json"), "rb") as file:
+        with open(path := os.path.join(directory, "meta.json"), "rb", opener=open_beside) as file:
             META_FILE.check_size(os.fstat(file.fileno()).st_size, path)
             found = META_FILE.decode(file.read(), path)
     except (OSError, FormatError):
@@ -288,13 +321,14 @@ def map_block(path: str, content: CachedContent, number: int, *, create: bool = 
     raise_descriptor_limit()
     for _ in range(ATTEMPTS):
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o666)
+            check_directory(os.path.dirname(path))
+            descriptor = open_beside(path, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         except FileNotFoundError:
             if create:
                 raise
             return None
         try:
-            if _lock_if_possible(descriptor, fcntl.LOCK_SH) and _is_same(descriptor, path):
+            if lock_if_possible(descriptor, fcntl.LOCK_SH) and is_same_file(descriptor, path):
                 return _mapped(descriptor, content, number, create)
         finally:
             os.close(descriptor)
@@ -331,7 +365,7 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
     entries = b"".join(content.entry_of(chunk, view[(chunk - first) * size :][:size]) for chunk in chunks)
     place = content.place_of(first)[1]
     # Its own short-lived descriptor: closing it is what sends the bytes to the other nodes of an NFS mount.
-    descriptor = os.open(path, os.O_WRONLY)
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         found = os.fstat(descriptor)
         if (found.st_dev, found.st_ino) != block.inode:
@@ -344,7 +378,7 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
 
 def erase_entries(path: str, content: CachedContent, chunks: Sequence[int]) -> None:
     """Erase the checksums of chunks of one block, so that the next reader fetches the chunks again."""
-    descriptor = os.open(path, os.O_WRONLY)
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         for chunk in chunks:
             _write(descriptor, memoryview(ABSENT), content.place_of(chunk)[1] * ENTRY_BYTES)
@@ -352,16 +386,16 @@ def erase_entries(path: str, content: CachedContent, chunks: Sequence[int]) -> N
         os.close(descriptor)
 
 
-def evict_block(path: str) -> bool:
-    """Remove a block unless some process has it mapped; return whether it is removed."""
+def remove_unlocked(path: str) -> bool:
+    """Remove a block or staging file unless some process holds a lock of it; return whether it is removed."""
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return True
     except OSError:
         return False
     try:
-        if not _lock(descriptor, fcntl.LOCK_EX) or not _is_same(descriptor, path):
+        if not _lock(descriptor, fcntl.LOCK_EX) or not is_same_file(descriptor, path):
             return False
         os.unlink(path)
         return True
@@ -371,7 +405,7 @@ def evict_block(path: str) -> bool:
         os.close(descriptor)
 
 
-def _lock_if_possible(descriptor: int, how: int) -> bool:
+def lock_if_possible(descriptor: int, how: int) -> bool:
     """Lock a file without waiting; return whether it is locked. File systems without locks count as locked."""
     try:
         return _lock(descriptor, how)
@@ -389,7 +423,7 @@ def _lock(descriptor: int, how: int) -> bool:
     return True
 
 
-def _is_same(descriptor: int, path: str) -> bool:
+def is_same_file(descriptor: int, path: str) -> bool:
     """Return whether an open file is still the one under its name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))

@@ -30,7 +30,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.native.arguments import PlacedBlocks
-from binidx.storage.cache.block_files import CachedContent, MappedBlock, block_path, map_block, write_chunks, write_meta
+from binidx.storage.cache.block_files import (
+    CachedContent,
+    MappedBlock,
+    block_path,
+    map_block,
+    open_beside,
+    write_chunks,
+    write_meta,
+)
 from binidx.storage.cache.eviction import CacheQuota, warn_once
 from binidx.storage.cache.memory import SingleFlight, runs_of
 from binidx.storage.interfaces import Range
@@ -44,7 +52,7 @@ class ChunkLocks:
     """
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor = open_beside(path, os.O_RDWR | os.O_CREAT)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
 
     @contextlib.contextmanager
@@ -235,7 +243,7 @@ class CachedObject:
         for number in {self.content.place_of(chunk)[0] for chunk in unsure}:
             with contextlib.suppress(OSError):
                 # Opening a file lets an NFS client ask its server whether its pages of the file are still valid.
-                os.close(os.open(block_path(self.path, number), os.O_RDONLY))
+                os.close(os.open(block_path(self.path, number), os.O_RDONLY | os.O_NOFOLLOW))
         missing = self.check_chunks(chunks)
         if damaged := [chunk for chunk in missing if chunk in written]:
             what = f"chunk {damaged[0]} was damaged; fetched again, as will be others that are"

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, redacted
 from binidx.native.arguments import AskAhead
 from binidx.storage.cache.block_files import BLOCK_BYTES, CHUNK_BYTES, CachedContent
 from binidx.storage.cache.cached_object import get_cached_object
@@ -92,7 +92,8 @@ class DiskCache:
             raise ConfigError(f"{self.uri}: blocks of {block_bytes} bytes, needed a multiple of {chunk_bytes}")
         blocks = as_block_reader(reader)
         codec = blocks.codec if blocks else "raw"
-        self.content = CachedContent(self.uri, self.size, self.identity, codec, chunk_bytes, block_bytes)
+        # meta.json has no signature, and a URL that is signed anew finds its blocks.
+        self.content = CachedContent(redacted(self.uri), self.size, self.identity, codec, chunk_bytes, block_bytes)
         self.stats = LayerStats(cache="disk")
         self._ask_ahead = AskAhead()
         self._wait_seconds = WAIT_SECONDS

@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from binidx.storage.cache.block_files import evict_block
+from binidx.storage.cache.block_files import open_beside, remove_unlocked
 
 logger = logging.getLogger(__name__)
 FREE_PART = 10
@@ -61,7 +61,7 @@ def evict(blocks: Sequence[BlockFile], excess: float) -> Iterator[tuple[BlockFil
     for block in sorted(blocks, key=lambda each: (each.used_at, each.path)):
         if excess <= 0:
             return
-        removed = evict_block(block.path)
+        removed = remove_unlocked(block.path)
         excess -= block.num_bytes if removed else 0
         yield block, removed
 
@@ -74,7 +74,7 @@ def block_files(directory: str) -> list[BlockFile]:
 def object_directories(directory: str) -> list[str]:
     """Return the directories of the cached objects."""
     with contextlib.suppress(OSError), os.scandir(os.path.join(directory, "objects")) as entries:
-        return sorted(entry.path for entry in entries if entry.is_dir())
+        return sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     return []
 
 
@@ -85,7 +85,7 @@ def blocks_of(object_directory: str) -> list[BlockFile]:
         for entry in entries:
             if entry.name.endswith(".block"):
                 with contextlib.suppress(OSError):
-                    stat = entry.stat()
+                    stat = entry.stat(follow_symlinks=False)
                     found.append(BlockFile(entry.path, stat.st_blocks * 512, stat.st_mtime))
     return sorted(found, key=lambda each: each.path)
 
@@ -106,7 +106,7 @@ class CacheQuota:
 
     def __init__(self, directory: str, limit: int | None) -> None:
         self.directory, self.limit = directory, limit
-        self._descriptor = os.open(os.path.join(directory, "usage"), os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor = open_beside(os.path.join(directory, "usage"), os.O_RDWR | os.O_CREAT)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         self._paused_until = 0.0
         self.release: Callable[[], object] = lambda: None

@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from binidx.errors import ObjectNotFoundError, StorageError
+from binidx.errors import ObjectNotFoundError, StorageError, redacted
 from binidx.storage.cache.block_files import (
     ENTRY_BYTES,
     CachedContent,
     erase_entries,
-    evict_block,
     map_block,
     read_meta,
+    remove_unlocked,
 )
 from binidx.storage.cache.disk_cache import DiskCache
 from binidx.storage.cache.eviction import (
@@ -146,7 +146,7 @@ def _verify_block(content: CachedContent, number: int, path: str, found: CacheVe
     block = map_block(path, content, number)
     if block is None:
         # Removed meanwhile, or too short: then no process has it mapped.
-        if os.path.exists(path) and evict_block(path):
+        if os.path.exists(path) and remove_unlocked(path):
             found.num_chunks, found.num_bad = found.num_chunks + 1, found.num_bad + 1
         return
     here = [chunk for chunk in content.chunks_in(number) if block.holds(chunk)]
@@ -196,7 +196,8 @@ def prune(
     done, now = CachePruning(), time.time()
     for cached in cached_contents(directory):
         uri = cached.content.uri if cached.content else None
-        unwanted = uri is None or (chosen is not None and chosen(uri))
+        # Earlier versions named objects by signed URLs, which are never found again.
+        unwanted = uri is None or redacted(uri) != uri or (chosen is not None and chosen(uri))
         old = [block for block in cached.blocks if older_than is not None and now - block.used_at > older_than]
         done.count(evict(cached.blocks if unwanted else old, math.inf))
         done.num_litter += _remove_leftovers(cached.path, now)

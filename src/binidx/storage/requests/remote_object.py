@@ -33,7 +33,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError
+from binidx.errors import ObjectChangedError, ObjectNotFoundError, ShortReadError, StorageError, redacted
 from binidx.json_models import MAX_BYTES, JsonFile
 from binidx.storage.interfaces import Range
 from binidx.storage.ranges import assemble, check_ranges, coalesce
@@ -441,7 +441,7 @@ class RemoteObject:
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
-        return f"FsspecObject({self.uri!r})"
+        return f"FsspecObject({redacted(self.uri)!r})"
 
 
 def suggests_change(error: StorageError) -> bool:

@@ -173,7 +173,7 @@ def out_of_time(
     error = (UnreachableError if unreachable else StorageError)(
         f"{uri}: {where} not done within {seconds:.0f} s; {reason}; {setting} of storage_options['binidx'] allows more"
     )
-    error.__cause__ = last
+    error.__cause__ = last and cause_of(last)
     return error
 
 

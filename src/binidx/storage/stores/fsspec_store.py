@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError, StorageError
+from binidx.errors import BinidxError, ConfigError, ObjectNotFoundError, StorageError, redacted
 from binidx.storage.interfaces import Range
 from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
@@ -128,7 +128,7 @@ class FsspecStore:
 
     def __repr__(self) -> str:
         # Without the options: they hold secrets.
-        return f"{type(self).__name__}({self.uri!r})"
+        return f"{type(self).__name__}({redacted(self.uri)!r})"
 
 
 class FsspecWrites(FsspecStore):
@@ -280,7 +280,7 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: in
     except ImportError as error:
         raise missing_driver(uri, error) from error
     except ValueError as error:
-        raise ConfigError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from error
+        raise ConfigError(f"{uri}: {error}; needed a path or a protocol that fsspec knows") from cause_of(error)
     except Exception as error:
         raise translated(uri, error) from cause_of(error)
     _opened.setdefault(id(fs), fs)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from binidx.errors import redacted, redacted_text
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import ObjectInfo
 from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, HTTPStatusError, driver_text
@@ -137,7 +138,7 @@ class _Route:
         """Leave the object to the driver for some minutes; log it once at `level`."""
         self.address, self.until = None, time.monotonic() + RENEW_SECONDS
         level = logging.DEBUG if self.logged else level
-        logger.log(level, "%s: left to its driver for %d s: %s", uri, RENEW_SECONDS, reason)
+        logger.log(level, "%s: left to its driver for %d s: %s", redacted(uri), RENEW_SECONDS, redacted_text(reason))
         self.logged |= level == logging.INFO
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import mmap as mapping
 import os
 import resource
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,8 +159,18 @@ def has_other_owner(was: os.stat_result, now: os.stat_result) -> bool:
 
 
 def staging_path(path: str) -> str:
-    """Return a name in the same directory that no other writer has."""
-    return f"{path}.{uuid.uuid4().hex}.tmp"
+    """Return a name in the same directory that no other writer has: `NAME.NODE<24 hex digits>.tmp`."""
+    return f"{path}.{node_id()}{uuid.uuid4().hex[8:]}.tmp"
+
+
+@functools.cache
+def node_id() -> str:
+    """Return 8 hex digits that are the same for the processes of one kernel, between which all flocks hold."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        boot = uuid.uuid4().hex  # of this process only: MAC addresses and host names repeat in containers
+    return hashlib.blake2b(boot.encode(), digest_size=4).hexdigest()
 
 
 def sync_directory(path: str) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 from urllib.parse import parse_qs, unquote_plus, urlsplit
 from xml.etree import ElementTree
 
+from binidx.errors import SlowCopyError
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import ListRequest, ObjectInfo
 from binidx.storage.stores.driver_errors import (
@@ -24,7 +26,7 @@ from binidx.storage.stores.driver_errors import (
     http_status,
     storage_errors,
 )
-from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info
+from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info, open_filesystem
 from binidx.storage.stores.http import (
     PLAIN,
     Address,
@@ -156,6 +158,13 @@ class S3Store(FsspecWrites, DirectStore):
                 raise
         return super().send(call)
 
+    def copying_fs(self) -> Any:
+        """Return a filesystem without a read timeout: its caller ends requests that take too long."""
+        config = {**self.storage_options.get("config_kwargs", {}), "read_timeout": None}
+        fs, _ = open_filesystem(self.uri, {**self.storage_options, "config_kwargs": config}, reading=self.max_in_flight)
+        self.prepare(fs)
+        return fs
+
     def upload(self, uri: str, token: str = "") -> S3Upload:
         return S3Upload(self, uri, token)
 
@@ -218,6 +227,9 @@ def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
 """Longest time of one part of an upload: a constant, and that of its bytes over a slow link."""
 
+COPIED_BYTES_PER_SECOND = 1_000_000
+"""The same of a part that the store copies, one of a few at once on slow disks."""
+
 
 class S3Upload:
     """A multipart upload: its parts outlive this process until they are completed or aborted."""
@@ -226,12 +238,12 @@ class S3Upload:
         self._store = store
         bucket, key = store.split(uri)
         self._object = {"Bucket": bucket, "Key": key}
-        listed = self._list(token) if token else None
-        self._arrived = listed or {}
-        self.token = token if listed is not None else str(self._call("create_multipart_upload")["UploadId"])
+        self._sent, self._aborted = set[Future[Any]](), False
+        exists = bool(token) and self._list(token) is not None
+        self.token = token if exists else str(self._call("create_multipart_upload")["UploadId"])
 
     def arrived(self) -> Mapping[int, tuple[int, str]]:
-        return self._arrived
+        return self._list(self.token) or {}
 
     def write(self, part: int, data: Sequence[memoryview]) -> str:
         # botocore takes bytes and files, no views; this copy is 1 % of what sending costs.
@@ -239,15 +251,25 @@ class S3Upload:
         sent = fs._call_s3("upload_part", **self._object, UploadId=self.token, PartNumber=part, Body=body)
         # botocore's timeout begins when the whole body is sent.
         limited = asyncio.wait_for(sent, STALL_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND)
-        return str(asyncio.run_coroutine_threadsafe(limited, fs.loop).result()["ETag"])
+        return str(self._begin(fs, limited).result()["ETag"])
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
         wanted: dict[str, Any] = {"CopySource": self._store._object(source.uri)}
         wanted.update({"CopySourceIfMatch": source.identity["etag"]} if "etag" in source.identity else {})
         wanted.update({"CopySourceRange": f"bytes={where[0]}-{where[1] - 1}"} if where != (0, source.size) else {})
+        seconds = STALL_SECONDS + (where[1] - where[0]) / COPIED_BYTES_PER_SECOND
+        seconds = max(seconds, users_config(self._store.storage_options).get("read_timeout") or 0)
         with storage_errors(source.uri):
-            answer = self._call("upload_part_copy", UploadId=self.token, PartNumber=part, **wanted)
-        return str(answer["CopyPartResult"]["ETag"])
+            fs = self._store.copying_fs()
+            request = fs._call_s3("upload_part_copy", **self._object, UploadId=self.token, PartNumber=part, **wanted)
+            sent = self._begin(fs, request)
+            if wait([sent], seconds).done:
+                return str(sent.result()["CopyPartResult"]["ETag"])
+        sent.cancel()
+        raise SlowCopyError(
+            f"{source.uri}: bytes {where[0]} to {where[1]} were not copied in {seconds:.0f} s; "
+            "a read_timeout in storage_options['config_kwargs'] above that allows more"
+        )
 
     def complete(self, tags: Mapping[int, str]) -> str:
         numbered = [{"PartNumber": part, "ETag": tag} for part, tag in sorted(tags.items())]
@@ -255,7 +277,19 @@ class S3Upload:
         return str(answer.get("ETag", ""))
 
     def abort(self) -> None:
+        self._aborted = True
+        for sent in list(self._sent):
+            sent.cancel()
         self._call("abort_multipart_upload", UploadId=self.token)
+
+    def _begin(self, fs: Any, request: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Send a request that `abort` ends; after that, none is sent."""
+        sent = asyncio.run_coroutine_threadsafe(request, fs.loop)
+        self._sent.add(sent)
+        sent.add_done_callback(self._sent.discard)
+        if self._aborted:
+            sent.cancel()
+        return sent
 
     def _call(self, method: str, **arguments: Any) -> Any:
         return self._store.fs.call_s3(method, **self._object, **arguments)

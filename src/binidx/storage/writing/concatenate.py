@@ -19,11 +19,13 @@ import contextlib
 import errno
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from binidx.errors import ObjectChangedError, StorageError
+from binidx.errors import ObjectChangedError, SlowCopyError, StorageError
 from binidx.storage.adapters import InMemory
 from binidx.storage.interfaces import Bytes, RangeReader, VersionedReader
 from binidx.storage.open import ROUND_BYTES
@@ -32,7 +34,7 @@ from binidx.storage.store_protocols import ComposingStore, MultipartStore, Objec
 from binidx.storage.stores.driver_errors import storage_errors
 from binidx.storage.stores.local import staging_path
 from binidx.storage.stores.registry import Provider, local_path, open_store, protocols, provider_of
-from binidx.storage.threads import map_in_flight
+from binidx.storage.threads import READS
 from binidx.storage.writing.multipart import PartUpload
 from binidx.storage.writing.publish import create_object
 from binidx.storage.writing.staging import StagingFile
@@ -104,6 +106,8 @@ def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
 Options = Mapping[str, Any] | None
 IN_FLIGHT = 16
 """Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
+COPY_TRIES = 5
+"""Of a part that the store does not copy in time; with 16 in flight at the first, the last is alone."""
 
 
 class Join(Protocol):
@@ -160,14 +164,21 @@ class _CopiedParts:
 
     def __init__(self, store: MultipartStore, uri: str, plan: Sequence[Part], options: Mapping[str, Any]) -> None:
         self._plan, self._tags, self.moved_bytes, self._published = plan, dict[int, str](), 0, False
+        self._limit = CopyLimit(IN_FLIGHT)
         self._upload = PartUpload(store, uri, "", options)
 
     def fill(self, advance: Callable[[int], object]) -> None:
-        numbers = range(1, len(self._plan) + 1)
-        with contextlib.closing(map_in_flight(self._send, numbers, IN_FLIGHT)) as tags:
-            for number, part, tag in zip(numbers, self._plan, tags, strict=True):
-                self._tags[number] = tag
-                advance(_count_bytes(part if isinstance(part, list) else [part]))
+        with READS.executor(IN_FLIGHT) as threads:
+            sent = {threads.submit(self._send, number): number for number in range(1, len(self._plan) + 1)}
+            try:
+                for done in as_completed(sent):
+                    part = self._plan[sent[done] - 1]
+                    self._tags[sent[done]] = done.result()
+                    advance(_count_bytes(part if isinstance(part, list) else [part]))
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                self._upload.abandon()  # ends the copies in flight, which may take minutes
+                raise
 
     def publish(self, before_publish: Callable[[], object]) -> None:
         before_publish()
@@ -181,10 +192,50 @@ class _CopiedParts:
     def _send(self, number: int) -> str:
         part = self._plan[number - 1]
         if isinstance(part, SourcePiece):
-            return self._upload.copy(number, _info(part.reader), (part.start, part.stop))
+            return self._copy(number, part)
         data = b"".join(bytes(view) for piece in part for view in read_piece(piece))
         self.moved_bytes += len(data)
         return self._upload.write(number, (0, len(data)), data)
+
+    def _copy(self, number: int, piece: SourcePiece) -> str:
+        where = piece.start, piece.stop
+        for tries in itertools.count(1):
+            with self._limit.slot() as allowed:
+                if tries > 1 and (arrived := self._upload.find_part(number, where)) is not None:
+                    return arrived
+                try:
+                    return self._upload.copy(number, _info(piece.reader), where)
+                except SlowCopyError as error:
+                    self._limit.halve(allowed)
+                    if tries == COPY_TRIES:
+                        raise SlowCopyError(f"{error} ({tries} tries, the last with {allowed} in flight)") from error
+        raise AssertionError
+
+
+class CopyLimit:
+    """Number of copies that a store makes at once: halved when one of them is not done in time."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed, self._running, self._changed = allowed, 0, threading.Condition()
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[int]:
+        """Wait until a copy may begin; yield how many may run at once."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._running < self._allowed)
+            self._running += 1
+            allowed = self._allowed
+        try:
+            yield allowed
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def halve(self, allowed: int) -> None:
+        """Allow half of `allowed`: all copies that began together halve the number once."""
+        with self._changed:
+            self._allowed = min(self._allowed, max(1, allowed // 2))
 
 
 class _Composed:

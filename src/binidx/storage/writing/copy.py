@@ -33,7 +33,6 @@ from binidx.storage.writing.multipart import (
     MultipartWriter,
     open_parts,
     part_digest,
-    remove_staging_files,
 )
 from binidx.storage.writing.publish import create_object, delete_object
 
@@ -177,7 +176,6 @@ def copy_object(
         else:
             state.sent, state.done = {}, None
             save()
-            remove_staging_files(target, ".tmp")
             watch.begin(f"{'copy' if codec == 'raw' else 'compress'} {target}", state.size, 0)
             with create_object(target, storage_options, before_publish=before_publish) as stored:
                 _copy_stream(source, CODECS[codec].create(stored, level), state, save, save_seconds, watch)

@@ -11,6 +11,7 @@ written in any order, several at a time, and by another process; writing a part 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -66,7 +67,16 @@ class PartUpload:
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         """Return whether this part, written earlier with this digest and tag, still exists."""
-        return self._upload.arrived().get(part) == (where[1] - where[0], tag)
+        return self._earlier.get(part) == (where[1] - where[0], tag)
+
+    @functools.cached_property
+    def _earlier(self) -> Mapping[int, tuple[int, str]]:
+        return self._retried(self._upload.arrived)
+
+    def find_part(self, part: int, where: Range) -> str | None:
+        """Return the tag of a part with these bytes if the store has it by now."""
+        size, tag = self._retried(self._upload.arrived).get(part, (0, ""))
+        return tag if size == where[1] - where[0] else None
 
     def write(self, part: int, where: Range, data: Bytes) -> str:
         """Write one part; return the tag that the store gave it."""
@@ -78,7 +88,11 @@ class PartUpload:
         return self._retried(lambda: self._upload.write(part, data))
 
     def copy(self, part: int, source: ObjectInfo, where: Range) -> str:
-        """Let the store copy one part out of another object of this version; return its tag."""
+        """Let the store copy one part out of another object of this version; return its tag.
+
+        Raises:
+            SlowCopyError: the part may still arrive. That is not retried here: it would double the store's work.
+        """
         return self._retried(lambda: self._upload.copy(part, source, where))
 
     def publish(self, tags: Mapping[int, str]) -> str:

@@ -2,24 +2,32 @@
 
 begin ── write ... write ── complete ── publish
              any of them fails: abandon, which leaves nothing; in a forked child: forget, which touches nothing
+
+A killed process leaves staging files on disks. Each is locked (flock) while it is written, so a file without a lock has
+no writer if its name is of this node. The lock of a writer on another node is visible only on some file systems, so its
+file must not have changed for a day, too. The next writer of the same directory removes the files of this node; that of
+the same target, those of other nodes; and `binidx clean` both.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import math
 import mmap as mapping
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from binidx.errors import StorageError
+from binidx.storage.cache.block_files import is_same_file, lock_if_possible, remove_unlocked
 from binidx.storage.interfaces import Bytes
 from binidx.storage.store_protocols import MultipartStore, StreamingStore, WritableStore
 from binidx.storage.stores.driver_errors import storage_errors
-from binidx.storage.stores.local import raise_descriptor_limit, staging_path, sync_directory
+from binidx.storage.stores.local import node_id, raise_descriptor_limit, staging_path, sync_directory
 from binidx.storage.stores.registry import open_store
 from binidx.storage.threads import READS
 from binidx.storage.writing.multipart import CHUNK_BYTES, PartUpload
@@ -30,8 +38,16 @@ ONE_PUT = 16 << 20
 BUFFER_BYTES = 1 << 20
 
 
+STAGING_NAME = re.compile(r"(.+?)\.([0-9a-f]{8})[0-9a-f]{24}\.tmp(\.[0-9a-f]{32}\.tmp)?")
+"""Target, node; twice `.tmp` where a whole file was to be linked to a name."""
+
+FOREIGN_SECONDS = 86400.0
+LISTED_EACH = 64
+"""Names of a directory that are listed for each file written there, at most: a part of a job must not list all."""
+
+
 class StagingFile:
-    """New local file under another name; publishing replaces a file that has the name.
+    """New local file under another name, locked until it is published; that replaces a file that has the name.
 
     Args:
         size: bytes that it will have, where they are known: their blocks are there before the first is written, so a
@@ -41,22 +57,30 @@ class StagingFile:
     """
 
     def __init__(self, path: str, size: int = 0, durable: bool = True) -> None:
-        self.path, self.temporary, self.size, self.durable = path, staging_path(path), size, durable
+        self.path, self.size, self.durable = path, size, durable
         # Our own buffer: that of a file object would be written out a second time by each forked child that ends.
         self.buffer = bytearray()
         raise_descriptor_limit()
         self.file = self._open()
         try:
+            remove_abandoned(path, os.fstat(self.file.fileno()).st_mtime)
             self._reserve()
         except BaseException:
             self.abandon()
             raise
 
     def _open(self) -> io.FileIO:
-        with contextlib.suppress(FileNotFoundError):
-            return open(self.temporary, "x+b", buffering=0)
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        return open(self.temporary, "x+b", buffering=0)
+        while True:
+            self.temporary = staging_path(self.path)
+            try:
+                file = open(self.temporary, "x+b", buffering=0)  # noqa: SIM115
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                file = open(self.temporary, "x+b", buffering=0)  # noqa: SIM115
+            # Before it was locked, another process may have removed it.
+            if lock_if_possible(file.fileno(), fcntl.LOCK_EX) and is_same_file(file.fileno(), self.temporary):
+                return file
+            file.close()
 
     def _reserve(self) -> None:
         if self.size and hasattr(os, "posix_fallocate"):
@@ -90,11 +114,15 @@ class StagingFile:
         self._write_out(self.buffer)
         if self.durable:
             os.fsync(self.file.fileno())
-        self.file.close()
+        # Network file systems report failed writes when a descriptor is closed; this one keeps the lock.
+        os.close(os.dup(self.file.fileno()))
 
     def publish(self) -> None:
         """Give the file its name."""
         os.replace(self.temporary, self.path)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self.file.fileno(), fcntl.LOCK_UN)  # a mapping would keep it
+        self.file.close()
         if self.durable:
             sync_directory(self.path)
 
@@ -114,6 +142,39 @@ class StagingFile:
         with storage_errors(self.path):
             while view:
                 view = view[self.file.write(view) :]
+
+
+def remove_abandoned(path: str, now: float) -> None:
+    """Remove files that killed processes left beside a new file. Never raises.
+
+    Args:
+        now: by the clock of its file system.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    if _unlisted.get(folder, 0) > 0:
+        _unlisted[folder] -= 1
+        return
+    with contextlib.suppress(OSError):
+        for left, target in list_staging_files(folder, now):
+            if target in (None, name):
+                remove_unlocked(left)
+
+
+def list_staging_files(folder: str, now: float) -> Iterator[tuple[str, str | None]]:
+    """Yield paths of staging files without a writer, if no process has locked them, and the targets of foreign ones."""
+    names = os.listdir(folder)
+    _unlisted[folder] = len(names) // LISTED_EACH
+    for found in filter(None, map(STAGING_NAME.fullmatch, names)):
+        left = os.path.join(folder, found[0])
+        with contextlib.suppress(OSError):
+            if found[2] == node_id():
+                yield left, None
+            elif now - os.stat(left).st_mtime > FOREIGN_SECONDS:
+                yield left, found[1]
+
+
+_unlisted: dict[str, int] = {}
+"""Directory -> files to be written there before it is listed again."""
 
 
 def open_writable(uri: str, storage_options: Mapping[str, Any] | None) -> WritableStore:

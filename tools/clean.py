@@ -1,0 +1,67 @@
+"""Staging files that killed processes left on disks, in directories and all below: list them, or remove them.
+
+Commands and runs write a file NAME under NAME.<32 hex digits>.tmp first. The next one that writes to the same directory
+removes what a killed one left there; this is for directories to which nothing is written any more. A file that a
+process of this node is writing is kept, and a file of another node is left out until it has not changed for a day.
+
+exit status: 0 done, 2 the call is wrong
+
+example:
+  binidx clean /data/corpus
+  binidx clean /data/corpus --remove
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import time
+from typing import Any
+
+__package__ = "binidx.tools"  # for `python tools/clean.py`
+
+from binidx.errors import ObjectNotFoundError
+from binidx.storage.cache.block_files import remove_unlocked
+from binidx.storage.writing.staging import list_staging_files
+
+from ._command import command
+from ._display import counts, human_bytes, human_seconds
+
+
+def add_options(options: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    options.add_argument("directories", nargs="+", metavar="DIR", help="a directory of this machine")
+    options.add_argument("--remove", action="store_true", help="remove those that no process writes")
+    options.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def clean(arguments: argparse.Namespace) -> int:
+    """List the files, or remove them."""
+    files: list[dict[str, Any]] = []
+    now = time.time()
+    for directory in arguments.directories:
+        if not os.path.isdir(directory):
+            raise ObjectNotFoundError(f"{directory}: no such directory")
+        for folder, _, _ in os.walk(directory):
+            for path, _ in list_staging_files(folder, now):
+                with contextlib.suppress(FileNotFoundError):
+                    size, age = os.stat(path).st_size, max(0.0, now - os.stat(path).st_mtime)
+                    removed = arguments.remove and remove_unlocked(path)
+                    files.append({"path": path, "num_bytes": size, "age_seconds": age, "removed": removed})
+    if arguments.json:
+        print(json.dumps({"files": files}))
+        return 0
+    for each in files:
+        state = "removed" if each["removed"] else "in use" if arguments.remove else "left"
+        written = f"written {human_seconds(each['age_seconds'])} ago"
+        print(f"{each['path']}\n  {human_bytes(each['num_bytes'])}, {written}, {state}")
+    print(f"{counts(files=len(files))}, {human_bytes(sum(each['num_bytes'] for each in files))}")
+    return 0
+
+
+main = command("clean", __doc__, add_options, clean)
+
+if __name__ == "__main__":
+    raise SystemExit(main())
