@@ -18,7 +18,7 @@ from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from binidx.compat.megatron.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 from binidx.compat.megatron.multimodal_dataset import MockMultimodalDataset, MultimodalDatasetConfig
 from binidx.compat.megatron.utils import compile_helpers, get_blend_from_list
-from binidx.errors import FormatError
+from binidx.errors import ConfigError, FormatError
 
 ALL_RESET = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 NO_RESET = dict.fromkeys(ALL_RESET, False)
@@ -114,6 +114,18 @@ def test_fast_builder(weighted: bool, surplus: float, prefixes: list[str], token
                 assert np.array_equal(a.sample_index, b.sample_index)
                 assert np.array_equal(a.shuffle_index, b.shuffle_index)
                 assert np.array_equal(a.dataset.index.sequence_pointers, b.dataset.index.sequence_pointers)
+
+
+@pytest.mark.parametrize("kind", [AssertionError, ConfigError])
+def test_a_config_error_of_a_build_is_an_assertion_error(
+    kind: type[Exception], prefixes: list[str], tokenizer: Any
+) -> None:
+    blends = [(prefixes[:2], [1.0, 2.0]), None, None]
+    config = GPTDatasetConfig(
+        random_seed=1, sequence_length=5, tokenizer=tokenizer, blend_per_split=blends, **NO_RESET
+    )  # fmt: skip
+    with pytest.raises(kind, match="sizes: found None for train"):
+        build(GPTDataset, [None, None, None], config)
 
 
 @pytest.mark.parametrize("multimodal", [False, True])
