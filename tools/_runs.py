@@ -154,7 +154,11 @@ def build_rows(
             if decode and tokens is not None:
                 doc["text"] = decode(tokens[place][target : target + length].tolist())
             docs.append(doc)
-        row = {name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)}
+        row: dict[str, Any] = {
+            name: int(column[place]) for name, column in zip(readings._fields, readings, strict=True)
+        }
+        if row["step"] < 0:  # of a sample before `consumed_samples`
+            row |= dict.fromkeys(("step", "rank", "slot"))
         yield {**row, "source": prefixes[source], "epoch": int(contents.epoch[place]), "docs": docs}
 
 
@@ -190,7 +194,9 @@ def print_rows(rows: Iterator[dict[str, Any]], as_json: bool) -> int:
 
 
 def _block(row: Mapping[str, Any]) -> str:
-    where = f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}"
+    where = f"before consumed_samples  position {row['position']:,}"
+    if row["step"] is not None:
+        where = f"step {row['step']:,}  rank {row['rank']}  slot {row['slot']}"
     lines = [f"{where}  sample {row['sample']:,}  {row['source']}, epoch {row['epoch']}"]
     for doc in row["docs"]:
         lines.append(f"  document {doc['doc']:>12,}  tokens {doc['start']:,} to {doc['start'] + doc['len']:,}")

@@ -5,6 +5,9 @@ as `binidx trace` prints it: its number in its source, and the source where the 
 and row it came from are shown where its source has lineage. Such a document may also be named by these, or by its
 id, and is searched in all sources if none is given.
 
+Of a resumed run the samples before its consumed_samples are searched, too; their step, rank and slot (null in JSON) are
+in the run.json of the earlier part. A cyclic run must be searched part by part, with --no-earlier.
+
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
@@ -42,6 +45,9 @@ def add_options(options: argparse.ArgumentParser) -> None:
         "--source", metavar="PREFIX", help="prefix of the source; of a number needed where there are several"
     )
     options.add_argument("--before-step", type=int, metavar="N", help="only steps before N; by default all of the run")
+    options.add_argument(
+        "--no-earlier", action="store_true", help="of a resumed run, leave out the samples before its consumed_samples"
+    )
     options.add_argument("--json", action="store_true", help="print one JSON object a sample")
 
 
@@ -50,16 +56,28 @@ def find(arguments: argparse.Namespace) -> int:
     order = open_run(arguments, in_ranges=True)
     stop = stop_step(order, arguments.before_step)
     documents = find_documents(order, select_sources(order, arguments.source), arguments.document)
-    rows, steps = 0, set[int]()
+    rows, steps, past = 0, set[int](), 0
     for source in sorted(documents):
         try:
-            readings, contents = order.where(source, documents[source], stop)
+            readings, contents = order.where(source, documents[source], stop, earlier=not arguments.no_earlier)
         except IndexError as error:
             raise ConfigError(str(error)) from error
         rows += print_rows(build_rows(order, readings, contents), arguments.json)
-        steps |= set(readings.step.tolist())
-    print(f"{rows:,} samples in {len(steps):,} of {stop:,} steps", file=sys.stderr)
+        past += int((readings.step < 0).sum())
+        steps |= set(readings.step[readings.step >= 0].tolist())
+    print(f"{rows:,} samples in {len(steps):,} of {stop:,} steps{_earlier(order, arguments, past)}", file=sys.stderr)
     return 0
+
+
+def _earlier(order: RunOrder, arguments: argparse.Namespace, found: int) -> str:
+    """Return the words about the samples before `consumed_samples`; none if there are none."""
+    consumed = order.reading.schedule.consumed_samples
+    if not consumed:
+        return ""
+    before = f"the {consumed:,} samples before consumed_samples"
+    if arguments.no_earlier:
+        return f"; not searched: {before}, of which the run.json of the earlier part has the order"
+    return f" and {before}; {found:,} of them before, with step and rank by the run.json of the earlier part"
 
 
 def find_documents(order: RunOrder, sources: Sequence[int], names: Sequence[str]) -> dict[int, list[int]]:

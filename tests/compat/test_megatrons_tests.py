@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import awkward as ak
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from binidx.compat.megatron.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from binidx.compat.megatron.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 from binidx.compat.megatron.multimodal_dataset import MockMultimodalDataset, MultimodalDatasetConfig
 from binidx.compat.megatron.utils import compile_helpers, get_blend_from_list
+from binidx.errors import ConfigError, FormatError
 
 ALL_RESET = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 NO_RESET = dict.fromkeys(ALL_RESET, False)
@@ -73,7 +75,7 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for name in range(10):
         builder = IndexedDatasetBuilder(f"{folder}/file_{name}.bin", dtype=DType.optimal_dtype(8192))
         for length in rng.integers(50, 100, rng.integers(10, 20)).tolist():
-            builder.add_document(rng.integers(0, 8192, length).tolist(), [length])
+            builder.add_document([*map(str, rng.integers(0, 8192, length))], [length])
         builder.finalize(f"{folder}/file_{name}.idx")
     return [f"{folder}/file_{name}" for name in range(10)]
 
@@ -114,6 +116,18 @@ def test_fast_builder(weighted: bool, surplus: float, prefixes: list[str], token
                 assert np.array_equal(a.dataset.index.sequence_pointers, b.dataset.index.sequence_pointers)
 
 
+@pytest.mark.parametrize("kind", [AssertionError, ConfigError])
+def test_a_config_error_of_a_build_is_an_assertion_error(
+    kind: type[Exception], prefixes: list[str], tokenizer: Any
+) -> None:
+    blends = [(prefixes[:2], [1.0, 2.0]), None, None]
+    config = GPTDatasetConfig(
+        random_seed=1, sequence_length=5, tokenizer=tokenizer, blend_per_split=blends, **NO_RESET
+    )  # fmt: skip
+    with pytest.raises(kind, match="sizes: found None for train"):
+        build(GPTDataset, [None, None, None], config)
+
+
 @pytest.mark.parametrize("multimodal", [False, True])
 @pytest.mark.parametrize(("count", "mmap"), [(0, False), (2, False), (2, True)])
 def test_empty_indexed_dataset_slices(tmp_path: Path, multimodal: bool, count: int, mmap: bool) -> None:
@@ -131,6 +145,49 @@ def test_empty_indexed_dataset_slices(tmp_path: Path, multimodal: bool, count: i
         _ = dataset[::2]
     if multimodal:
         assert dataset.sequence_modes.tolist() == [0, 1][:count]
+
+
+def test_a_multimodal_builder_lists_lengths_and_modes(tmp_path: Path) -> None:
+    builder = IndexedDatasetBuilder(f"{tmp_path}/mm.bin", dtype=np.int32, multimodal=True)
+    builder.add_document(np.array([1, 2, 3, 4, 5], np.int32), [3, 2])
+    builder.add_document(np.array([8], np.int32), [1], modes=[4])
+    assert builder.sequence_lengths == [3, 2, 1]
+    assert builder.sequence_modes == [0, 0, 4]
+    builder.close()
+    with pytest.raises(ValueError, match="the builder is closed"):
+        _ = builder.sequence_lengths
+    with IndexedDatasetBuilder(f"{tmp_path}/text.bin") as text:
+        assert text.sequence_modes is None
+
+
+@pytest.mark.parametrize("multimodal", [False, True])
+@pytest.mark.parametrize("eod_token", [None, 7])
+def test_documents_of_an_awkward_array(multimodal: bool, eod_token: int | None, tmp_path: Path) -> None:
+    documents, modes = [[1, 2, 3], [], [4], [5, 6]], [1, 0, 2, 3] if multimodal else None
+    one, other = f"{tmp_path}/one", f"{tmp_path}/other"
+    for prefix in (one, other):
+        with IndexedDatasetBuilder(prefix + ".bin", np.uint16, multimodal) as builder:
+            builder.add_item([9])  # belongs to the first document of the array, as in Megatron
+            if prefix == one:
+                builder.add_documents(ak.Array(documents), modes, eod_token, chunk_size=3)
+            else:
+                for place, document in enumerate(documents):
+                    tokens = document + ([] if eod_token is None else [eod_token])
+                    builder.add_document(tokens, [len(tokens)], modes and modes[place : place + 1])
+            builder.add_documents(ak.Array([]))
+            builder.finalize(prefix + ".idx")
+    for suffix in (".bin", ".idx"):
+        assert Path(one + suffix).read_bytes() == Path(other + suffix).read_bytes()
+
+
+def test_an_awkward_array_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    with IndexedDatasetBuilder(f"{tmp_path}/en.bin", np.uint16) as builder:
+        with pytest.raises(FormatError, match="token 70000 at position 1, uint16 holds"):
+            builder.add_documents(ak.Array([[1], [70000]]))
+        with pytest.raises(FormatError, match="token 65536 at position 0, uint16 holds"):
+            builder.add_documents(ak.Array([[1], [2]]), eod_token=65536)
+        with pytest.raises(FormatError, match="1 modes, needed one for each of 2 documents"):
+            builder.add_documents(ak.Array([[1], [2]]), [0])
 
 
 def test_a_script_of_another_version_says_the_same_by_other_names(tokenizer: Any) -> None:

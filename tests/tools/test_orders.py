@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,40 @@ def test_where_is_the_way_back(run_file: Path, capsys: pytest.CaptureFixture[str
     assert needed
     early = rows(capsys, "where", str(run_file), "--document", "7", "--source", source, "--before-step", "5")
     assert early == [row for row in found if row["step"] < 5]
+
+
+@pytest.mark.parametrize("consumed", [104, 112])
+def test_where_finds_what_a_resumed_run_has_read_before(
+    consumed: int, run_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    saved, source = str(tmp_path / "run.json"), str(run_file.parent / "code")
+    resumed = replace(binidx.Run.load(str(run_file)), data_parallel_size=1, consumed_samples=consumed)
+    resumed.save(saved)
+    asked = ["--document", "7", "--source", source]
+    needed = rows(capsys, "where", str(run_file), *asked)
+    found = rows(capsys, "where", saved, *asked)
+    assert [row["sample"] for row in found] == [row["sample"] for row in needed]
+    past = [row for row in found if row["position"] < consumed]
+    assert past
+    assert all((row["step"], row["rank"], row["slot"]) == (None, None, None) for row in past)
+    assert [row["step"] for row in found[len(past) :]] == [
+        (row["position"] - consumed) // 8 for row in needed[len(past) :]
+    ]
+    assert rows(capsys, "where", saved, *asked, "--before-step", "0") == past
+    assert rows(capsys, "where", saved, *asked, "--no-earlier") == found[len(past) :]
+
+    assert main(["where", saved, *asked]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith(f"before consumed_samples  position {past[0]['position']}  sample ")
+    assert f"and the {consumed} samples before consumed_samples; {len(past)} of them before" in told.err
+    assert main(["where", saved, *asked, "--no-earlier"]) == 0
+    assert f"not searched: the {consumed} samples before consumed_samples" in capsys.readouterr().err
+
+    replace(resumed, dataloader_type="cyclic").save(saved)
+    asked += ["--before-step", "5"]
+    assert main(["where", saved, *asked]) == 2
+    assert f"the {consumed} samples before consumed_samples of a cyclic run" in capsys.readouterr().err
+    assert rows(capsys, "where", saved, *asked, "--no-earlier") is not None
 
 
 def test_account_of_a_staged_run_proves_its_seams(

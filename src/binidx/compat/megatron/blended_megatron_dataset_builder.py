@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,18 +11,42 @@ import torch
 
 from binidx.compat.megatron.blended_dataset import BlendedDataset
 from binidx.dataset import builder
+from binidx.dataset.builder import Built
 from binidx.dataset.config import Split
 from binidx.dataset.torch_bridge import is_distributed
-from binidx.index.cache.index_cache import BuildContext
+from binidx.errors import ConfigError
+from binidx.index.cache.index_cache import BuildContext, OnOutcome
 
 BUILDS = ("__init__", "_build_document_sample_shuffle_indices", "_build_indices")
 """Methods in which datasets build and cache their indices."""
+
+
+class FailedAssertionError(ConfigError, AssertionError):
+    """A ConfigError where Megatron fails an assertion: scripts that catch either one go on working."""
+
+
+@contextlib.contextmanager
+def failed_assertions() -> Iterator[None]:
+    """Raise a ConfigError as a FailedAssertionError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise FailedAssertionError(*error.args) from error
 
 
 class BlendedMegatronDatasetBuilder(builder.BlendedMegatronDatasetBuilder):
     """Our builder; datasets with a user's build methods are built on rank 0 first, since they may rely on its files."""
 
     blended_class = BlendedDataset
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        with failed_assertions():
+            super().__init__(*args, **options)
+
+    def build(self, *, on_outcome: OnOutcome = None) -> Built:
+        """Build the datasets as ours does."""
+        with failed_assertions():
+            return super().build(on_outcome=on_outcome)
 
     def _build(self, context: BuildContext) -> list[Any]:
         if has_binidx_build_methods(self.cls):

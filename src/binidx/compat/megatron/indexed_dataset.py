@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from binidx.format import indexed_dataset
+from binidx.errors import FormatError
+from binidx.format import indexed_dataset, indexed_dataset_builder
 from binidx.format.idx import DType as DType
 from binidx.format.idx import SequenceIndex, parse_index
 from binidx.format.idx import get_bin_path as get_bin_path
 from binidx.format.idx import get_idx_path as get_idx_path
-from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder
+from binidx.format.idx_blocks import SpooledColumn
+from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.storage.open import open_object, read_whole
 
 
@@ -74,3 +76,58 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
         bounds = np.ascontiguousarray(document_indices, np.int64)
         self.index = dataclasses.replace(self.index, document_indices=bounds, documents_are_sequences=False)
         vars(self).pop("identity", None)
+
+
+class IndexedDatasetBuilder(indexed_dataset_builder.IndexedDatasetBuilder):
+    """Our builder with two of Megatron's lists, copied at each use, and its method for awkward arrays."""
+
+    @property
+    def sequence_lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return self._values(self._columns.lengths)
+
+    @property
+    def sequence_modes(self) -> list[int] | None:
+        """Mode of each sequence; None unless multimodal."""
+        return self._values(self._columns.modes) if self.multimodal else None
+
+    def _values(self, column: SpooledColumn) -> list[int]:
+        self._check_open()
+        return [value for block in column.blocks() for value in block.tolist()]
+
+    def add_documents(
+        self,
+        documents: Any,
+        modes: Sequence[int] | None = None,
+        eod_token: int | None = None,
+        chunk_size: int = 1_000_000,
+    ) -> None:
+        """Append documents of one sequence each.
+
+        Args:
+            documents: awkward array of tokens: a list of numbers for each document.
+            modes: mode of each document; zeros by default.
+            eod_token: token to append to each document.
+            chunk_size: number of documents written at a time.
+
+        Raises:
+            FormatError: a token does not fit its type; documents of earlier chunks are written.
+            ModuleNotFoundError: awkward is not installed.
+
+        Source: Megatron Core 0.20, whose tokens wrap where the type cannot hold them.
+        """
+        import awkward
+
+        if modes is not None and len(modes) != len(documents):
+            raise FormatError(f"{self.bin_path}: {len(modes)} modes, needed one for each of {len(documents)} documents")
+        for start in range(0, len(documents), chunk_size):
+            chunk = documents[start : start + chunk_size]
+            lengths = np.asarray(awkward.num(chunk, axis=1))
+            tokens = as_tokens(np.asarray(awkward.flatten(chunk)), self.dtype, self.bin_path)
+            if eod_token is not None:
+                end = as_tokens([eod_token], self.dtype, self.bin_path)
+                tokens, lengths = np.insert(tokens, np.cumsum(lengths), end), lengths + 1
+            before = len(self._columns.lengths)
+            self._append(tokens, lengths.tolist(), None if modes is None else modes[start : start + chunk_size])
+            with self._closed_on_failure():
+                self._columns.add_bounds(np.arange(1, len(lengths) + 1), plus=before)

@@ -232,23 +232,40 @@ class RunOrder:
         readings = self.reading.readings(steps, rank)
         return readings, trace_contents(self.dataset, readings.sample)
 
-    def where(self, source: int, documents: Sequence[int], stop_step: int) -> tuple[SampleReads, SampleContents]:
+    def where(
+        self, source: int, documents: Sequence[int], stop_step: int, *, earlier: bool = True
+    ) -> tuple[SampleReads, SampleContents]:
         """Return all reads, in the steps before `stop_step`, of samples with a token of one of these documents.
 
         Args:
             source: number of the source in `prefixes`.
             documents: numbers of documents in that source.
             stop_step: first step that is not searched.
+            earlier: also search the samples consumed before step 0 of a resumed run. They are those that this run's
+                order puts there; their step, rank and slot depend on earlier batch sizes and ranks, and are -1.
 
         Returns:
             The reads, n rows, and the contents of their n samples.
 
         Raises:
             IndexError: there is no such source or document.
+            ConfigError: `earlier` for a resumed "cyclic" run, whose earlier samples depend on earlier ranks, too.
         """
+        consumed = self.reading.schedule.consumed_samples
+        if earlier and consumed and self.reading.dataloader_type == "cyclic":
+            raise ConfigError(
+                f"run: the {consumed:,} samples before consumed_samples of a cyclic run depend on the "
+                f"ranks and micro-batches that read them; search the run.json of each earlier part of the run, and the "
+                f"rest of this one with earlier=False (--no-earlier)"
+            )
         samples = samples_with(self.dataset, source, documents)
         stop = self.reading.schedule.samples_before(stop_step)
         readings = self.reading.served_at(samples, stop)
+        if earlier:
+            past = samples[samples < consumed]
+            unknown = np.full(len(past), -1)
+            rows = SampleReads(unknown, unknown, unknown, past, past)
+            readings = SampleReads(*(np.concatenate(columns) for columns in zip(rows, readings, strict=True)))
         return readings, trace_contents(self.dataset, readings.sample)
 
     def table(self, steps: range, rank: int | None = None, *, docs: Docs = "ends", tokens: bool = False) -> pa.Table:
