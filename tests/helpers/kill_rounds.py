@@ -51,7 +51,7 @@ from binidx.run.provenance.export import export, plan_by_steps
 from binidx.run.provenance.run_order import RunOrder
 from binidx.run.schedule import BatchSchedule
 
-STAGING = (".tmp",)
+STAGING = ()
 """Endings of staging files that a restart may leave. Empty once every writer sweeps those of killed runs."""
 
 VARYING = (".manifest.json", "-binidx.json", "-binidx-orders.json")

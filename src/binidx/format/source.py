@@ -141,7 +141,7 @@ class PairSource:
         return CODECS[self.codec].open(self.open_stored(), b"")
 
     def token_digests(self) -> dict[str, str]:
-        """Return digests that tell of the tokens: "raw", "zstd" and "manifest", as far as there are any.
+        """Return digests of files that describe the tokens: "raw", "zstd" and "manifest", as far as there are any.
 
         "raw" is of the checksums beside a plain `.bin`, "zstd" of the seek table of a compressed one, "manifest" of the
         job in a manifest. Copies in the same form have the same.

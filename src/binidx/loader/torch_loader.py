@@ -7,7 +7,7 @@ The state of a loader is one integer and a fingerprint of the order in which it 
 The fingerprint covers the order of the samples, not the files: moved or copied data has the same one; other lengths or
 documents, or another seed, split, weight or sequence length, have another. It does not cover the number of samples
 requested for the run, as long as these come in the same order. The tokens are covered by a third key, `tokens`, where
-something beside the data tells of them: `IndexedDataset.token_digests`.
+a file beside the data describes them: `IndexedDataset.token_digests`.
 
 Samples of different lengths become one row of a batch (THD), and bounds of sequences are padded to equal numbers:
 
