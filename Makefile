@@ -24,7 +24,7 @@ lint: $(VENV)/.test
 	$(BIN)/python tests/structure.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
 	native/check_arm.sh
@@ -36,7 +36,7 @@ test-ceph: $(VENV)/.test        ## storage against Ceph's radosgw; apt install r
 	$(BIN)/python -m pytest -m "not slow" --s3 ceph tests/storage tests/format tests/dataset
 
 test-oldest: $(VENV)-oldest/.done  ## storage, formats and text with the oldest dependencies that pyproject.toml allows
-	$(VENV)-oldest/bin/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile tests/storage tests/format tests/prepare/text
+	$(VENV)-oldest/bin/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder tests/storage tests/format tests/prepare/text
 
 bench: $(VENV)/.test            ## the figures of the README, minutes
 	$(BIN)/python -m tests.bench

@@ -42,9 +42,25 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+LONG = (
+    "test_contract",
+    "test_demo",
+    "test_sanitizers",
+    "test_examples",
+    "test_rank_agreement",
+    "test_training",
+    "test_build_lock",
+    "test_distribution",
+    "test_everywhere",
+    "test_merge",
+    "test_disk_cache_damage",
+)
+"""Files that take a minute: they begin first, so that no worker is left with one at the end. The contracts of readers
+fork, which takes long in a process that has grown."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Contracts of readers fork and collect garbage: first, since both take seconds in a process that has grown."""
-    items.sort(key=lambda item: "contract" not in item.nodeid)
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 def pytest_collection_finish() -> None:

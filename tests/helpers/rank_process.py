@@ -21,6 +21,7 @@ import logging
 import os
 import signal
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed
@@ -63,3 +64,10 @@ def main(how: dict[str, Any]) -> None:
     except (PeerError, ValueError) as error:
         found = {"rank": rank, "error": type(error).__name__, "text": str(error)}
     print(json.dumps({**found, "seconds": time.monotonic() - began, "ended": time.monotonic()}), flush=True)
+    # The store goes with rank 0, so it ends last.
+    store = torch.distributed.distributed_c10d._get_default_store()
+    store.set(f"ended/{rank}", "")
+    if rank == 0:
+        ranks = map(str, range(int(os.environ["WORLD_SIZE"])))
+        living = [each for each in ranks if not {"kill", "late"} & how.get(each, how.get("else", {})).keys()]
+        store.wait([f"ended/{each}" for each in living], timedelta(minutes=10))

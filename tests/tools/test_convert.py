@@ -150,7 +150,7 @@ def test_a_source_that_is_no_dataset_is_refused_before_anything_is_written(tmp_p
         (["en.idx", "out"], "argument source: found en.idx, needed the prefix of its files: en"),
         (["en"], "the following arguments are required: target"),
         (["en", "out", "--verify", "hope"], "invalid choice: 'hope'"),
-        (["en", "out", "--target-options", "[1]"], "found [1], needed a JSON object"),
+        (["en", "out", "--target-options", "[1]"], "found a JSON list, needed an object"),
         (["en", "out", "--target-options", "{"], "no JSON"),
     ],
 )

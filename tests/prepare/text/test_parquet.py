@@ -22,7 +22,10 @@ TEXTS = ["a", None, "", "é語😀\x00", "b" * 100, None, "c"]
 
 
 def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
-    parquet.write_table(pa.table(columns), path, **options)
+    try:
+        parquet.write_table(pa.table(columns), path, **options)
+    except pa.ArrowNotImplementedError as error:  # older releases read what they cannot write
+        pytest.skip(f"pyarrow {pa.__version__}: {error}")
     return path
 
 

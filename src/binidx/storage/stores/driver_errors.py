@@ -114,7 +114,8 @@ def _credentials(uri: str) -> str:
 def hidden_cause(error: BaseException) -> Exception | None:
     """Return the cause of a FileNotFoundError if the object may well exist: fsspec's http raises it for any failure."""
     cause = error.__cause__
-    unreachable = cause is not None and "OSError" in (names := class_names(cause)) and "FileNotFoundError" not in names
+    names = frozenset() if cause is None else class_names(cause)
+    unreachable = bool(names & {"OSError", "ClientConnectionError"}) and "FileNotFoundError" not in names
     refused = getattr(cause, "status", 404) not in (404, 410)
     return cause if isinstance(cause, Exception) and (unreachable or refused) else None
 
