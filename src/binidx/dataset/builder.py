@@ -210,7 +210,7 @@ class BlendedMegatronDatasetBuilder:
 
         works = [partial(build, *each) for each in zip(prefixes, requested, strict=True)]
         if not is_remote:
-            return run_in_order(works) if threads == 1 else run_concurrently(works)
+            return run_in_order(works) if threads == 1 else run_concurrently(works, [True] * len(works))
         with list_pairs_with_bundle(prefixes, self.config.storage_options, self._bundle()) as listed:
             return run_concurrently(
                 works, [prefix in listed and listed[prefix].index is not None for prefix in prefixes]
