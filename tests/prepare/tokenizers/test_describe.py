@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Bucket
-from helpers.trained_tokenizers import EOT, KINDS, save, train_sentencepiece
+from helpers.trained_tokenizers import EOT, KINDS, buffers, hard_texts, json_of, lists, save, train_sentencepiece
 from tokenizers import Tokenizer
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.prepare.tokenizers.describe import describe_tokenizer, find_cached_encoding
 from binidx.prepare.tokenizers.engine import CL100K, ENCODINGS, encoding_address
+from binidx.prepare.tokenizers.engine_choice import reference_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec, parse_vocabulary, read_content
 from binidx.storage.writing.publish import create_object
 
@@ -177,3 +180,61 @@ def test_a_folder_whose_config_changes_ids_is_refused(tmp_path: Path) -> None:
             continue
         with pytest.raises(ConfigError, match=f"{error}; .*save_pretrained"):
             describe_tokenizer(str(tmp_path))
+
+
+LLAMA = {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first",
+         "split": False}}  # fmt: skip
+SPACES = {"normalizer": {"type": "Prepend", "prepend": "▁"}, "pre_tokenizer": None}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+CLASSES: dict[str, tuple[str | None, dict[str, Any], dict[str, Any], bool]] = {
+    "none": (None, SPACES, {}, True),
+    "the file's": ("PreTrainedTokenizerFast", SPACES, {}, True),
+    "llama, other steps": ("LlamaTokenizer", SPACES, {}, False),
+    "llama": ("LlamaTokenizer", LLAMA, {}, True),
+    "llama, fast": ("LlamaTokenizerFast", LLAMA, {}, True),
+    "llama, no space": ("LlamaTokenizer", LLAMA, {"add_prefix_space": False}, False),
+    "llama, legacy": ("LlamaTokenizer", LLAMA, {"legacy": True}, False),
+    "llama, byte level": ("LlamaTokenizer", {"normalizer": None, "pre_tokenizer": LEVEL}, {}, True),
+    "llama, another eos": ("LlamaTokenizer", LLAMA, {"eos_token": "<end>"}, False),
+    "llama, tokens left out": ("LlamaTokenizer", LLAMA, {"added_tokens_decoder": {"1": {"content": "<s>"}}}, False),
+    "gpt2, other steps": ("GPT2Tokenizer", LLAMA, {}, False),
+    "one that we do not know": ("T5Tokenizer", LLAMA, {}, False),
+}
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_a_folder_whose_class_is_rebuilt_by_transformers_is_exact_or_refused(case: str, tmp_path: Path) -> None:
+    name, steps, config, exact = CLASSES[case]
+    parsed = json.loads(json_of("sentencepiece-like")) | steps
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **config}))
+    assert describe_tokenizer(f"{tmp_path}/tokenizer.json")
+    if exact:
+        assert describe_tokenizer(str(tmp_path))
+    else:
+        with pytest.raises(ConfigError, match=rf"names {name}, which transformers 5 rebuilds .* is used alone"):
+            describe_tokenizer(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer", None])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_described_folder_has_the_ids_of_autotokenizer(kind: str, name: str | None, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    save(kind, tmp_path)
+    config = {} if name is None else {"tokenizer_class": name}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    texts, described = hard_texts(1500), 0
+    for folder in (tmp_path, tmp_path / "saved"):
+        try:
+            library = AutoTokenizer.from_pretrained(str(folder))
+        except Exception:
+            return  # a class that this kind is not for
+        with contextlib.suppress(ConfigError):
+            spec, described = describe_tokenizer(str(folder)), described + 1
+            ids = lists(reference_engine(spec).encode(*buffers(texts)))
+            different = [text for text, found in zip(texts, ids, strict=True) if library(text)["input_ids"] != found]
+            assert different == []
+        library.save_pretrained(str(tmp_path / "saved"))
+    print(kind, name, described)

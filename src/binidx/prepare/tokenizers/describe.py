@@ -15,16 +15,17 @@ Source: tiktoken 0.14, load.py; huggingface_hub, "Understand caching".
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, encoding_address, missing_package, parse_ranks
+from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, QWEN2, encoding_address, missing_package, parse_ranks
 from binidx.prepare.tokenizers.spec import (
     END,
     AddedToken,
@@ -121,11 +122,10 @@ def _describe_json(uri: str, post_processor: bool, storage_options: Options, mer
         check_config(uri, parsed, config)
     specials, unknown = special_tokens(parsed)
     prefix, suffix = surrounding_ids(uri, parsed.get("post_processor")) if post_processor else ((), ())
-    eos = config.eos_token.content if isinstance(config.eos_token, AddedToken) else config.eos_token
     spec = TokenizerSpec(
         uri, "json", content_digest(content), len(entries), special_tokens=specials,
         prefix=prefix, suffix=suffix, merges=merges, unknown=unknown,
-        eod=entries.get(END if merges else eos or ""),
+        eod=entries.get(END if merges else _content(config.eos_token) or ""),
     )  # fmt: skip
     return spec, entries
 
@@ -134,18 +134,26 @@ def _describe_json(uri: str, post_processor: bool, storage_options: Options, mer
 class TokenizerConfig:
     """Used fields of a tokenizer_config.json."""
 
+    bos_token: str | AddedToken | None = None
     eos_token: str | AddedToken | None = None
+    unk_token: str | AddedToken | None = None
+    pad_token: str | AddedToken | None = None
     added_tokens_decoder: dict[str, AddedToken] | None = None
     add_prefix_space: bool | None = None
+    legacy: bool | None = None
+    tokenizer_class: str | None = None
 
 
 CONFIG = JsonFile(TokenizerConfig, open=True)
+
+GENERIC = (None, "TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer", "PythonBackend")
+"""Values of `tokenizer_class` with which AutoTokenizer uses a tokenizer.json unchanged."""
 
 
 def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> None:
     """Raise ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
 
-    Source: transformers, PreTrainedTokenizerFast.__init__.
+    Source: transformers 5, TokenizersBackend and AutoTokenizer.from_pretrained.
     """
     entries, split = vocabulary(parsed), parsed.get("pre_tokenizer") or {}
     added = [token.content for token in (config.added_tokens_decoder or {}).values()]
@@ -153,11 +161,56 @@ def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -
     space = config.add_prefix_space
     if space is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", space) != space:
         found.append(f"sets add_prefix_space to {space}")
+    if not found and config.tokenizer_class not in GENERIC and not _equals_rebuilt(parsed, config):
+        found.append(f"names {config.tokenizer_class}, which transformers 5 rebuilds with steps and tokens of its own")
     if found:
         raise ConfigError(
             f"{uri}: the {CONFIG_FILE} beside it {', '.join(found[:3])}; "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes a tokenizer.json that agrees with it"
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes a tokenizer.json that agrees with it; "
+            "named instead of its folder, a tokenizer.json is used alone"
         )
+
+
+def _equals_rebuilt(parsed: Mapping[str, Any], config: TokenizerConfig) -> bool:
+    """Return whether the class that a config names, as transformers 5 builds it, is the tokenizer of a tokenizer.json.
+
+    Such a class takes the vocabulary of the file, and its own normalizer, pre-tokenizer and special tokens.
+    """
+    name, space, model = (config.tokenizer_class or "").removesuffix("Fast"), config.add_prefix_space, parsed["model"]
+    scheme = "never" if space is False else "always" if config.legacy else "first"
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    level = {"type": "ByteLevel", "add_prefix_space": bool(space), "use_regex": True}
+    qwen = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": False}
+    rebuilt: dict[str, tuple[Any, Any, Sequence[str | None]]] = {  # with the default bos, eos, unk and pad
+        "LlamaTokenizer": (None, metaspace, ("<s>", "</s>", "<unk>", None)),
+        "GPT2Tokenizer": (None, level, (END, END, END, None)),
+        "GPTNeoXTokenizer": ({"type": "NFC"}, level, (END, END, END, "<|padding|>")),
+        "Qwen2Tokenizer": ({"type": "NFC"}, [qwen, {**level, "use_regex": False}], (None, END, END, END)),
+    }
+    normalizer, split = (_plain(parsed.get(step)) for step in ("normalizer", "pre_tokenizer"))
+    if name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps([split, parsed.get("decoder")]):
+        return True  # AutoTokenizer uses such a file unchanged
+    if name not in rebuilt or (normalizer, split) != rebuilt[name][:2] or model.get("ignore_merges"):
+        return False
+    own = {token["content"] for token in parsed.get("added_tokens") or []}
+    given = (config.bos_token, config.eos_token, config.unk_token, config.pad_token)
+    named = {_content(token) or default for token, default in zip(given, rebuilt[name][2], strict=True)} - {None}
+    decoder = own if config.added_tokens_decoder is None else map(_content, config.added_tokens_decoder.values())
+    return named | own == own == own & set(decoder) and bool(model.get("byte_fallback")) == (split == metaspace)
+
+
+def _plain(step: Any) -> Any:
+    """Return a step without the fields that change no id, and with defaults for those that older files lack."""
+    if not isinstance(step, dict):
+        return step
+    if step.get("type") == "Sequence" and "pretokenizers" in step:
+        return [_plain(each) for each in step["pretokenizers"]]
+    default = {"use_regex": True} if step.get("type") == "ByteLevel" else {}
+    return {**default, **{name: value for name, value in step.items() if name != "trim_offsets"}}
+
+
+def _content(token: str | AddedToken | None) -> str | None:
+    return token.content if isinstance(token, AddedToken) else token
 
 
 def _read_config(uri: str, storage_options: Options) -> TokenizerConfig:
