@@ -28,7 +28,8 @@ from binidx.corpus.shuffle_buckets import (
     shuffle_order,
 )
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
-from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
+from binidx.format.parquet_footer import read_row_groups
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
@@ -158,9 +159,14 @@ def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
     from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     try:
-        yield open_lineage(open_object(uri, storage_options=options, cache=False)), SCHEMA
-    except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
-        raise FormatError(f"{uri}: is no lineage ({error}); needed the columns source, row, byte, id, hash") from error
+        reader = open_object(uri, storage_options=options, cache=False)
+        read_row_groups(reader)
+        yield open_lineage(reader), SCHEMA
+    except BinidxError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        text = " ".join(str(error).split())
+        raise FormatError(f"{uri}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
 
 
 Assign = Callable[[int, int], NDArray[np.int64]]
