@@ -24,7 +24,7 @@ lint: $(VENV)/.test
 	$(BIN)/python tests/structure.py
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 arm:                            ## the C core on arm64 under qemu against this machine; native/check_arm.sh says what to install
 	native/check_arm.sh
@@ -36,7 +36,7 @@ test-ceph: $(VENV)/.test        ## storage against Ceph's radosgw; apt install r
 	$(BIN)/python -m pytest -m "not slow" --s3 ceph tests/storage tests/format tests/dataset
 
 test-oldest: $(VENV)-oldest/.done  ## storage, formats and text with the oldest dependencies that pyproject.toml allows
-	$(VENV)-oldest/bin/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 tests/storage tests/format tests/prepare/text
+	$(VENV)-oldest/bin/python -m pytest -m "not slow" --numprocesses auto --maxprocesses 4 --dist loadfile tests/storage tests/format tests/prepare/text
 
 bench: $(VENV)/.test            ## the figures of the README, minutes
 	$(BIN)/python -m tests.bench
@@ -59,11 +59,15 @@ $(VENV)/.demo: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[demo]'
 	@touch $@
 
+# A server of Azure's blob protocol, for tests. 3.36 and later need Node.js 21.
+AZURITE := npm install --global --prefix $(VENV) --silent --no-audit --no-fund azurite@3.35.0
+
 # Megatron Core is the oracle of the tests: without its dependencies, which are CUDA's. torchtitan is for its example:
 # without those that want an older `datasets`.
 $(VENV)/.test: $(BIN)/python $(BUILT_FROM)
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps megatron-core==0.16.1 torchtitan==0.3.0
+	$(AZURITE) || echo 'Azurite is not installed: tests of abfs:// are skipped'
 	@touch $@ $(VENV)/.demo
 
 # Over the packages of $(VENV), with their .pth files: torch and the oracles are too large to be installed twice.
@@ -72,7 +76,7 @@ $(VENV)-oldest/.done: tests/oldest.txt $(VENV)/.test
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > below.pth
 	mv below.pth $(VENV)-oldest/lib/python3*/site-packages/
-	ln -sf $(abspath $(BIN))/weed $(VENV)-oldest/bin/weed
+	ln -sf $(abspath $(BIN))/weed $(abspath $(BIN))/azurite-blob $(VENV)-oldest/bin/
 	@touch $@
 
 # torch first: what comes after it takes the build that is there.

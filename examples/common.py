@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 import binidx
 
 SEQUENCE_LENGTH, MICRO_BATCH_SIZE = 64, 4
-RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,27 @@ def train_dataset(options: argparse.Namespace) -> Any:
     return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
 
 
-def train_loader(dataset: Any, rank: int = RANK, world_size: int = WORLD_SIZE) -> Any:
-    """Micro-batches of this rank. With tensor or pipeline parallelism: of its data-parallel rank."""
-    return binidx.build_pretraining_data_loader(dataset, 0, MICRO_BATCH_SIZE, rank, world_size)
+def train_loader(dataset: Any) -> Any:
+    """Micro-batches of this rank. With tensor or pipeline parallelism give the mesh: `find_topology(mesh["dp"])`."""
+    return binidx.build_pretraining_data_loader(dataset, 0, MICRO_BATCH_SIZE, *binidx.find_topology())
+
+
+def join_ranks() -> None:
+    """Form a process group if a launcher started several processes, for trainers that do not do it themselves."""
+    if binidx.find_topology().size > 1:
+        torch.distributed.init_process_group("gloo")
+
+
+def replicate(model: torch.nn.Module) -> torch.nn.Module:
+    """Average gradients over the ranks, if there are several."""
+    return torch.nn.parallel.DistributedDataParallel(model) if torch.distributed.is_initialized() else model
+
+
+def save(state: dict[str, Any], checkpoint: Path) -> None:
+    """Write a checkpoint, on one rank: its states are the same on all."""
+    if binidx.find_topology().rank == 0:
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, checkpoint)
 
 
 class TinyModel(torch.nn.Module):

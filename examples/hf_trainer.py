@@ -16,7 +16,7 @@ from common import MICRO_BATCH_SIZE, TinyModel, arguments, loss_of, tell, train_
 
 class Trainer(transformers.Trainer):
     def get_train_dataloader(self) -> Any:
-        return train_loader(self.train_dataset, self.args.process_index, self.args.world_size)
+        return train_loader(self.train_dataset)
 
     def compute_loss(self, model: Any, inputs: dict[str, torch.Tensor], *_: Any, **__: Any) -> torch.Tensor:
         loss = loss_of(model, inputs)

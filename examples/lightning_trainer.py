@@ -1,11 +1,12 @@
 """Lightning: give it the loader; it saves and loads the state with its own checkpoints.
 
-`use_distributed_sampler=False`, since the loader knows its rank, which is asked of the trainer: Lightning may start the
-ranks itself, and then `RANK` is not set.
+`use_distributed_sampler=False`, since the loader finds its rank: that of Lightning's process group. `devices` and
+`num_nodes` are torchrun's: by default Lightning would train a model of its own in each process of a CPU.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import lightning
@@ -33,8 +34,7 @@ class Data(lightning.LightningDataModule):
         self.options = options
 
     def train_dataloader(self) -> Any:
-        assert self.trainer is not None
-        return train_loader(train_dataset(self.options), self.trainer.global_rank, self.trainer.world_size)
+        return train_loader(train_dataset(self.options))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     trainer = lightning.Trainer(
         max_steps=options.steps,
         accelerator="cpu",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
         use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,

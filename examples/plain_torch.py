@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
-from common import TinyModel, arguments, loss_of, tell, train_dataset, train_loader
+from common import TinyModel, arguments, join_ranks, loss_of, replicate, save, tell, train_dataset, train_loader
 
 
 def main(argv: list[str] | None = None) -> None:
     options = arguments(argv)
+    join_ranks()
     model = TinyModel(options.vocab_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader, start, checkpoint = train_loader(train_dataset(options)), 0, options.save / "checkpoint.pt"
@@ -18,15 +19,15 @@ def main(argv: list[str] | None = None) -> None:
         loader.load_state_dict(saved["loader"])
         start = saved["step"]
 
+    replica = replicate(model)
     for step, batch in zip(range(start, options.steps), loader):  # noqa: B905
-        loss = loss_of(model, batch)
+        loss = loss_of(replica, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         tell(step, batch, loss)
-    options.save.mkdir(parents=True, exist_ok=True)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-    torch.save({**state, "step": options.steps}, checkpoint)
+    save({**state, "step": options.steps}, checkpoint)
 
 
 if __name__ == "__main__":

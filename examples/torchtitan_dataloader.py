@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from common import TinyModel, arguments, loss_of, tell, train_dataset, train_loader
+from common import TinyModel, arguments, join_ranks, loss_of, replicate, save, tell, train_dataset, train_loader
 from torchtitan.components.dataloader import BaseDataLoader
 
 Pair = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -38,6 +38,7 @@ class MegatronTokens(BaseDataLoader):  # type: ignore[misc]
 
 def main(argv: list[str] | None = None) -> None:
     options = arguments(argv)
+    join_ranks()
     model, data = TinyModel(options.vocab_size), MegatronTokens(options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     start, checkpoint = 0, options.save / "checkpoint.pt"
@@ -48,16 +49,16 @@ def main(argv: list[str] | None = None) -> None:
         data.load_state_dict(saved["dataloader"])
         start = saved["step"]
 
+    replica = replicate(model)
     for step, (inputs, labels) in zip(range(start, options.steps), data):  # noqa: B905
         batch = {"tokens": inputs["input"], "labels": labels, "loss_mask": inputs["loss_mask"]}
-        loss = loss_of(model, batch)
+        loss = loss_of(replica, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         tell(step, batch, loss)
-    options.save.mkdir(parents=True, exist_ok=True)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "dataloader": data.state_dict()}
-    torch.save({**state, "step": options.steps}, checkpoint)
+    save({**state, "step": options.steps}, checkpoint)
 
 
 if __name__ == "__main__":

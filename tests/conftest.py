@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
@@ -13,9 +14,12 @@ import pytest
 from binidx.tools import seaweed
 from binidx.tools.seaweed import S3Server, s3_server
 from hypothesis import HealthCheck, settings
+from servers.azurite import AzureServer, azurite
 from servers.ceph import ceph_server
 from servers.gcs import gcs_server
 from servers.http_objects import Server, http_objects
+
+from binidx.storage.requests.scheduler import ANSWERED
 
 # No test depends on the speed of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,6 +34,7 @@ S3_SERVERS = {"seaweed": s3_server, "ceph": ceph_server}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--s3", choices=[*S3_SERVERS], default="seaweed", help="the S3 server to test against")
+    parser.addoption("--kill-rounds", type=int, default=1_050, help="kill -9 of all jobs of test_kills.py together")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -42,11 +47,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "contract" not in item.nodeid)
 
 
+def pytest_collection_finish() -> None:
+    """No garbage collection looks again at what was imported until now: a contract takes half the time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _helpers_for_children() -> Iterator[None]:
     """Child processes import `helpers` and `servers` as the tests do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        # Hundreds of children import the package: each would compile it again.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
 
 
@@ -65,6 +78,12 @@ def _index_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BINIDX_INDEX_DIR", str(tmp_path_factory.mktemp("index-dir")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _unknown_stores() -> None:
+    """No store has answered yet: tests give one name to many servers."""
+    ANSWERED.clear()
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,13 @@ def gs() -> Iterator[str]:
     """A bucket on a small GCS server; the environment points gcsfs at it."""
     with gcs_server() as server, server.in_environment():
         yield "gs://test-bucket"
+
+
+@pytest.fixture(scope="session")
+def abfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """A real server of Azure blobs; the environment points adlfs and child processes at it."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as server, server.in_environment():
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,31 +1,64 @@
-"""Each example, with its trainer: stopped and resumed it reads what it reads in one go, and learns the same."""
+"""Each example, with its trainer: stopped and resumed it reads what it reads in one go, and learns the same; two ranks
+read each batch once."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
+import socket
 import sys
+from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Bucket
+from helpers.forked_ranks import ForkedRanks, forked_ranks
 
 import binidx
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
 
-# One process: to import a trainer takes longer than to run it three times.
-RUN_THRICE = """
-import importlib, sys
-main = importlib.import_module(sys.argv[1]).main
-common = [sys.argv[2], "--vocab-size", "500", "--eod", "0"]
-for steps, save, *rest in [["6", "whole"], ["2", "parts"], ["6", "parts", "--resume"]]:
-    main([*common, "--steps", steps, "--save", sys.argv[3] + "/" + save, *rest])
-"""
+PRELOADED = ("s3fs", "torch.nn.parallel", "torch._dynamo")
+"""What runs import besides."""
+
+OPTIONS = ["--vocab-size", "500", "--eod", "0"]
+
+
+@pytest.fixture(scope="module")
+def trainers(s3: Bucket) -> Iterator[ForkedRanks]:
+    """A process that imports each trainer once, since an import takes longer than all runs of an example."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(EXAMPLES), prepend=os.pathsep)
+        with forked_ranks() as process:
+            yield process
+
+
+def torchrun(size: int) -> list[dict[str, str]]:
+    """The variables of each rank of `torchrun --nproc-per-node SIZE`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        about = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_RUN_ID": "none"}
+    sizes = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "ROLE_WORLD_SIZE": str(size)}
+    about |= {**sizes, "GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
+    about |= {"GLOO_SOCKET_IFNAME": "lo"}
+    return [{**about, "RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)} for rank in range(size)]
+
+
+def run(
+    trainers: ForkedRanks, script: str, runs: list[list[str]], ranks: list[dict[str, str]], **how: str
+) -> list[list[dict[str, Any]]]:
+    """The steps that each rank printed."""
+    single = [{**rank, "OMP_NUM_THREADS": "1"} for rank in ranks]
+    imports = (*PRELOADED, script)
+    found = trainers.run("helpers.example_runs", {"example": script, "runs": runs, **how}, single, imports)
+    assert [each["status"] for each in found] == [0] * len(ranks), found
+    # The lines of two processes that write to one pipe run together.
+    return [[json.loads(step) for step in re.findall(r'{"step".*?}', each["out"])] for each in found]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +73,7 @@ def corpus(s3: Bucket) -> str:
 
 @pytest.fixture(scope="module")
 def expected(corpus: str) -> list[str]:
-    """What six steps read, by a loader that no trainer touches."""
+    """Digests of six steps, of a loader that no trainer touches."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         import common
@@ -48,67 +81,46 @@ def expected(corpus: str) -> list[str]:
         sys.path.remove(str(EXAMPLES))
     options = common.arguments([corpus, "--vocab-size", "500", "--eod", "0", "--save", "none"])
     loader = common.train_loader(common.train_dataset(options))
-    return [np.asarray(loader[step]["tokens"]).tobytes().hex() for step in range(6)]
-
-
-def digest(tokens: str) -> str:
-    import hashlib
-
-    return hashlib.blake2b(bytes.fromhex(tokens), digest_size=8).hexdigest()
+    return [blake2b(np.asarray(loader[step]["tokens"]).tobytes(), digest_size=8).hexdigest() for step in range(6)]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_stopped_and_resumed_example_reads_and_learns_what_the_unbroken_one_does(
-    script: str, corpus: str, expected: list[str], tmp_path: Path
+    script: str, trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", RUN_THRICE, script, corpus, str(tmp_path)]
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    lines: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+    runs = [["6", f"{tmp_path}/whole"], ["2", f"{tmp_path}/parts"], ["6", f"{tmp_path}/parts", "--resume"]]
+    argued = [[corpus, *OPTIONS, "--steps", steps, "--save", *rest] for steps, *rest in runs]
+    (lines,) = run(trainers, script, argued, [{}])
     assert [line["step"] for line in lines] == [*range(6), *range(2), *range(2, 6)]
-    assert [line["read"] for line in lines[:6]] == [digest(tokens) for tokens in expected]
+    assert [line["read"] for line in lines[:6]] == expected
     assert lines[6:] == lines[:6]
 
 
-RUN_ACCUMULATING = """
-import functools, transformers
-transformers.TrainingArguments = functools.partial(transformers.TrainingArguments, gradient_accumulation_steps=2)
-""" + RUN_THRICE.replace('"6"', '"3"').replace('"2"', '"1"')
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_ranks_read_disjoint_batches_and_leave_none_out(
+    script: str, trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
+) -> None:
+    argued = [corpus, *OPTIONS, "--steps", "3", "--save", str(tmp_path)]
+    first, second = run(trainers, script, [argued], torchrun(2))
+    assert [line["read"] for line in first] == expected[::2]
+    assert [line["read"] for line in second] == expected[1::2]
 
 
 def test_a_trainer_that_accumulates_gradients_goes_on_at_its_next_sample(
-    corpus: str, expected: list[str], tmp_path: Path
+    trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-c", RUN_ACCUMULATING, "hf_trainer", corpus, str(tmp_path)]
-    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    read = [json.loads(line)["read"] for line in done.stdout.splitlines() if line.startswith('{"step"')]
-    assert read == 2 * [digest(tokens) for tokens in expected]
-
-
-RUN_ON_TWO_RANKS = """
-import lightning, sys
-make = lightning.Trainer
-def trainer(**options):
-    return make(**options, devices=2, strategy="ddp")
-lightning.Trainer = trainer
-sys.path.insert(0, sys.argv[1])
-import lightning_trainer
-lightning_trainer.main(sys.argv[2:])
-"""
+    runs = [["3", f"{tmp_path}/whole"], ["1", f"{tmp_path}/parts"], ["3", f"{tmp_path}/parts", "--resume"]]
+    argued = [[corpus, *OPTIONS, "--steps", steps, "--save", *rest] for steps, *rest in runs]
+    (lines,) = run(trainers, "hf_trainer", argued, [{}], change="accumulate_gradients")
+    assert [line["read"] for line in lines] == 2 * expected
 
 
 def test_ranks_that_lightning_starts_itself_read_samples_of_their_own(
-    corpus: str, expected: list[str], tmp_path: Path
+    trainers: ForkedRanks, corpus: str, expected: list[str], tmp_path: Path
 ) -> None:
-    script = tmp_path / "on_two_ranks.py"
-    script.write_text(RUN_ON_TWO_RANKS)
-    options = ["--vocab-size", "500", "--eod", "0", "--steps", "3", "--save", str(tmp_path / "saved")]
-    command = [sys.executable, str(script), str(EXAMPLES), corpus, *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    read = re.findall(r'"read": "(\w+)"', done.stdout)  # the lines of two processes run together
-    assert sorted(read) == sorted(digest(tokens) for tokens in expected)
+    argued = [corpus, *OPTIONS, "--steps", "3", "--save", str(tmp_path)]
+    (lines,) = run(trainers, "lightning_trainer", [argued], [{}], change="start_two_ranks")
+    assert sorted(line["read"] for line in lines) == sorted(expected)
 
 
 def test_the_readme_names_every_example() -> None:

@@ -25,6 +25,7 @@ from binidx.storage.requests.retries import is_transient
 from binidx.storage.stores.driver_errors import cause_of, http_status, storage_errors
 
 SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec4e7&X-Amz-Expires=60"
+AZURE = "abfs://web@acct.dfs.core.windows.net/en.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ SIGNED = "https://b.example/en.jsonl?X-Amz-Credential=AK%2Fx&X-Amz-Signature=5ec
         (SIGNED, "https://b.example/en.jsonl"),
         ("https://h/e.jsonl?part=2&sv=2024&sig=5ec4e7&download=1", "https://h/e.jsonl?part=2&download=1"),
         ("https://h/e.jsonl?Expires=1&Signature=5ec4e7&Key-Pair-Id=K", "https://h/e.jsonl"),
+        *((uri, uri) for uri in (f"{each}://web@acct.dfs.core.windows.net/x" for each in ("abfs", "abfss", "az"))),
     ],
 )
 def test_passwords_and_signatures_are_left_out(uri: str, needed: str) -> None:
@@ -54,6 +56,7 @@ def test_passwords_and_signatures_are_left_out(uri: str, needed: str) -> None:
         ),
         ("https://me:5ec4e7@h/my file.jsonl?sig=5ec4e7, really?", "https://h/my file.jsonl, really?"),
         ("https://h/a?part=1&password=5ec?4e7&b=2", "https://h/a?part=1&b=2"),
+        (f"{AZURE}: no such object", f"{AZURE}: no such object"),
         ("what?sig=1: no URL, and s3://b/k?sig=1 is a key", "what?sig=1: no URL, and s3://b/k?sig=1 is a key"),
         ("", ""),
     ],
@@ -105,5 +108,6 @@ def test_a_job_and_its_parts_are_the_same_when_signed_anew(tmp_path: Path) -> No
         return format_job_file(job, parts), [str(each) for each in parts], json.dumps(job.to_json())
 
     assert marked(SIGNED) == marked(SIGNED.replace("5ec4e7", "other"))
+    assert marked(AZURE) != marked(AZURE.replace("web@", "books@"))
     assert "5ec4e7" not in str(marked(SIGNED))
     assert b"5ec4e7" not in format_problem(Problem("null", SIGNED, 0, 0, "", ""), 0)

@@ -168,8 +168,8 @@ def open_readers(uri: str, options: Mapping[str, Any]) -> Iterator[RangeReader]:
         yield open_object(uri, storage_options=options)
         return
     for pair in open_source(uri, options).pairs:
-        yield open_object(get_idx_path(pair.prefix), storage_options=options)
-        yield open_bin(pair.prefix, storage_options=options)
+        yield open_object(get_idx_path(pair.prefix), storage_options=pair.options)
+        yield open_bin(pair.prefix, storage_options=pair.options)
 
 
 def check_cached(reader: RangeReader) -> DiskCache:

@@ -9,8 +9,9 @@ within each larger one, and near the fraction that was asked for, not exactly it
 
 Lineage (.lineage.parquet) comes along. A compressed dataset gives compressed ones. Checksums (.bin.xxh3) are not
 carried along, and a plain head is moved without being read: binidx verify tells whether the source is sound, and binidx
-convert takes checksums anew. Nothing stands under a target's name before it is whole. After a break,
-the same command begins again.
+convert takes checksums anew. Nothing stands under a target's name before it is whole. After a break, the same command
+begins again; what the first run had published is compared, byte for byte, and left alone, while a target of other
+content needs --overwrite.
 
 exit status: 0 done, 1 the data is bad, 2 the call is
 

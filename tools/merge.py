@@ -3,11 +3,13 @@
 Only the index is rewritten, in a few MB of memory however many documents there are. The tokens are moved by the store
 itself from S3 to S3 and within a bucket of GCS, and by the kernel from disk to disk (copy_file_range, which shares the
 blocks where the file system can); anything else passes through this machine. Nothing stands under the target's name
-before it is whole: the .idx comes last. After a break, the same command begins again.
+before it is whole: the .idx comes last. After a break, the same command begins again; what the first run had published
+is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 
 With --virtual nothing is moved: TARGET.parts.json lists the datasets, and opens as what the merge would have made. They
-may lie in several stores, compressed or not, and must stay as they are. Every command takes it as a dataset: this one,
-given it as a source, makes it real.
+may be compressed or not, and must stay as they are. Those on another host or in another bucket than the list are opened
+only if BINIDX_PARTS_FROM names it (s3://more,gs://other). Every command takes the list as a dataset: this one, given it
+as a source, makes it real.
 
 Lineage (.lineage.parquet) comes along: a document of a dataset without lineage is identified by the prefix and its
 number in it. Compressed datasets (.bin.zst) give a compressed one, without being decompressed; all must be compressed
@@ -19,7 +21,7 @@ exit status: 0 merged, 1 the data is bad, 2 the call is
 example:
   binidx merge data/part-0 data/part-1 data/part-2 --to data/en
   binidx merge s3://corpus/en s3://corpus/code --to s3://corpus/all
-  binidx merge s3://corpus/en gs://corpus/code --to s3://corpus/all --virtual
+  binidx merge s3://corpus/en s3://corpus/code --to s3://corpus/all --virtual
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ HOW = {
     "server": "moved by the store",
     "copy_file_range": "copied by the kernel",
     "stream": "streamed through this machine",
+    "compared": "there already, and equal",
 }
 
 

@@ -3,6 +3,9 @@
   pack PREFIX OUTDIR     documents one after the other, cut into files of --chunk-size tokens; --sep fills the last
   pack --back PREFIX FILE ...    each document is what ends with the token --sep; what fills the end is left out
 
+After a break, the same command begins again; files that the first run had published are compared and left alone, while
+other content needs --overwrite.
+
 exit status: 0 done, 1 the data is bad, 2 the call is wrong
 
 example:
@@ -23,7 +26,7 @@ from binidx.format.indexed_dataset import IndexedDataset
 from binidx.packed.packed_convert import indexed_to_packed, packed_to_indexed
 from binidx.packed.packed_files import PackedFiles
 
-from ._command import DATASET, command, json_object, prefix
+from ._command import DATASET, RESUMES, command, json_object, prefix
 
 
 def add_options(options: argparse.ArgumentParser) -> None:
@@ -35,6 +38,7 @@ def add_options(options: argparse.ArgumentParser) -> None:
     options.add_argument("--chunk-size", type=int, default=2048 * 2049, metavar="N", help="tokens a file (4,196,352)")
     options.add_argument("--name", default="train", help="first part of the file names (train)")
     options.add_argument("--add-separator", action="store_true", help="put ID after each document, too")
+    options.add_argument("--overwrite", action="store_true", help="replace an existing target")
     options.add_argument("--storage-options", metavar="JSON", type=json_object, help="fsspec's own")
 
 
@@ -51,6 +55,7 @@ def pack(arguments: argparse.Namespace) -> int:
             arguments.chunk_size,
             arguments.sep,
             add_separator=arguments.add_separator,
+            overwrite=arguments.overwrite,
             storage_options=arguments.storage_options,
             watch=bar.update,
         )
@@ -64,13 +69,18 @@ def unpack(arguments: argparse.Namespace) -> int:
     total = len(files.uris) * files.header.chunk_size
     with tqdm(desc="unpack", total=total, unit=" tokens", unit_scale=True, disable=None) as bar:
         count = packed_to_indexed(
-            files, arguments.prefix, arguments.sep, storage_options=arguments.storage_options, watch=bar.update
+            files,
+            arguments.prefix,
+            arguments.sep,
+            overwrite=arguments.overwrite,
+            storage_options=arguments.storage_options,
+            watch=bar.update,
         )
     print(f"{arguments.prefix}: {count:,} documents of {len(files.uris):,} files")
     return 0
 
 
-main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments))
+main = command("pack", __doc__, add_options, lambda arguments: (unpack if arguments.back else pack)(arguments), RESUMES)
 
 if __name__ == "__main__":
     raise SystemExit(main())

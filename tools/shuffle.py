@@ -7,7 +7,8 @@ when the command ends, however that is.
 
 Compressed datasets (.bin.zst) give a compressed one. Lineage (.lineage.parquet) comes along. Checksums (.bin.xxh3) are
 not carried along: binidx convert TARGET TARGET --checksums takes them anew. Nothing stands under the target's name
-before it is whole: the .idx comes last. After a break, the same command begins again.
+before it is whole: the .idx comes last. After a break, the same command begins again; what the first run had published
+is compared, byte for byte, and left alone, while a target of other content needs --overwrite.
 
 With --lines SOURCE is jsonl or other text, also .gz and .zst, and the target one object, compressed if its name says
 so.

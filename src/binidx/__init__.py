@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from binidx.dataset.staged.length_stages import LengthStagedDataset as LengthStagedDataset
     from binidx.dataset.staged.staged_blend import Stage as Stage
     from binidx.dataset.staged.staged_blend import StagedBlendedDataset as StagedBlendedDataset
+    from binidx.dataset.torch_bridge import find_topology as find_topology
     from binidx.format.idx import DType as DType
     from binidx.format.indexed_dataset import IndexedDataset as IndexedDataset
     from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder as IndexedDatasetBuilder
@@ -77,6 +78,7 @@ NAMES = {
     "dataset.megatron_dataset": ["MegatronDataset"],
     "dataset.staged.length_stages": ["LengthStage", "LengthStagedDataset"],
     "dataset.staged.staged_blend": ["Stage", "StagedBlendedDataset"],
+    "dataset.torch_bridge": ["find_topology"],
     "format.idx": ["DType"],
     "format.indexed_dataset": ["IndexedDataset"],
     "format.indexed_dataset_builder": ["IndexedDatasetBuilder"],

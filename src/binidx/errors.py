@@ -45,7 +45,8 @@ def redacted(uri: str) -> str:
         return uri
     authority, slash, path = rest.partition("/")
     path, mark, query = path.partition("?") if scheme in ("http", "https") else (path, "", "")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}{_without_secrets(query) if mark else ''}"
+    host = authority if scheme in AZURE else authority.rpartition("@")[2]
+    return f"{scheme}://{host}{slash}{path}{_without_secrets(query) if mark else ''}"
 
 
 def redacted_text(text: str) -> str:
@@ -58,7 +59,9 @@ def redacted_text(text: str) -> str:
     return text[: start.start()] + QUERY.sub(lambda found: _without_secrets(found[1]), text[start.start() :])
 
 
-USER = re.compile(r"""(?<=://)[^/\s'"]*@""")
+AZURE = ("abfs", "abfss", "az")
+"""Schemes in which the container, not a user, stands before the host: abfs://CONTAINER@HOST/key."""
+USER = re.compile(r"""(?<=://)(?<!\babfs://)(?<!\babfss://)(?<!\baz://)[^/\s'"]*@""")
 URL = re.compile(r"https?://", re.IGNORECASE)
 QUERY = re.compile(r"""\?([^#\s'"<>]+?)(?=[]):;,.?}]*(?:[#\s'"<>]|$))""")
 """A query, without the punctuation that follows it in a sentence."""

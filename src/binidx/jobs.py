@@ -15,6 +15,9 @@ An engine needs nothing but `concurrent.futures.Executor`; `--engine` names one 
 The workers need the same version of binidx. Other engines, such as MPI's or Parsl's, are passed as an Executor:
 `preprocess(job, executor=...)`. Tasks must be idempotent: a task may run twice, even at the same time.
 
+A lost worker or node costs the attempts of its tasks. A cluster whose scheduler is gone, or does not answer for
+`LOST_SECONDS`, ends the job with one error; the same job continues on another cluster.
+
 Local workers end with the process that started them, however it ends:
 
     driver ──── pipe ────► worker      the driver never writes: the end of the pipe is the signal to stop
@@ -31,11 +34,13 @@ import ctypes
 import functools
 import heapq
 import itertools
+import logging
 import math
 import multiprocessing
 import operator
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -54,6 +59,10 @@ ATTEMPTS = 5
 
 POLL_SECONDS, NO_WORKER_SECONDS = 10.0, 900.0
 """Interval between two counts of a cluster's workers while no task ends; how long it may have none."""
+
+LOST_SECONDS, CLOSE_SECONDS = 30.0, 10.0
+"""Limits of an unanswered count of workers, and of closing a cluster's client. Ray ends a driver that has not reached
+its head node for 60 seconds."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -104,6 +113,7 @@ def run_tasks(
     Raises:
         BinidxError: a task failed permanently; the other tasks are stopped.
         WorkerError: the worker of one task died `ATTEMPTS` times, or there was no worker for `NO_WORKER_SECONDS`.
+        UnreachableError: the cluster's scheduler is gone, or did not answer for `LOST_SECONDS`.
     """
     queue, running = _Queue(tasks), dict[Future[Result | TaskFailure], _Attempt[Task]]()
     with contextlib.closing(_Pool(engine, running)) as pool:
@@ -220,10 +230,13 @@ class _Pool:
         self._executor = engine.open()
         self.window = 2 * max(1, engine.count(self._executor))
         self._last_seen = time.monotonic()
+        self._answer: Future[int] | None = None
+        self._asked = 0.0
 
     def close(self) -> None:
-        for future in self._running:
-            future.cancel()
+        if not self._engine.owned:  # an executor of ours cancels when it is shut down
+            for future in self._running:
+                future.cancel()
         self._shutdown(wait=True)
 
     def _shutdown(self, *, wait: bool) -> None:
@@ -239,18 +252,43 @@ class _Pool:
             return self._executor.submit(work, task)
 
     def check_workers(self, progress: bool) -> None:
-        """WorkerError if there has been neither progress nor a worker for `NO_WORKER_SECONDS`."""
+        """Raise the errors of `run_tasks` if there has been no progress, and no answer or no worker for too long."""
         if not progress:
-            with contextlib.suppress(Exception):  # any type, as engines raise their own: no answer, no workers
-                progress = self._engine.count(self._executor) > 0
+            if self._answer is None:
+                self._answer, self._asked = in_thread(lambda: self._engine.count(self._executor)), time.monotonic()
+            if futures.wait([self._answer], timeout=1).done:
+                error = self._answer.exception()
+                if isinstance(error, errors.UnreachableError):
+                    raise error
+                progress = error is None and self._answer.result() > 0  # other errors of an engine: no worker
+                self._answer = None
+        now = time.monotonic()
         if progress:
-            self._last_seen = time.monotonic()
-        elif time.monotonic() - self._last_seen > NO_WORKER_SECONDS:
+            self._last_seen, self._answer = now, None
+        elif self._answer is not None and now - self._asked > LOST_SECONDS:
+            raise errors.UnreachableError(
+                f"engine: no answer of the cluster for {LOST_SECONDS:.0f} s; give the same command when it is back"
+            )
+        elif now - self._last_seen > NO_WORKER_SECONDS:
             tasks = ", ".join(str(each.task) for each in itertools.islice(self._running.values(), 4))
             raise errors.WorkerError(
                 f"engine: no worker for {NO_WORKER_SECONDS:.0f} s (killed, or out of memory?), running: {tasks}; "
                 "start workers and give the same command again"
             )
+
+
+def in_thread(call: Callable[[], Result]) -> Future[Result]:
+    """Run a call that may never return in a thread that does not keep the process alive."""
+    future = Future[Result]()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 _stop_requested = threading.Event()
@@ -281,7 +319,10 @@ TRIM_BYTES, MMAP_BYTES = 256 << 20, 32 << 20
 
 
 class RayExecutor(Executor):
-    """Ray tasks as futures. An existing connection to Ray is used and stays open."""
+    """Ray tasks as futures. An existing connection to Ray is used and stays open.
+
+    While it is open, file descriptor 1 is that of stderr: Ray's C++ code and its processes print to stdout.
+    """
 
     def __init__(self, address: str, count: int) -> None:
         self._ray = _import("ray", "ray")
@@ -291,9 +332,15 @@ class RayExecutor(Executor):
         if address or "RAY_ADDRESS" in os.environ:
             place = {"address": address or None}
         if self._connected:
+            sys.stdout.flush()
+            self._stdout = os.dup(1)
+            os.dup2(2, 1)
             try:
                 self._ray.init(**place, log_to_driver=False, logging_level="WARNING")
-            except (ValueError, OSError) as error:
+            except Exception as error:
+                self._restore_stdout()
+                if not isinstance(error, (ValueError, OSError)):
+                    raise
                 named = f"ray:{address}" if address else "RAY_ADDRESS"
                 raise errors.UnreachableError(f"{named}: {error}; needed a cluster, as HOST:6379") from error
 
@@ -308,8 +355,14 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if self._connected:
-            self._ray.shutdown()
+        # A cluster that is lost may never answer. Then descriptor 1 stays as it is, as Ray goes on printing.
+        if self._connected and futures.wait([in_thread(self._ray.shutdown)], CLOSE_SECONDS).done:
+            self._restore_stdout()
+
+    def _restore_stdout(self) -> None:
+        sys.stdout.flush()
+        os.dup2(self._stdout, 1)
+        os.close(self._stdout)
 
 
 class DaskExecutor(Executor):
@@ -317,6 +370,10 @@ class DaskExecutor(Executor):
 
     def __init__(self, address: str) -> None:
         distributed = _import("distributed", "dask")
+        self._lost = errors.UnreachableError(
+            f"dask={address}: the scheduler is gone; start one and give the same command again"
+        )
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # tracebacks of a lost scheduler
         try:
             self.client = distributed.Client(address, timeout=CONNECT_SECONDS)
         except OSError as error:
@@ -325,14 +382,25 @@ class DaskExecutor(Executor):
 
     def count_workers(self) -> int:
         """Return the threads of all workers that the scheduler has now."""
+        if self.client.status == "closed":  # it has tried to connect again for CONNECT_SECONDS
+            raise self._lost
         return sum(map(int, self.client.nthreads().values()))
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._executor.submit(fn, *args, **kwargs)
+        try:
+            return self._executor.submit(fn, *args, **kwargs)
+        except Exception as error:
+            if self.client.status == "running":
+                raise
+            raise self._lost from error
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._executor.shutdown(wait=wait and not cancel_futures)
-        self.client.close()
+        def close() -> None:
+            with contextlib.suppress(Exception):  # any type: of a scheduler that is gone
+                self._executor.shutdown(wait=wait and not cancel_futures)
+            self.client.close()
+
+        futures.wait([in_thread(close)], CLOSE_SECONDS)
 
 
 def open_engine(name: str, count: int | None = None, *, remote_data: bool = False) -> JobEngine:

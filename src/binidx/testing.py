@@ -247,6 +247,7 @@ def check_block_reader(reader: RangeReader) -> None:
         require(blocks.block_bytes >= 1, f"block_bytes {blocks.block_bytes}, needs 1 or more")
         require(blocks.stored_bytes >= 1, f"stored_bytes {blocks.stored_bytes}, needs 1 or more")
         require(bool(blocks.codec), 'an empty codec, needs "raw" or the name of a codec')
+        require(blocks.digest() == blocks.digest() != "", "two digests of one object, needs one")
 
 
 def require_short_read(reader: RangeReader, outside: Range, read: Callable[[], Any]) -> None:

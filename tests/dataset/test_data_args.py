@@ -12,6 +12,7 @@ from conftest import Bucket
 from helpers.oracle import megatron
 from hypothesis import given
 from hypothesis import strategies as st
+from servers.http_objects import Server
 
 from binidx.dataset.config import (
     get_blend_and_blend_per_split,
@@ -20,9 +21,11 @@ from binidx.dataset.config import (
     read_per_split_data_args,
 )
 from binidx.errors import ConfigError, ObjectNotFoundError
+from binidx.packed.packed_run import load_packed_run
 from binidx.storage.writing.publish import create_object
 
 PREFIXES = st.sampled_from(["a", " s3://b/c ", "x.1", "7", "en_text_document"])
+PACKED = {"fork": "lit-gpt", "block_size": 8, "n_chunks": 1, "seed": 1}
 WEIGHTS = st.sampled_from(["1", "0.5", " 2 ", "1e-3"])
 
 
@@ -66,6 +69,23 @@ def test_arguments_come_out_of_files_in_any_store(s3: Bucket) -> None:
     assert read_per_split_data_args(table) == per_split
     assert get_blend_and_blend_per_split(SimpleNamespace(per_split_data_args_path=table)) == (None, per_split)
     assert get_blend_and_blend_per_split(SimpleNamespace(data_args_path=text)) == (read_data_args(text), None)
+
+
+def test_files_of_a_web_server_name_no_data_elsewhere(web: Server) -> None:
+    listed = f"{web.endpoint}/names"
+    for name, read, text in (
+        ("args.txt", read_data_args, "0.5 /etc/x 0.5 https://other/y"),
+        ("split.json", read_per_split_data_args, '{"train": ["/etc/x"], "valid": null, "test": null}'),
+        ("packed.json", load_packed_run, json.dumps(PACKED | {"sets": [{"name": "a", "files": ["/etc/x"]}]})),
+        (
+            "listed.json",
+            load_packed_run,
+            json.dumps(PACKED | {"sets": [{"name": "a", "files": listed}]}),
+        ),
+    ):
+        web.objects |= {f"/{name}": text.encode(), "/names": b"/etc/x\n"}
+        with pytest.raises(ConfigError, match=rf"names data elsewhere \(found /etc/x, needed {web.endpoint}\)"):
+            read(f"{web.endpoint}/{name}")
 
 
 def test_arguments_of_a_script_become_the_fields_of_a_config() -> None:

@@ -177,6 +177,7 @@ def test_a_rank_of_a_launcher_that_does_not_say_who_it_is_is_refused(
     local: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "1")
     with pytest.raises(ValueError, match="group of 4 processes"):
         binidx.build_pretraining_data_loader(build(local)[0], 0, 4)
 

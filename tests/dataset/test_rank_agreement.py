@@ -1,27 +1,24 @@
-"""What one rank raises all raise: real gloo process groups, with kills."""
+"""What one rank raises all raise, and what they read is one order of one data: real gloo groups, with kills."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.forked_ranks import ForkedRanks, forked_ranks
 from servers.latency_proxy import latency_proxy
 
 import binidx
 from binidx.dataset.rank_agreement import agree_on_outcome
 from binidx.storage.writing.publish import create_object
-
-RANK_PROCESS = ["-m", "helpers.rank_process"]
-BUILD_PROCESS = ["-m", "helpers.build_process"]
 
 
 def free_port() -> int:
@@ -30,44 +27,50 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@contextlib.contextmanager
-def ranks(size: int, *arguments: str, place: dict[str, str] | None = None) -> Iterator[list[subprocess.Popen[str]]]:
-    """A process group, as a launcher starts it."""
+def variables(size: int, place: dict[str, str] | None = None) -> list[dict[str, str]]:
+    """The variables of each rank, as a launcher sets them, on two nodes."""
     place = place or {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    about = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**about, "RANK": str(rank), "BINIDX_INDEX_DIR": f"{about['BINIDX_INDEX_DIR']}/node{rank % 2}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    about = {**place, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    directory = os.environ["BINIDX_INDEX_DIR"]
+    return [{**about, "RANK": str(rank), "BINIDX_INDEX_DIR": f"{directory}/node{rank % 2}"} for rank in range(size)]
 
 
-def outcome(size: int, how: dict[str, Any], place: dict[str, str] | None = None) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def forked() -> Iterator[ForkedRanks]:
+    """The process of which all ranks of this module are forks."""
+    with forked_ranks() as process:
+        yield process
+
+
+Outcome = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def outcome(forked: ForkedRanks) -> Outcome:
+    return partial(outcome_of, forked)
+
+
+def outcome_of(
+    forked: ForkedRanks,
+    size: int,
+    how: dict[str, Any],
+    place: dict[str, str] | None = None,
+    main: str = "helpers.rank_process",
+) -> list[dict[str, Any]]:
     """What each rank printed; of one that was killed nothing but its number, and all its log as "log"."""
-    with ranks(size, *RANK_PROCESS, json.dumps(how), place=place) as processes:
-        outputs = [process.communicate(timeout=900) for process in processes]
     found = []
-    for rank, (out, log) in enumerate(outputs):
-        printed = [line for line in out.splitlines() if line.startswith("{")]
-        found.append({**(json.loads(printed[-1]) if printed else {"rank": rank, "error": "killed"}), "log": log})
+    for rank, each in enumerate(forked.run(main, how, variables(size, place))):
+        printed = [line for line in each["out"].splitlines() if line.startswith("{")]
+        found.append(
+            {**(json.loads(printed[-1]) if printed else {"rank": rank, "error": "killed"}), "log": each["log"]}
+        )
     return found
 
 
 @pytest.mark.parametrize("culprit", [0, 2])
 @pytest.mark.parametrize("place", ["tcp", "file"])
 def test_what_one_rank_raises_all_raise_within_seconds_with_its_traceback(
-    culprit: int, place: str, tmp_path: Path
+    culprit: int, place: str, tmp_path: Path, outcome: Outcome
 ) -> None:
     """Also where it is rank 0, with whose process the store of the group dies."""
     how = {"else": {"wait": 6000}, str(culprit): {"sleep": 1, "fail": "no tokens here"}}
@@ -84,13 +87,13 @@ def test_what_one_rank_raises_all_raise_within_seconds_with_its_traceback(
             assert 'raise ValueError(how["fail"])' in each["text"]
 
 
-def test_an_error_is_known_to_those_that_were_done_already() -> None:
+def test_an_error_is_known_to_those_that_were_done_already(outcome: Outcome) -> None:
     found = outcome(4, {"else": {}, "3": {"sleep": 2, "fail": "too late"}})
     assert [each["error"] for each in found] == ["PeerError"] * 3 + ["ValueError"]
     assert max(each["seconds"] for each in found) < 2 + 200
 
 
-def test_a_rank_that_comes_after_another_one_failed_does_not_begin(tmp_path: Path) -> None:
+def test_a_rank_that_comes_after_another_one_failed_does_not_begin(tmp_path: Path, outcome: Outcome) -> None:
     how = {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": 3, "sleep": 6000}}
     found = outcome(3, how, {"STORE": f"{tmp_path}/store"})
     assert [each["error"] for each in found] == ["PeerError", "ValueError", "PeerError"]
@@ -98,20 +101,20 @@ def test_a_rank_that_comes_after_another_one_failed_does_not_begin(tmp_path: Pat
     assert found[2]["seconds"] < 3 + 200
 
 
-def test_a_rank_that_comes_when_the_store_has_gone_is_told_so() -> None:
+def test_a_rank_that_comes_when_the_store_has_gone_is_told_so(outcome: Outcome) -> None:
     found = outcome(3, {"else": {}, "1": {"fail": "no tokens here"}, "2": {"late": 8, "sleep": 6000}})
     assert found[2]["error"] == "PeerError"
     assert "the store of the process group does not answer" in found[2]["text"]
 
 
-def test_all_go_on_together_when_all_are_done_as_often_as_they_come() -> None:
+def test_all_go_on_together_when_all_are_done_as_often_as_they_come(outcome: Outcome) -> None:
     found = outcome(4, {"else": {}, "1": {"sleep": 1}, "again": True})
     assert [each["error"] for each in found] == [None] * 4
     assert min(each["seconds"] for each in found) >= 2, "who is done waits for the one that sleeps, twice"
     assert max(each["seconds"] for each in found) < 2 + 200
 
 
-def test_a_rank_that_is_killed_is_missed_by_all() -> None:
+def test_a_rank_that_is_killed_is_missed_by_all(outcome: Outcome) -> None:
     how = {"HEARTBEAT_TIMEOUT_SECONDS": 5, "HEARTBEAT_SECONDS": 0.3, "POLL_SECONDS": 0.3}
     found = outcome(4, {**how, "else": {}, "2": {"sleep": 0.5, "kill": True}})
     assert [each["error"] for each in found] == ["PeerError", "PeerError", "killed", "PeerError"]
@@ -122,7 +125,7 @@ def test_a_rank_that_is_killed_is_missed_by_all() -> None:
             assert each["seconds"] < 0.5 + 2 + 200
 
 
-def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all() -> None:
+def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all(outcome: Outcome) -> None:
     how = {"HEARTBEAT_SECONDS": 0.3, "POLL_SECONDS": 0.3}
     found = outcome(3, {**how, "else": {"wait": 6000}, "0": {"sleep": 0.5, "kill": True}})
     assert [each["error"] for each in found] == ["killed", "PeerError", "PeerError"]
@@ -131,7 +134,7 @@ def test_the_death_of_the_rank_that_has_the_store_is_seen_by_all() -> None:
         assert each["seconds"] < 0.5 + 200
 
 
-def test_a_rank_that_never_comes_is_not_waited_for() -> None:
+def test_a_rank_that_never_comes_is_not_waited_for(outcome: Outcome) -> None:
     found = outcome(3, {"ABSENT_SECONDS": 1, "else": {}, "2": {"absent": 10}})
     assert [each["error"] for each in found] == [None] * 3
     for each in found[:2]:
@@ -156,17 +159,19 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> str:
     return prefix
 
 
-def built(pair: str, cache: str, tmp_path: Path, **how: Any) -> tuple[list[dict[str, Any]], int]:
+def built(forked: ForkedRanks, pair: str, cache: str, tmp_path: Path, **how: Any) -> tuple[list[dict[str, Any]], int]:
     """What four ranks on two nodes came to, and how many of them built."""
     (tmp_path / "log").touch()
     asked = {"prefix": pair, "cache": cache, "samples": 20_000, "sequence_length": 8, "log": f"{tmp_path}/log", **how}
-    with ranks(4, *BUILD_PROCESS, json.dumps(asked)) as processes:
-        found = [json.loads(process.communicate(timeout=900)[0].splitlines()[-1]) for process in processes]
+    found = [
+        json.loads(each["out"].splitlines()[-1])
+        for each in forked.run("helpers.build_process", asked, variables(4), ("s3fs",))
+    ]
     return found, len((tmp_path / "log").read_text().splitlines())
 
 
 def test_of_the_ranks_of_two_nodes_one_builds_and_the_other_node_fetches_it_once(
-    pair: str, s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: str, s3: Any, forked: ForkedRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BINIDX_INDEX_BYTES", "100000000")  # however full the disk is
     with latency_proxy(s3.server.endpoint) as proxy, proxy.in_environment():
@@ -175,7 +180,7 @@ def test_of_the_ranks_of_two_nodes_one_builds_and_the_other_node_fetches_it_once
             with create_object(f"{base}/pair{suffix}") as out:
                 out.write(Path(f"{pair}{suffix}").read_bytes())
         proxy.reset()
-        found, builders = built(f"{base}/pair", f"{base}/cache", tmp_path)
+        found, builders = built(forked, f"{base}/pair", f"{base}/cache", tmp_path)
         log = proxy.log()
     assert len({str(each["digest"]) for each in found}) == 1
     assert builders == 1
@@ -186,10 +191,134 @@ def test_of_the_ranks_of_two_nodes_one_builds_and_the_other_node_fetches_it_once
     assert sum(each.method == "GET" and each.path.endswith("pair.idx") for each in log) == 2
 
 
-def test_what_the_building_rank_raises_is_raised_by_all_that_wait_for_it(pair: str, tmp_path: Path) -> None:
-    found, builders = built(pair, f"{tmp_path}/cache", tmp_path, fail="no room for an index", slow=3)
+def test_what_the_building_rank_raises_is_raised_by_all_that_wait_for_it(
+    pair: str, forked: ForkedRanks, tmp_path: Path
+) -> None:
+    found, builders = built(forked, pair, f"{tmp_path}/cache", tmp_path, fail="no room for an index", slow=3)
     assert builders == 1
     assert sorted(each["error"] for each in found) == ["PeerError"] * 3 + ["ValueError"]
     for each in found:
         assert "no room for an index" in each["text"]
     assert max(each["ended"] for each in found) - min(each["ended"] for each in found) < 200
+
+
+# One order, one data
+
+BASE = {"prefixes": ["en", "code"], "weights": [0.7, 0.3], "seed": 1234, "size": 500, "sequence_length": 8}
+
+
+def write_pair(prefix: Path, seed: int, num_documents: int = 300) -> None:
+    """Documents of lengths that depend on their number alone, of tokens that depend on the seed, too."""
+    lengths, rng = np.arange(num_documents) % 17 + 3, np.random.default_rng(seed)
+    with binidx.IndexedDatasetBuilder(f"{prefix}.bin", np.uint16) as builder:
+        for length in lengths:
+            builder.add_document(rng.integers(1, 500, length), [int(length)])
+        builder.finalize(f"{prefix}.idx")
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of a corpus of two sources, a copy, one of other lengths, and one of equal lengths and other tokens."""
+    folder, found = tmp_path_factory.mktemp("corpora"), {}
+    for name, seed, num_documents in [("ours", 1, 300), ("copy", 1, 300), ("longer", 1, 310), ("other", 2, 300)]:
+        found[name] = folder / name
+        found[name].mkdir()
+        for source in BASE["prefixes"]:
+            write_pair(folder / name / source, seed, num_documents if source == "code" else 300)
+    return found
+
+
+def trained(outcome: Outcome, how: dict[str, Any], tmp_path: Path, size: int = 4) -> list[dict[str, Any]]:
+    return outcome(size, how, {"STORE": str(tmp_path / "store")}, "helpers.train_process")
+
+
+def assert_disagreement(text: str, rank: int, field: str, values: set[str]) -> None:
+    """The message names the rank, the field and both values; either rank may have come first."""
+    found = re.search(rf"{field}: found (\S+), rank \d \(\S+, process \d+\) has (\S+?)[;)]", text)
+    assert found, text
+    assert f"rank {rank} (" in text
+    assert {*found.groups()} == values or not values
+
+
+@pytest.mark.parametrize(
+    ("different", "field", "values"),
+    [
+        ({"seed": 99}, r"train\.datasets\[0\]\.random_seed", {"99", "1234"}),
+        ({"weights": [0.6, 0.4]}, r"train\.weights\[0\]", {"0.6", "0.7"}),
+        ({"size": 501}, r"sizes\[0\]", {"501", "500"}),
+        ({"cwd": "longer"}, r"train\.datasets\[1\]\.data\.num_sequences", {"310", "300"}),
+        ({"cwd": "other"}, r"code\.bin\.version", set()),
+    ],
+)
+def test_a_rank_that_would_read_something_else_ends_the_build_on_all(
+    different: dict[str, Any],
+    field: str,
+    values: set[str],
+    outcome: Outcome,
+    corpora: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    folder = {"cwd": str(corpora[different.get("cwd", "ours")])}
+    found = trained(outcome, {"all": {**BASE, "cwd": str(corpora["ours"])}, "2": {**different, **folder}}, tmp_path)
+    assert [each["error"] for each in found] == ["PeerError"] * 4, found
+    for each in found:
+        assert_disagreement(each["text"], 2, field, values)
+
+
+def test_copies_in_other_places_are_one_corpus_and_a_rank_without_datasets_has_none(
+    outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    ours, copy = ([str(corpora[name] / source) for source in BASE["prefixes"]] for name in ("ours", "copy"))
+    how = {"all": {**BASE, "prefixes": ours}, "1": {"prefixes": copy}, "2": {"idle": True, "seed": 99}}
+    found = trained(outcome, how, tmp_path)
+    assert [(each["error"], each["read"]) for each in found] == [(None, [rank != 2]) for rank in range(4)]
+
+
+LOADER = {**BASE, "alone": True, "loader": {"consumed_samples": 0, "micro_batch_size": 2}}
+READY = {"consumed_samples": 16, "micro_batch_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("together", "different", "field", "values"),
+    [
+        ({}, {"seed": 99}, r"dataset\.random_seed", {"99", "1234"}),
+        ({}, {"loader": READY}, "consumed_samples", {"16", "0"}),
+        ({"state": {}}, {"state": {"consumed_samples": 16}}, "consumed_samples", {"16", "0"}),
+        ({}, {"loader": {"consumed_samples": 0, "micro_batch_size": 3}}, "samples_per_step", {"12", "8"}),
+    ],
+)
+def test_a_rank_whose_loader_begins_elsewhere_is_refused_and_the_others_do_not_wait_for_it(
+    together: dict[str, Any],
+    different: dict[str, Any],
+    field: str,
+    values: set[str],
+    outcome: Outcome,
+    corpora: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    how = {"all": {**LOADER, **together, "cwd": str(corpora["ours"])}, "2": {**different, "after": [0, 1, 3]}}
+    found = trained(outcome, how, tmp_path)
+    assert [each["error"] for each in found] == [None, None, "PeerError", None], found
+    assert_disagreement(found[2]["text"], 2, field, values)
+
+
+def test_the_ranks_of_one_replica_are_those_of_the_mesh(
+    outcome: Outcome, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    found = trained(outcome, {"all": {**LOADER, "mesh": [2, 2], "cwd": str(corpora["ours"])}}, tmp_path)
+    read = [each["read"] for each in found]
+    assert read[0] == read[1] != read[2] == read[3]
+
+
+def test_an_object_replaced_between_two_ranks_is_another_one(
+    outcome: Outcome, s3: Any, corpora: dict[str, Path], tmp_path: Path
+) -> None:
+    ours, other, base = corpora["ours"] / "en", corpora["other"] / "en", f"{s3.fresh()}/en"
+    how = {
+        "all": {**LOADER, "prefixes": [base], "weights": None},
+        "0": {"replace": [str(ours), base]},
+        "1": {"replace": [str(other), base], "after": [0]},
+    }
+    found = trained(outcome, how, tmp_path, size=2)
+    assert [each["error"] for each in found] == [None, "PeerError"], found
+    assert_disagreement(found[1]["text"], 1, r"en\.bin\.version", set())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format import pair
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.storage.open import read_object
 from binidx.storage.writing.publish import create_object, delete_object
 
 
@@ -84,6 +86,65 @@ def test_what_is_wrong_and_stays_so_is_told_at_once(prefix, mmap, when_opened) -
     never.insert(0, lambda: delete_object(f"{prefix}.bin"))
     with pytest.raises(ObjectNotFoundError, match=r"en\.bin"):
         IndexedDataset(prefix, mmap=mmap)
+
+
+class DamagedOnce(dict[str, bytes]):
+    """Objects of a server; the second answer about an `.idx`, which is the first with its bytes, has a flipped bit."""
+
+    def __init__(self, objects: dict[str, bytes], place: int, bit: int) -> None:
+        super().__init__(objects)
+        self.place, self.bit, self.answers = place, bit, 0
+
+    def get(self, name: str, default: Any = None) -> Any:
+        data = super().get(name, default)
+        self.answers += name.endswith(".idx")
+        if not name.endswith(".idx") or self.answers != 2:
+            return data
+        return data[: self.place] + bytes([data[self.place] ^ self.bit]) + data[self.place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("place", "bit"),
+    [(0, 1), (17, 2), (20, 1), (34, 1), (34 + 4 * 21, 4), (34 + 4 * 21, 8), (34 + 12 * 22 - 8, 1), (34 + 12 * 22, 1)],
+    ids=["magic", "dtype", "count", "first length", "last length falls", "last length rises", "pointer", "bound"],
+)
+def test_a_bit_that_flips_on_the_way_is_fetched_again_and_stays_in_no_cache(
+    place: int, bit: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefix = build_ours(tmp_path / "en", number(2, 4), np.uint16)
+    objects = {f"/en.{end}": Path(f"{prefix}.{end}").read_bytes() for end in ("idx", "bin")}
+    with http_objects({}) as server:
+        server.objects, server.etag = DamagedOnce(objects, place, bit), lambda data: f'"{len(data)}"'
+        assert read_all(IndexedDataset(f"{server.endpoint}/en")) == [2] * 22 * 4
+        assert "en.idx: damaged on its way or in a cache, fetched again from its store: " in caplog.text
+        server.requests.clear()
+        assert read_all(IndexedDataset(f"{server.endpoint}/en")) == [2] * 22 * 4
+        assert [each for each in server.requests if each[:2] == ("GET", "/en.idx")] == []
+
+
+def test_a_stored_bit_that_would_take_tokens_away_is_an_error(prefix, mmap) -> None:
+    build_ours(prefix, number(2, 5), np.uint16)
+    data = bytearray(read_object(f"{prefix}.idx"))
+    data[34 + 4 * 21] ^= 4
+    with create_object(f"{prefix}.idx") as writer:
+        writer.write(data)
+    with pytest.raises(FormatError, match=r"en.bin: 220 bytes, its .idx needs 212 .*, as if a bit .* restore the .idx"):
+        IndexedDataset(prefix, mmap=mmap)
+
+
+@pytest.mark.parametrize(("spare", "accepted"), [(1, True), (6, True), (8, True), (2, False), (4, True), (16, False)])
+def test_bytes_after_the_last_token_are_accepted_unless_a_bit_explains_them(
+    spare: int, accepted: bool, tmp_path: Path
+) -> None:
+    """Its last length is 6, so bits 1 and 2 (4 and 8 bytes) are set."""
+    prefix = build_ours(tmp_path / "en", number(2, 6), np.uint16)
+    with open(f"{prefix}.bin", "ab") as file:
+        file.write(bytes(spare))
+    if accepted:
+        assert read_all(IndexedDataset(prefix)) == [2] * 22 * 6
+    else:
+        with pytest.raises(FormatError, match="as if a bit in the length of its last sequence had flipped"):
+            IndexedDataset(prefix)
 
 
 def test_a_merge_takes_in_one_dataset_or_the_other(prefix, tmp_path: Path, when_opened) -> None:

@@ -6,7 +6,9 @@ import multiprocessing
 import operator
 import os
 import pickle
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ import numpy as np
 import pytest
 from conftest import Bucket
 from helpers.random_datasets import Document, build_ours
+from helpers.reader_stacks import LAYERS, STORES, Shelf
 
-from binidx.errors import ObjectChangedError
+from binidx.errors import ObjectChangedError, ObjectNotFoundError
+from binidx.format import indexed_dataset
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.requests.remote_object import RemoteObject
-from binidx.storage.writing.publish import create_object
+from binidx.storage.writing.publish import create_object, delete_object
 
 FIVE = [Document(np.arange(10, 15), [3, 0, 2], [5, 6, 7]), Document(np.arange(15, 20), [4, 1], [8, 9])]
 
@@ -73,8 +77,11 @@ def test_one_that_was_replaced_since_is_refused(arguments, lengths: list[int]) -
     data = pickle.dumps(IndexedDataset(**arguments))
     other = Document(np.arange(sum(lengths)), lengths, [0] * len(lengths))
     build_ours(arguments["path_prefix"], [other, FIVE[1]], np.uint16, multimodal=True)
-    with pytest.raises(ObjectChangedError, match=r"five\.(idx|bin): .*, was .* in the process that pickled it; start"):
-        pickle.loads(data)
+    again = pickle.loads(data)
+    for use in (lambda: again[3], lambda: len(again), lambda: again.bin_reader, lambda: again.identity):
+        with pytest.raises(ObjectChangedError, match=r"five\.(idx|bin): .*, was .* in the process that pickled it; "):
+            use()
+    assert pickle.dumps(again) == data
 
 
 @pytest.mark.parametrize("end", ["idx", "bin"])
@@ -86,4 +93,39 @@ def test_the_half_that_changed_is_named(end: str) -> None:
     if end == "idx":
         build_ours(prefix, FIVE, np.uint16)  # without modes: a shorter .idx
     with pytest.raises(ObjectChangedError, match=rf"five\.{end}: .*'size'.*, was .*'size'"):
-        pickle.loads(data)
+        pickle.loads(data)[3]
+
+
+@pytest.mark.parametrize("attribute", ["index", "bin_reader", "_stored"])
+def test_threads_open_an_unpickled_dataset_once(arguments, attribute: str, monkeypatch) -> None:
+    again, opened, arrived = pickle.loads(pickle.dumps(IndexedDataset(**arguments))), [], threading.Barrier(4)
+    real = indexed_dataset.open_pair
+    monkeypatch.setattr(indexed_dataset, "open_pair", lambda *given, **named: opened.append(1) or real(*given, **named))
+
+    def use(_: int) -> list[int]:
+        arrived.wait()
+        getattr(again, attribute)
+        return again[3][0].tolist()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(use, range(4))) == [[15, 16, 17, 18]] * 4
+    assert opened == [1]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_no_reader_looks_at_its_object_while_it_is_unpickled(
+    store: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    shelf, data = Shelf(STORES[store], request, tmp_path), bytes(range(250)) * 2000
+    for name, layer in LAYERS.items():
+        lower = layer.stored(data)
+        reader = layer.wrap(shelf.open(lower), lower, tmp_path / "cache")
+        pickled = pickle.dumps(reader)
+        if shelf.web is not None:
+            del shelf.web.objects[f"/{len(lower)}"]
+        else:
+            delete_object(reader.uri)
+        twin = pickle.loads(pickled)
+        assert (twin.uri, twin.size) == (reader.uri, reader.size), name
+        with pytest.raises(ObjectNotFoundError):
+            twin.read([(0, 10)])

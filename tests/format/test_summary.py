@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ def build(prefix: Path, seed: int, count: int = 50) -> str:
     return build_ours(prefix, documents, np.uint16, multimodal=False)
 
 
-def check(prefix: str) -> None:
-    found, dataset = read_summary(prefix), IndexedDataset(prefix)
+def check(prefix: str, options: dict[str, Any] | None = None) -> None:
+    found, dataset = read_summary(prefix, options), IndexedDataset(prefix, storage_options=options)
     assert (len(found.index), found.index.num_tokens) == (len(dataset), dataset.index.num_tokens)
     bounds = np.concatenate([[0], np.cumsum(dataset.sequence_lengths, dtype=np.int64)])
     asked = [*range(len(dataset) + 1)]
@@ -46,9 +47,10 @@ def test_compressed_checked_and_virtual_ones_too(tmp_path: Path, s3: Bucket) -> 
     convert_dataset(plain, f"{base}/zst", way=StorageFormat(codec="zstd"))
     convert_dataset(plain, f"{base}/checked", way=StorageFormat(checksums=True))
     merge_virtually([f"{base}/zst", f"{base}/checked", plain], f"{base}/all")
+    options = {"binidx": {"parts_from": "file://"}}
     for name in ("zst", "checked", "all"):
-        check(f"{base}/{name}")
-    zst, checked, virtual = (read_summary(f"{base}/{name}") for name in ("zst", "checked", "all"))
+        check(f"{base}/{name}", options)
+    zst, checked, virtual = (read_summary(f"{base}/{name}", options) for name in ("zst", "checked", "all"))
     assert (zst.compressed, zst.checked, checked.compressed, checked.checked) == (True, False, False, True)
     assert zst.stored_bytes < zst.plain_bytes
     assert (virtual.num_parts, virtual.index.num_tokens) == (3, 3 * zst.index.num_tokens)

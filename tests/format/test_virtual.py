@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from binidx.tools import main
 from conftest import Bucket
 from helpers.gpt_data import TOKENIZER, assert_same_sample
 from helpers.random_datasets import Document, build_ours, random_documents
+from servers.http_objects import Server, http_objects
 from servers.latency_proxy import latency_proxy
 
 import binidx
@@ -22,10 +24,12 @@ from binidx.corpus.merge import merge_datasets, merge_virtually
 from binidx.corpus.verify import verify_dataset
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectExistsError, ObjectNotFoundError
 from binidx.format.source import open_source
+from binidx.format.summary import read_summary
 from binidx.format.virtual import relative_part, resolve_part
 from binidx.storage.adapters import JoinedReader
 from binidx.storage.ranges import read_many
 from binidx.storage.stores.local import LocalFile
+from binidx.storage.stores.registry import place_of
 from binidx.testing import MemoryObject, check_range_reader
 
 NUM_PARTS = 5
@@ -82,7 +86,8 @@ def test_its_parts_may_lie_in_several_stores_and_be_compressed(tmp_path: Path, s
     places = [f"{s3.fresh()}/p", f"{gs}/{tmp_path.name}/p", f"{tmp_path}/compressed"]
     for part, place in zip(parts, places, strict=False):
         convert_dataset(part, place, way=StorageFormat(codec="zstd" if place.endswith("compressed") else None))
-    virtual, real = both([*places, *parts[3:]], tmp_path)
+    options = {"binidx": {"parts_from": "s3://test-bucket, gs://test-bucket"}}
+    virtual, real = both([*places, *parts[3:]], tmp_path, storage_options=options)
     assert_equal(virtual, real)
     assert_equal(pickle.loads(pickle.dumps(virtual)), real)
 
@@ -97,6 +102,7 @@ def test_a_gpt_dataset_over_it_has_the_order_and_the_samples_of_the_real(tmp_pat
             convert_dataset(part, f"{base}/p{n}")
         parts = [f"{base}/p{n}" for n in range(NUM_PARTS)]
     merge_virtually(parts, tmp_path / "virtual")
+    options = {"binidx": {"parts_from": place_of(parts[0])}}
     built = [
         binidx.BlendedMegatronDatasetBuilder(
             binidx.GPTDataset,
@@ -105,6 +111,7 @@ def test_a_gpt_dataset_over_it_has_the_order_and_the_samples_of_the_real(tmp_pat
             binidx.GPTDatasetConfig(
                 random_seed=3, sequence_length=16, blend=([f"{tmp_path}/{name}"], None), split="9,1,0",
                 tokenizer=TOKENIZER, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+                storage_options=options,
             ),
         ).build()
         for name in ("virtual", "real")
@@ -167,6 +174,72 @@ def test_it_moves_with_the_parts_that_lie_beside_it(tmp_path: Path) -> None:
 def test_a_prefix_is_taken_from_the_folder_of_the_list(uri: str, named: str, place: str) -> None:
     assert resolve_part(uri, named) == place
     assert relative_part(uri, place) == named
+
+
+def serve(server: Server, name: str, prefix: Path | str) -> str:
+    """Put a pair of files, or a list, on a server of objects; return its prefix there."""
+    for end in (".bin", ".idx", ".parts.json"):
+        if Path(f"{prefix}{end}").exists():
+            server.objects[f"/{name}{end}"] = Path(f"{prefix}{end}").read_bytes()
+    return f"{server.endpoint}/{name}"
+
+
+def test_credentials_never_follow_a_list_to_another_host(tmp_path: Path, web: Server) -> None:
+    part = build_ours(tmp_path / "part", [Document([5, 6, 7], [3], [])], np.uint16)
+    secret: dict[str, Any] = {"headers": {"Authorization": "Bearer of-the-user"}}
+    with http_objects({}) as other:
+        merge_virtually([serve(other, "part", part)], tmp_path / "list")
+        there = serve(web, "list", tmp_path / "list")
+        other.requests.clear()
+        for tool in (binidx.IndexedDataset, open_source, read_summary):
+            with pytest.raises(ConfigError, match=rf"list.parts.json: .*\(found {other.endpoint}/part, .*PARTS_FROM="):
+                tool(there, storage_options=secret) if tool is not open_source else tool(there, secret)
+        assert other.requests == []
+
+        allowed = {**secret, "binidx": {"parts_from": other.endpoint}}
+        other.authorizations.clear()
+        dataset = pickle.loads(pickle.dumps(binidx.IndexedDataset(there, storage_options=allowed)))
+        assert dataset[0].tolist() == [5, 6, 7]
+        assert open_source(there, allowed).plain_bytes() == 6
+        assert web.authorizations[-1] == "Bearer of-the-user"
+        assert {*other.authorizations} == {None}
+
+        own = {"binidx": {"parts_from": {other.endpoint: {"headers": {"Authorization": "Bearer of-the-other"}}}}}
+        other.authorizations.clear()
+        assert binidx.IndexedDataset(there, storage_options={**secret, **own})[0].tolist() == [5, 6, 7]
+        assert {*other.authorizations} == {"Bearer of-the-other"}
+
+
+def test_a_list_of_a_server_opens_no_local_file(tmp_path: Path, web: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    merge_virtually(write_parts(tmp_path), tmp_path / "virtual")
+    whole = json.loads((tmp_path / "virtual.parts.json").read_text())
+    for part in whole["parts"]:
+        part["prefix"] = f"{tmp_path}/{part['prefix']}"
+    web.objects["/local.parts.json"] = json.dumps(whole).encode()
+    with pytest.raises(ConfigError, match=rf"\(found {tmp_path}/p0, needed {web.endpoint}\); .*_FROM=file://"):
+        binidx.IndexedDataset(f"{web.endpoint}/local")
+    monkeypatch.setenv("BINIDX_PARTS_FROM", "s3://else,file://")
+    needed = binidx.IndexedDataset(tmp_path / "virtual").identity
+    assert binidx.IndexedDataset(f"{web.endpoint}/local").identity == needed
+
+
+@pytest.mark.parametrize(
+    ("uri", "place"),
+    [
+        ("s3://bucket/a/b", "s3://bucket"),
+        ("http://user@host:80/a?b/c", "http://user@host:80"),
+        ("https://host?@other/x", "https://host?@other"),
+        ("/data/a", "file://"),
+        ("a", "file://"),
+        ("file:///data", "file://"),
+        ("simplecache::s3://bucket/a", "simplecache::s3://bucket"),
+        ("simplecache::file:///etc/x", "simplecache::file://"),
+        ("abfs://box@account/a::/etc/x", "abfs://box@account::/etc/x"),
+        ("s3://bucket/a::/etc/x", "s3://bucket"),
+    ],
+)
+def test_the_place_of_a_uri_is_its_scheme_and_its_host_or_bucket(uri: str, place: str) -> None:
+    assert place_of(uri) == place
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def build() -> list[Any]:
     return binidx.BlendedMegatronDatasetBuilder(GPTDataset, [HOW["samples"], 0, 0], lambda: True, config).build()
 
 
-def main() -> None:
+def main(how: dict[str, Any]) -> None:
+    HOW.update(how)
     logging.basicConfig(level=logging.INFO)
     group = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if group:
@@ -83,5 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    HOW.update(json.loads(sys.argv[1]))
-    main()
+    main(json.loads(sys.argv[1]))

@@ -1,9 +1,7 @@
 """One rank of a process group, by RANK, WORLD_SIZE and MASTER_ADDR and _PORT, or STORE, a file.
 
-    python -m helpers.rank_process JSON
-
-Prints one JSON object: what `together` came to, and when by the clock of the machine. JSON is what each rank does in
-the block, by its number, or "else":
+`helpers.forked_ranks` forks it. Prints one JSON object: what the agreement came to, and when by the clock of the
+machine. `how` is what each rank does in the block, by its number, or "else":
 
     {"else": {"sleep": 1}, "3": {"fail": "no tokens"}}
 
@@ -22,7 +20,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -35,7 +32,7 @@ from binidx.index.cache.build_lock import run_checks
 
 def act(how: dict[str, Any]) -> None:
     time.sleep(how.get("late", 0))
-    with rank_agreement.agree_on_outcome() as checks:
+    with rank_agreement.agree_on_outcome() as (checks, _):
         time.sleep(how.get("sleep", 0))
         if "kill" in how:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -66,7 +63,3 @@ def main(how: dict[str, Any]) -> None:
     except (PeerError, ValueError) as error:
         found = {"rank": rank, "error": type(error).__name__, "text": str(error)}
     print(json.dumps({**found, "seconds": time.monotonic() - began, "ended": time.monotonic()}), flush=True)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

@@ -42,10 +42,10 @@ def command(inputs: list[str], output: Path, *options: str) -> list[str]:
 
 
 def told(process: subprocess.Popen[str]) -> dict[str, object]:
-    """What it printed last; Ray says things of its own before."""
+    """What it printed: its own JSON, and nothing of Ray's or Dask's."""
     out, _ = process.communicate(timeout=1200)
     assert process.returncode == 0
-    found: dict[str, object] = json.loads(out.splitlines()[-1])
+    found: dict[str, object] = json.loads(out)
     return found
 
 
@@ -82,8 +82,10 @@ def test_ray_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -
 
 
 @contextlib.contextmanager
-def dask_cluster(folder: Path, nanny: str = "--no-nanny") -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler and two workers, each a process; its address."""
+def dask_cluster(
+    folder: Path, nanny: str = "--no-nanny", num_workers: int = 2
+) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and some workers; its address, and all processes in this order."""
     place = folder / "scheduler.json"
     run = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
     work = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard", nanny]
@@ -92,7 +94,7 @@ def dask_cluster(folder: Path, nanny: str = "--no-nanny") -> Iterator[tuple[str,
             stack.enter_context(
                 subprocess.Popen([*each, "--scheduler-file", str(place)], cwd=folder, stderr=subprocess.DEVNULL)
             )
-            for each in (run, work, work)
+            for each in (run, *[work] * num_workers)
         ]
         for each in processes:
             stack.callback(each.kill)
@@ -100,19 +102,19 @@ def dask_cluster(folder: Path, nanny: str = "--no-nanny") -> Iterator[tuple[str,
         while not place.exists() or not place.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        yield json.loads(place.read_text())["address"], processes[1:]
+        yield json.loads(place.read_text())["address"], processes
 
 
 def test_dask_makes_the_same_bytes_also_when_a_worker_is_killed(tmp_path: Path) -> None:
     inputs = corpus(tmp_path / "in", count=3000)
-    with dask_cluster(tmp_path) as (address, workers):
+    with dask_cluster(tmp_path) as (address, (_, worker, _)):
         line = command(inputs, tmp_path / "en", "--engine", f"dask={address}")
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as driver:
             deadline = time.monotonic() + 900
             while not list((tmp_path / "en-parts").glob("?" * 32 + ".json")):
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            workers[0].kill()
+            worker.kill()
             report = told(driver)
     assert report["parts_made"] == report["parts"]
     assert files_of(tmp_path / "en_text_document") == theirs(inputs, tmp_path / "theirs")
@@ -152,6 +154,24 @@ def test_a_cluster_whose_last_worker_a_part_has_killed_is_not_waited_for_for_eve
     ):
         list(run_tasks(kills_its_worker(), [3], open_engine(f"dask={address}")))
     assert "killed, or out of memory?" in str(raised.value)
+
+
+@pytest.mark.parametrize("lost", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+def test_a_lost_scheduler_is_one_error(lost: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "LOST_SECONDS", 1.0)
+    with dask_cluster(tmp_path, num_workers=0) as (address, processes):
+        engine = open_engine(f"dask={address}")
+
+        def tasks() -> Iterator[int]:
+            yield 1
+            processes[0].send_signal(lost)  # while the first one is submitted and no worker runs it
+            yield 2
+
+        # The client notices a closed connection, or a request of it stays unanswered.
+        said = r"dask=tcp://.*: the scheduler is gone; start one|no answer" if lost == signal.SIGKILL else "no answer"
+        with pytest.raises(UnreachableError, match=said):
+            list(run_tasks(str, tasks(), engine))
 
 
 def test_engines_that_are_none_are_refused(tmp_path: Path) -> None:

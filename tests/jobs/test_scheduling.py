@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from binidx import jobs as module
-from binidx.errors import FormatError, StorageError, WorkerError
+from binidx.errors import FormatError, StorageError, UnreachableError, WorkerError
 from binidx.jobs import ATTEMPTS, JobEngine, TaskFailure, run_tasks
 
 
@@ -197,3 +197,24 @@ def test_a_task_that_kills_its_worker_each_time_is_given_up() -> None:
 
     with pytest.raises(WorkerError, match=f"a worker died .*out of memory.*; 7 failed {ATTEMPTS} times"):
         list(run_tasks(lambda task: task, [7], JobEngine(Dead, lambda executor: 1)))
+
+
+@pytest.mark.parametrize("answer", ["none", "gone"])
+def test_a_cluster_that_is_gone_or_does_not_answer_is_one_error(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(module, "LOST_SECONDS", 0.0)
+    counted, never = iter([2]), threading.Event()
+
+    def count(executor: Executor) -> int:
+        for first in counted:
+            return first
+        if answer == "gone":
+            raise UnreachableError("the scheduler is gone")
+        never.wait()
+        return 0
+
+    try:
+        with pytest.raises(UnreachableError, match="scheduler is gone" if answer == "gone" else "no answer"):
+            list(run_tasks(lambda task: task, range(9), JobEngine(Waiting, count)))
+    finally:
+        never.set()

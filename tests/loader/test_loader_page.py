@@ -24,15 +24,17 @@ def test_the_examples_run(tmp_path: Path) -> None:
 
     names: dict[str, Any] = {"binidx": binidx, "config": config(), "train_of": train_of, "train": train_of(), **sources}
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(examples) == 3
+    assert len(examples) == 4
     exec(examples[0], names)
     assert names["state"]["consumed_samples"] == 8
     assert (names["second"]["tokens"] == names["again"]["tokens"]).all()
     assert not (names["first"]["tokens"] == names["again"]["tokens"]).all()
     exec(examples[1], names)
+    assert (next(iter(names["loader"]))["tokens"] == names["first"]["tokens"]).all()
+    exec(examples[2], names)
     lines = names["train"].proof.splitlines()
     shown = re.findall(r"^    (.*)$", PAGE[PAGE.index("print(train.proof)") :], re.M)
     shape = [re.sub(r"\S*/(\w+)  from its sample (\d+) of .*", r"\1 from \2", line) for line in lines]
     assert shape == [re.sub(r"\S*/(\w+)  from its sample (\d+) of .*", r"\1 from \2", line) for line in shown]
-    exec(examples[2], names)
+    exec(examples[3], names)
     assert [len(names["train"][number]["tokens"]) for number in (0, 159, 160)] == [16, 16, 64]

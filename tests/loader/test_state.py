@@ -9,14 +9,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from conftest import Bucket
 from helpers.gpt_samples import config
+from helpers.random_datasets import Document, build_ours
 from helpers.readahead_loaders import Numbers, loader, no_thread_is_left, values
 from helpers.traceable_runs import random_run, write_source
+from servers.http_objects import Server
 
 import binidx
+from binidx.corpus.convert import StorageFormat, convert_dataset
 from binidx.errors import ConfigError
 from binidx.loader.samplers import DataloaderType, MegatronPretrainingSampler, build_sampler
+from binidx.storage.writing.publish import create_object
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # torchdata's own, of torch
@@ -130,6 +136,62 @@ def test_fingerprints_know_the_order_and_not_the_place(tmp_path: Path) -> None:
         run_of(str(a), sizes=[5000, 0, 0]),
     ):
         assert state_of(changed) != state
+
+
+def tell_by_a_manifest(prefix: str, target: str, plan: int) -> None:
+    convert_dataset(prefix, target, overwrite=True)
+    with create_object(f"{target}.manifest.json") as out:
+        out.write(json.dumps({"binidx_manifest": 1, "plan": str(plan)}).encode())
+
+
+TELLING: dict[str, Any] = {
+    "raw": lambda prefix, target, _: convert_dataset(prefix, target, way=StorageFormat(checksums=True), overwrite=True),
+    "zstd": lambda prefix, target, _: convert_dataset(prefix, target, way=StorageFormat(codec="zstd"), overwrite=True),
+    "manifest": tell_by_a_manifest,
+}
+
+
+@pytest.mark.parametrize("kind", TELLING)
+@pytest.mark.parametrize("remote", [False, True])
+def test_other_tokens_of_equal_lengths_are_refused_where_something_tells_of_them(
+    kind: str, remote: bool, tmp_path: Path, s3: Bucket
+) -> None:
+    old, new = (
+        build_ours(tmp_path / name, [Document(tokens, [300], [])], np.uint16)
+        for name, tokens in (("old", np.arange(300)), ("new", np.arange(300) % 7))
+    )
+    target, copy = (f"{s3.fresh() if remote else tmp_path}/{name}" for name in ("en", "copy"))
+    for prefix in (target, copy):
+        TELLING[kind](old, prefix, 1)
+    state = state_of(run_of(target))
+    assert [*state["tokens"][0]] == [kind]
+    assert state_of(run_of(copy)) == state
+    plain = state_of(run_of(old))
+    assert plain == {name: state[name] for name in ("consumed_samples", "fingerprint")}
+
+    TELLING[kind](new, target, 2)
+    loader_of_new = binidx.build_pretraining_data_loader(run_of(target), 0, 4)
+    assert loader_of_new is not None
+    with pytest.raises(ConfigError, match=rf"dataset 0 of this loader has other tokens .*\({kind} digest\); bring"):
+        loader_of_new.load_state_dict(json.loads(json.dumps(state)))
+    loader_of_new.load_state_dict(plain)  # of an earlier release, or of data of which nothing told
+
+
+def test_a_store_that_fails_costs_the_digests_of_a_state_and_not_the_state(
+    web: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefix = build_ours(tmp_path / "en", [Document(np.arange(300), [300], [])], np.uint16)
+    TELLING["raw"](prefix, prefix, 1)
+    for end in ("idx", "bin", "bin.xxh3"):
+        web.objects[f"/state/en.{end}"] = Path(f"{prefix}.{end}").read_bytes()
+    dataset = run_of(f"{web.endpoint}/state/en")
+    web.behaviour = "forbidden"
+    try:
+        assert "tokens" not in state_of(dataset)
+    finally:
+        web.behaviour = "good"
+    assert "the state of the loader does not cover its tokens: " in caplog.text
+    assert [*state_of(dataset)["tokens"][0]] == ["raw"]
 
 
 def test_weights_are_part_of_the_order(tmp_path: Path) -> None:

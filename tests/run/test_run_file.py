@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import trained_tokenizers
 from helpers.gpt_data import TOKENIZER, assert_same_sample, write_with_megatron
+from servers.http_objects import Server
 
 import binidx
 from binidx.errors import ConfigError, ObjectNotFoundError
@@ -179,6 +180,22 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
         binidx.Run.load(str(path))
     with pytest.raises(ObjectNotFoundError):
         binidx.Run.load(str(tmp_path / "none.json"))
+
+
+def test_a_run_of_a_web_page_chooses_neither_hosts_nor_files(web: Server, prefixes: list[str]) -> None:
+    blend = {"blend_per_split": [([f"{web.endpoint}/en"], None), None, None], "blend": None, "split": None}
+    for changes, named in (
+        ({}, prefixes[0]),
+        (blend | {"path_to_cache": "/tmp/cache"}, "/tmp/cache"),
+        ({"blend": (["https://other/en"], None)}, "https://other/en"),
+    ):
+        web.objects["/run.json"] = format_run(make(prefixes, **changes))
+        with pytest.raises(ConfigError, match=rf"names data elsewhere \(found {named}, needed {web.endpoint}"):
+            binidx.Run.load(f"{web.endpoint}/run.json")
+        allowed = {"binidx": {"parts_from": "file://,https://other"}}
+        assert binidx.Run.load(f"{web.endpoint}/run.json", allowed).config.random_seed == 1
+    web.objects["/run.json"] = format_run(make(prefixes, **blend))
+    assert binidx.Run.load(f"{web.endpoint}/run.json").config.blend_per_split is not None
 
 
 def test_a_staged_run_is_saved_read_and_traced(prefixes: list[str]) -> None:

@@ -1,6 +1,9 @@
 """What a store or a proxy before it does wrong, as functions from a good answer to what the client gets instead.
 
     503 500 429      an error with a body like S3's, or like GCS' where the path is its JSON API; any status will do
+    busy             503 with `Retry-After: 1`
+    garbage          a status line that is none
+    oversized        the good answer with a header of 100 kB
     slow             the good answer, `slow_ms` later
     reset close      the connection ends before a byte of the answer, hard (RST) or as if idle (FIN)
     hang             no byte ever comes
@@ -16,6 +19,7 @@
     placeless        206 without a Content-Range, and other bytes
     replaced         206 with bytes of another object of the same size, as its ETag and generation say
     outgrown         the same of a larger object
+    redirect         307 to another object, `OTHER` beside it
 
 No I/O here: `FAULTS` is the table, `Weather` says which request gets what.
 """
@@ -148,6 +152,19 @@ def status(code: int) -> Fault:
     return play
 
 
+def busy(request: Request, answer: Answer, chance: float) -> Play:
+    play = status(503)(request, answer, chance)
+    return play._replace(head=play.head[:-2] + b"Retry-After: 1\r\n\r\n")
+
+
+def garbage(request: Request, answer: Answer, chance: float) -> Play:
+    return Play(b"", b"HTTP/1.1 2o6 Partly\r\nContent-Length: 0\r\n\r\n", "close")
+
+
+def oversized(request: Request, answer: Answer, chance: float) -> Play:
+    return Play(answer.head[:-2] + b"X-Debug: %b\r\n\r\n" % (b"x" * 100_000), answer.body, "close")
+
+
 def cut(end: End) -> Fault:
     """Half of the body."""
     return lambda request, answer, chance: Play(answer.head, answer.body[: len(answer.body) // 2], end)
@@ -211,6 +228,11 @@ def outgrown(request: Request, answer: Answer, chance: float) -> Play:
     return replaced(request, Answer(*another_size(request, answer, chance)[:2]), chance)
 
 
+def redirect(request: Request, answer: Answer, chance: float) -> Play:
+    place = f"{request.path.rpartition('/')[0]}/{OTHER}"
+    return Play(f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode(), b"")
+
+
 def other_bytes(answer: Answer, moved: Callable[[int, int, int], tuple[int, int, int]]) -> Play:
     """A 206 as long as the good one, of another (start, stop, size)."""
     found = PLACE.search(answer.head)
@@ -226,6 +248,7 @@ def inverted(body: bytes) -> bytes:
     return body.translate(INVERTED)
 
 
+OTHER = "other.bin"
 INVERTED = bytes(range(255, -1, -1))
 MARK = re.compile(rb"(\r\n(?:etag|x-goog-generation):[ \t]*)[^\r]*", re.IGNORECASE)
 PLACE = re.compile(rb"\r\ncontent-range:[ \t]*bytes (\d+)-\d+/(\d+)", re.IGNORECASE)
@@ -249,11 +272,15 @@ OF_CONTENT: dict[str, Fault] = {
     "placeless": placeless,
     "replaced": replaced,
     "outgrown": outgrown,
+    "redirect": redirect,
 }
 """Those that need a body: another answer passes them by."""
 
 FAULTS: dict[str, Fault] = {
     **{str(code): status(code) for code in (*ERRORS, 403, 404, 408, 412, 416, 502, 504)},
+    "busy": busy,
+    "garbage": garbage,
+    "oversized": oversized,
     "slow": lambda request, answer, chance: Play(*answer),
     "reset": nothing("reset"),
     "close": nothing("close"),

@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 
 
 class Server(ThreadingHTTPServer):
-    """The server; `requests` remembers (method, path, Range header) of all that came, `conditions` their If-Match.
+    """The server; `requests` remembers (method, path, Range header) of all that came, `conditions` their If-Match,
+    `authorizations` their Authorization.
 
     `left` is released once for each endless answer whose client has gone.
     """
@@ -38,11 +39,15 @@ class Server(ThreadingHTTPServer):
         self.etag: Callable[[bytes], str] | None = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
         self.requests: list[tuple[str, str, str | None]] = []
         self.conditions: list[str | None] = []
+        self.authorizations: list[str | None] = []
         self.left = threading.Semaphore(0)
 
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing on stderr: clients leave responses that they do not take."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -62,6 +67,7 @@ class Handler(BaseHTTPRequestHandler):
         condition = self.headers.get("If-Match")
         self.server.requests.append((self.command, path, self.headers.get("Range")))
         self.server.conditions.append(condition)
+        self.server.authorizations.append(self.headers.get("Authorization"))
         data = self.server.objects.get(path)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.range_of(data))
         if behaviour == "forbidden" or (behaviour == "no signed URLs" and "X-Amz-Signature=" in self.path):

@@ -12,7 +12,7 @@ BLOCK = 256 << 10
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r]*chunked", re.IGNORECASE)
 CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
-RANGE = re.compile(rb"\r\nrange:[ \t]*([^\r]*)", re.IGNORECASE)
+RANGE = re.compile(rb"\r\n(?:x-ms-)?range:[ \t]*([^\r]*)", re.IGNORECASE)
 
 
 class Request(NamedTuple):

@@ -153,6 +153,12 @@ class CapableLiar(MemoryObject):
         self.promise, self.codec, self.stored_bytes = promise, "none", len(data)
         self.block_bytes = 0 if promise == "block size" else 1
 
+        self.digests = 0
+
+    def digest(self) -> str:
+        self.digests += self.promise == "digest"
+        return f"digest {self.digests}"
+
     def check_unchanged(self) -> None:
         if self.promise == "version":
             raise ObjectChangedError("changed")
@@ -194,7 +200,7 @@ class CapableLiar(MemoryObject):
 
 CAPABILITY_PROMISES = [
     *("version", "block size", "read_into", "split bounds", "places"),
-    *("components", "begin bounds", "outcome", "result"),
+    *("components", "begin bounds", "outcome", "result", "digest"),
 ]
 
 

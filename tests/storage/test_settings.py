@@ -1,6 +1,7 @@
 """Settings of ours: from the options, the environment, or the defaults, and never seen by fsspec."""
 
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,21 @@ def test_a_number_that_makes_no_sense_is_refused(name: str, value: Any, monkeypa
         monkeypatch.setenv(f"BINIDX_{name.upper()}", str(value))
         with pytest.raises(ConfigError, match=name):
             ReadSettings.of(None)
+
+
+def test_patience_ends_before_that_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed
+
+    assert ReadSettings().patience_seconds == 480
+    for minutes, seconds in ((30, 1680), (3, 90)):
+        timeout = timedelta(minutes=minutes)
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timeout)
+        assert ReadSettings().patience_seconds == seconds
+        assert ReadSettings(outage_seconds=7).patience_seconds == 7
+        torch.distributed.destroy_process_group()
+    monkeypatch.setenv("BINIDX_OUTAGE_SECONDS", "0")
+    assert ReadSettings.of(None).patience_seconds == 0
 
 
 def test_a_deadline_that_no_read_meets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

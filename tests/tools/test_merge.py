@@ -18,7 +18,11 @@ def test_it_merges_and_says_what_it_did(tmp_path: Path, capsys) -> None:
     assert f"{tmp_path}/all: 2 datasets\n  20 documents, 20 sequences, 200 tokens\n" in out
     assert "400 bytes copied by the kernel, 0 bytes through this process" in out
     assert err == ""
-    assert main(["merge", *sources, "--to", f"{tmp_path}/all"]) == 2
+    assert main(["merge", *sources, "--to", f"{tmp_path}/all"]) == 0
+    out, err = capsys.readouterr()
+    assert "400 bytes there already, and equal, 400 bytes through this process" in out
+    assert err == f"binidx merge: {tmp_path}/all: holds this dataset already, compared byte for byte\n"
+    assert main(["merge", *reversed(sources), "--to", f"{tmp_path}/all"]) == 2
     assert "holds .bin, .idx, needed a free name; --overwrite replaces it" in capsys.readouterr().err
     assert main(["merge", *sources, "--to", f"{tmp_path}/all", "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_tokens"] == 200

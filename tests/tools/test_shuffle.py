@@ -17,7 +17,7 @@ def test_it_shuffles_and_says_what_it_did(tmp_path: Path, capsys) -> None:
     assert f"{tmp_path}/new: 2 datasets\n  20 documents, 20 sequences, 200 tokens\n  1 bucket; no lineage; " in out
     assert err == ""
     before = pair(tmp_path / "new")
-    assert main(call) == 2
+    assert main([*call[:-1], "2"]) == 2
     assert "holds .bin, .idx, needed a free name; --overwrite replaces it" in capsys.readouterr().err
     assert main([*call, "--overwrite", "--json", "--memory", "1GiB"]) == 0
     assert json.loads(capsys.readouterr().out)["num_documents"] == 20

@@ -9,7 +9,8 @@ The same seed therefore gives the same documents on every machine, a smaller sam
 sample of 0.1 is the first share of a split that starts with 0.1. The number of documents is close to the share, not
 equal.
 
-Documents keep their order, and their lineage is carried over. Memory: some MB for the index, and 64 MiB of tokens.
+Documents keep their order, and their lineage is carried over. A target that an earlier run of the same cut has written
+is compared and left alone: `whole_dataset`. Memory: some MB for the index, and 64 MiB of tokens.
 """
 
 from __future__ import annotations
@@ -169,13 +170,15 @@ def _cut(
         lineages = LineageTransfer([dataset] if lineage else [], opened, limit)
         stack.callback(lineages.close)
         lineages.fill(watch, assign=assign)
-        for number, output in enumerate(outputs):
+        # Existing targets first: one of another job is refused before any is published.
+        for number, output in sorted(enumerate(outputs), key=lambda found: not found[1].target.existing):
             replace = partial(lineages.replace, number)
             if is_range:
                 pieces = stored.pieces(tokens[number] * index.item_bytes)
                 output.target.publish_pieces(output.columns, pieces, source_options, watch, check, replace)
             else:
                 output.publish(check, replace)
+            output.target.say_complete(watch)
         shares = [
             CutOutput(each.target.prefix, each.columns.num_documents, len(each.columns.lengths), num_tokens)
             for each, num_tokens in zip(outputs, tokens, strict=True)

@@ -6,7 +6,8 @@
     4  the sources are checked for changes; the old .idx is removed, the .bin appears, the .idx last
 
 For each document 20 bytes are read, 12 spooled and 20 written, in about 40 ns. Memory is 20 to 45 MB for any number of
-documents. A run that fails leaves nothing; after a kill there is no dataset, and the same call starts again.
+documents. A run that fails leaves nothing. After a kill the same call starts again; a `.bin` or a dataset that the
+killed run had published is compared with the sources instead of being written: `whole_dataset`.
 
 A virtual merge checks the parts and lists them; neither tokens nor indices are copied. Their lineage, if any, is
 written under the prefix of the list, as row i describes document i.
@@ -33,7 +34,7 @@ from binidx.format.idx_blocks import IndexColumns
 from binidx.format.source import absolute_uri, concatenate_seek_tables
 from binidx.format.virtual import VirtualPart, format_parts, get_parts_path, relative_part
 from binidx.storage.adapters import InMemory
-from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.threads import OPENS, map_in_flight
 from binidx.storage.writing.concatenate import IN_FLIGHT, Join, SourcePiece
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
@@ -46,7 +47,7 @@ class MergeResult(CombinedCounts):
 
     Attributes:
         moved_bytes: bytes of the `.bin` that passed through this process.
-        how: how the tokens were copied: "server", "copy_file_range" or "stream".
+        how: how the tokens were copied: "server", "copy_file_range" or "stream"; "compared": they were there.
         dropped_sums: whether a source has checksums, which the target has not.
         lineage: whether a lineage was written.
     """
@@ -82,7 +83,7 @@ def merge_datasets(
     Raises:
         ConfigError: there is no source, the target is a source, or some are compressed and others not.
         FormatError: a source is not valid, has another dtype or tokenizer, or has no modes where others have some.
-        ObjectExistsError: an object exists at the target.
+        ObjectExistsError: the target holds another dataset. The result of this very merge is compared and left alone.
         ObjectChangedError: a source was replaced meanwhile.
 
     Source: Megatron Core, IndexedDatasetBuilder.add_index and finalize. The bytes are the same, except that Megatron
@@ -96,8 +97,10 @@ def merge_datasets(
                 f"{each.source.bin_uri}: some parts are compressed and others not, needed all compressed or none; "
                 f"binidx convert {each.prefix} TARGET --plain makes one dataset of them"
             )
-    codec, _ = opened.check_compatible()
+    codec, multimodal = opened.check_compatible()
     output = DatasetTarget.open(target, codec, opened.datasets, target_options, overwrite=overwrite)
+    _, documents, sequences, _ = opened.counts()
+    output.check_counts(sequences, documents, multimodal)
     opened.check_tokenizers()
     rows = LineageTransfer(opened.datasets if lineage else [], [output])
     with closing(rows), merged_index(opened, watch) as columns:
@@ -105,6 +108,7 @@ def merge_datasets(
         replace = functools.partial(rows.replace, 0)
         bin_bytes, join = merge_tokens(opened, output, columns, replace, watch)
     dropped = any(pair.sums_uri for each in opened.datasets for pair in each.source.pairs)
+    output.say_complete(watch)
     counts, seconds = opened.counts(), time.monotonic() - began
     return MergeResult(output.prefix, *counts, bin_bytes, join.moved_bytes, join.how, dropped, seconds, bool(rows))
 
@@ -187,14 +191,12 @@ def merge_virtually(
     Raises:
         ConfigError: there is no source, or a source is itself virtual.
         FormatError: a source is not valid, or has another dtype.
-        ObjectExistsError: an object exists at the target.
+        ObjectExistsError: another list, or a dataset, exists at the target.
     """
     name, watch = os.fspath(target), watch or SilentWatcher()
     uri = get_parts_path(name)
     if object_exists(get_idx_path(name), storage_options) or find_bin(name, storage_options):
         raise ObjectExistsError(f"{name}: holds a dataset, which hides a list beside it; needed a free name")
-    if not overwrite and object_exists(uri, storage_options):
-        raise ObjectExistsError(f"{uri}: exists, needed a free name; --overwrite replaces it")
     opened = SourceDatasets([absolute_uri(os.fspath(each)) for each in sources], storage_options)
     opened.check_compatible(mixed=True)
     opened.check_tokenizers()
@@ -207,12 +209,18 @@ def merge_virtually(
         for each, _ in zip(datasets, checked, strict=True):
             each.check_size()
             watch.advance(each.index.size)
+    listed = format_parts(datasets[0].index.dtype.__name__, [_list_part(absolute_uri(uri), each) for each in datasets])
+    existing = None if overwrite else read_small(uri, storage_options)
+    if existing == listed:  # the last object of an earlier run
+        watch.say(f"{uri}: lists these datasets already")
+        return VirtualMergeResult(name, *opened.counts())
+    if existing is not None:
+        raise ObjectExistsError(f"{uri}: exists, needed a free name; --overwrite replaces it")
     with closing(LineageTransfer(datasets, [DatasetTarget(name, "raw", storage_options)])) as rows:
         rows.fill(watch)
         rows.publish(0)
-    parts = [_list_part(absolute_uri(uri), each) for each in datasets]
     with create_object(uri, storage_options) as out:
-        out.write(format_parts(datasets[0].index.dtype.__name__, parts))
+        out.write(listed)
     return VirtualMergeResult(name, *opened.counts())
 
 

@@ -242,9 +242,16 @@ class LineageTransfer:
             watch.advance(len(table))
 
     def replace(self, number: int) -> None:
-        """Remove the existing dataset of a target and its sidecars, and publish the new lineage."""
-        self._targets[number].remove_existing()
-        self.publish(number)
+        """Remove the existing dataset of a target and its sidecars, and publish the new lineage.
+
+        A complete dataset that this job wrote stays as it is; only its lineage is added if it is missing.
+        """
+        target = self._targets[number]
+        if not target.is_complete:
+            target.remove_existing()
+            self.publish(number)
+        elif self._writers and not object_exists(target.prefix + LINEAGE, target.options):
+            self.publish(number)
 
     def publish(self, number: int) -> None:
         """Publish the new lineage of a target; without any, remove the existing one."""

@@ -87,9 +87,10 @@ def shuffle_datasets(
     opened.check_tokenizers()
     datasets = opened.datasets
     to_write = DatasetTarget.open(target, codec, datasets, target_options, overwrite=overwrite)
+    _, documents, sequences, _ = opened.counts()
+    to_write.check_counts(sequences, documents, multimodal)
     for each in datasets:
         each.check_index(watch)
-    _, documents, sequences, _ = opened.counts()
     token_bytes = sum(each.num_bytes for each in datasets)
     plan = plan_shuffle(memory_bytes, token_bytes + sequences * SEQUENCE.itemsize, documents, 2)
     with contextlib.ExitStack() as stack:
@@ -109,6 +110,7 @@ def shuffle_datasets(
         stack.callback(rows.close)
         rows.fill(watch, tables=shuffle_lineage(rows.tables(), rows.num_rows, seed, memory_bytes, scratch))
         output.publish(opened.check_unchanged, lambda: rows.replace(0))
+    to_write.say_complete(watch)
     done = plan.num_buckets, bool(rows), time.monotonic() - began
     return ShuffleResult(to_write.prefix, *opened.counts(), *done)
 

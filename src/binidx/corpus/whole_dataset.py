@@ -3,6 +3,10 @@
 Sources are opened here, so that all commands check the same things in the same way. All objects of a target are written
 invisibly first. Then the old `.idx` is removed, `.bin` and sidecars appear, and the `.idx` comes last. A reader
 therefore never combines an index with other tokens.
+
+A killed job may have published a target's `.bin`, or its `.idx`, too. The same job then compares these, byte for byte,
+with what it would write (`storage.writing.compare`): it adds what is missing, or leaves a complete dataset untouched.
+At the first difference the target belongs to another job, and is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from numpy.typing import DTypeLike
 
 from binidx.errors import ConfigError, FormatError, ObjectExistsError
 from binidx.format.bin_file import BinWriter, delete_objects, superseded_objects
-from binidx.format.idx import get_idx_path
+from binidx.format.idx import get_idx_path, idx_size
 from binidx.format.idx_blocks import IndexColumns, batch_by_size
 from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.format.sidecars.dataset_manifest import MANIFEST, SIDECARS, read_manifest
@@ -30,6 +34,7 @@ from binidx.storage.open import CODECS
 from binidx.storage.ranges import cut
 from binidx.storage.requests.remote_object import object_exists, object_identity
 from binidx.storage.threads import OPENS
+from binidx.storage.writing.compare import ComparedJoin, ComparingWriter
 from binidx.storage.writing.concatenate import Join, SourcePiece, open_join
 from binidx.storage.writing.copy import ProgressWatcher
 from binidx.storage.writing.publish import create_object
@@ -213,10 +218,14 @@ OBJECT_SUFFIXES = (*BIN_SUFFIXES, f"bin{SUFFIX}", "idx")
 
 
 class DatasetTarget:
-    """Prefix of a dataset to write, with its tokens stored by `codec`."""
+    """Prefix of a dataset to write, with its tokens stored by `codec`.
+
+    Attributes:
+        existing: suffixes of the objects that an earlier run of this job may have published; they are compared.
+    """
 
     def __init__(self, prefix: str, codec: str, options: Options) -> None:
-        self.prefix, self.codec, self.options = prefix, codec, options
+        self.prefix, self.codec, self.options, self.existing = prefix, codec, options, list[str]()
         self.bin_suffix = f"bin{CODECS[codec].suffix}"
         self.bin_uri, self.idx_uri = self.uri(self.bin_suffix), get_idx_path(prefix)
 
@@ -224,11 +233,11 @@ class DatasetTarget:
     def open(
         cls, prefix: Prefix, codec: str, sources: Sequence[WholeDataset], options: Options, *, overwrite: bool
     ) -> DatasetTarget:
-        """Return the target under a prefix that may be written.
+        """Return the target under a prefix that may be written or, without `overwrite`, compared.
 
         Raises:
             ConfigError: the prefix is a folder, or one of the sources.
-            ObjectExistsError: an object exists there, and `overwrite` is False.
+            ObjectExistsError: objects exist that this job does not write, and `overwrite` is False.
         """
         name = os.fspath(prefix)
         if name.endswith("/"):
@@ -236,13 +245,24 @@ class DatasetTarget:
         if any(absolute_uri(name) in each.source.uris for each in sources):
             raise ConfigError(f"{name}: is read and written, needed another prefix to write to")
         target = cls(name, codec, options)
-        if not overwrite:
-            target.check_free()
+        target.existing = [] if overwrite else target._find_objects()
+        if target.existing not in ([], [target.bin_suffix], [target.bin_suffix, "idx"]):
+            raise ObjectExistsError(target.refusal)
         return target
 
     def uri(self, suffix: str) -> str:
         """Return the URI of an object by its suffix, such as "bin.zst"."""
         return f"{self.prefix}.{suffix}"
+
+    @property
+    def refusal(self) -> str:
+        """Message of the error that another dataset exists."""
+        names = ", ".join(f".{suffix}" for suffix in self.existing or self._find_objects())
+        return f"{self.prefix}: holds {names}, needed a free name; --overwrite replaces it"
+
+    def _find_objects(self) -> list[str]:
+        suffixes = (*BIN_SUFFIXES, "idx", PARTS[1:])
+        return [suffix for suffix in suffixes if object_exists(self.uri(suffix), self.options)]
 
     def size(self) -> int:
         """Return the bytes of `.bin` and `.idx` together."""
@@ -258,14 +278,34 @@ class DatasetTarget:
         Raises:
             ObjectExistsError: something else exists.
         """
-        found = [
-            suffix for suffix in (*BIN_SUFFIXES, "idx", PARTS[1:]) if object_exists(self.uri(suffix), self.options)
-        ]
+        found = self._find_objects()
         is_bin = len(found) == 1 and found[0] in BIN_SUFFIXES
         if not found or (is_bin and (resumed or object_identity(self.uri(found[0]), self.options) == published)):
             return
-        names = ", ".join(f".{suffix}" for suffix in found)
-        raise ObjectExistsError(f"{self.prefix}: holds {names}, needed a free name; --overwrite replaces it")
+        raise ObjectExistsError(self.refusal)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if both files exist already, so that the job compares them and writes neither."""
+        return "idx" in self.existing
+
+    def say_complete(self, watch: ProgressWatcher) -> None:
+        """Say so if nothing was written, as the dataset was complete."""
+        if self.is_complete:
+            watch.say(f"{self.prefix}: holds this dataset already, compared byte for byte")
+
+    def check_counts(self, num_sequences: int, num_documents: int, multimodal: bool) -> None:
+        """ObjectExistsError if both files exist and are of a dataset with other counts: before a long comparison."""
+        size = idx_size(num_sequences, num_documents + 1) + num_sequences * multimodal
+        if self.is_complete and object_identity(self.idx_uri, self.options)["size"] != size:
+            raise ObjectExistsError(self.refusal)
+
+    def compare_index(self, columns: IndexColumns) -> None:
+        """ObjectExistsError if the existing `.idx` does not have these columns."""
+        writer = ComparingWriter(self.idx_uri, self.refusal, self.options)
+        for piece in columns.format():
+            writer.write(piece)
+        writer.finish()
 
     def remove_existing(self) -> None:
         """Remove the old index first, then the list of a virtual merge, other forms of the tokens, and sidecars."""
@@ -273,7 +313,15 @@ class DatasetTarget:
         delete_objects([self.idx_uri, *superseded_objects(self.bin_uri), *others], self.options)
 
     def publish(self, columns: IndexColumns, *steps: Callable[[], object]) -> None:
-        """Write the `.idx` invisibly; then call all steps, and make the `.idx` visible last."""
+        """Write the `.idx` invisibly; then call all steps, and make the `.idx` visible last.
+
+        An existing `.idx` that is not to be replaced is compared, and then all steps are called.
+        """
+        if self.is_complete:
+            self.compare_index(columns)
+            for step in steps:
+                step()
+            return
 
         def before_publish() -> None:
             for step in steps:
@@ -292,12 +340,16 @@ class DatasetTarget:
         check: Callable[[], object],
         remove_existing: Callable[[], object],
     ) -> Join:
-        """Assemble the tokens from pieces, inside the store where it can; then publish the dataset.
+        """Assemble the tokens from pieces, inside the store where it can, or compare them; then publish the dataset.
 
         Args:
             check, remove_existing: called right before the tokens become visible.
         """
-        join = open_join(self.bin_uri, pieces, source_options=source_options, target_options=self.options)
+        join: Join
+        if self.existing:
+            join = ComparedJoin(pieces, ComparingWriter(self.bin_uri, self.refusal, self.options, codec="raw"))
+        else:
+            join = open_join(self.bin_uri, pieces, source_options=source_options, target_options=self.options)
         try:
             watch.begin("tokens", sum(piece.num_bytes for piece in pieces), 0)
             join.fill(watch.advance)
@@ -318,16 +370,22 @@ class DatasetOutput:
         self.target, self.columns = target, IndexColumns(dtype, multimodal)
 
     @functools.cached_property
-    def bin(self) -> BinWriter:
-        """Writer of its tokens."""
+    def bin(self) -> BinWriter | ComparingWriter:
+        """Writer of its tokens; those of an existing object are compared."""
+        if self.target.existing:
+            return ComparingWriter(self.target.bin_uri, self.target.refusal, self.target.options)
         return BinWriter(self.target.bin_uri, self.target.options)
 
     def publish(self, *steps: Callable[[], object]) -> None:
         """Call all steps, and make the dataset visible."""
-        self.target.publish(self.columns, *steps, self.bin.publish)
+        if isinstance(self.bin, ComparingWriter):
+            self.bin.finish()
+            self.target.publish(self.columns, *steps)
+        else:
+            self.target.publish(self.columns, *steps, self.bin.publish)
 
     def close(self) -> None:
         """Remove what was not published."""
         self.columns.close()
-        if "bin" in vars(self):
+        if "bin" in vars(self) and isinstance(self.bin, BinWriter):
             self.bin.abandon()

@@ -24,8 +24,8 @@ from binidx.dataset.config import (
     split_range,
 )
 from binidx.dataset.megatron_dataset import MegatronDataset, required
-from binidx.dataset.rank_agreement import agree_on_outcome
-from binidx.dataset.torch_bridge import is_distributed, rank
+from binidx.dataset.rank_agreement import agree_on_outcome, compare_with_ranks
+from binidx.dataset.torch_bridge import is_distributed, is_first_rank
 from binidx.errors import ConfigError, PeerError
 from binidx.format.pair import ResolvedPrefix
 from binidx.format.prefix_listing import IdxBundle, ListedPair, list_pairs_with_bundle
@@ -143,10 +143,14 @@ class BlendedMegatronDatasetBuilder:
             BlendError: a blend needs more samples of a dataset than it has.
             IndexBuildError: a split has too few tokens.
             ObjectNotFoundError: a file is missing.
-            PeerError: another rank failed: `dataset.rank_agreement`.
+            PeerError: another rank failed, or has another order or other data: `dataset.rank_agreement`.
         """
-        with agree_on_outcome() as checks:
-            return self._build(BuildContext(checks, on_outcome=on_outcome))
+        with agree_on_outcome() as (checks, name):
+            built = self._build(BuildContext(checks, on_outcome=on_outcome))
+            if self.access == "load":
+                datasets = {split.name: each for split, each in zip(Split, built, strict=True) if each is not None}
+                compare_with_ranks("build()", name, {"sizes": self.sizes}, datasets)
+            return built
 
     def _build(self, context: BuildContext) -> Built:
         if is_distributed() and not self.is_built_on_rank():
@@ -220,7 +224,7 @@ class BlendedMegatronDatasetBuilder:
         """Return the bundle of small `.idx` files beside the index caches; rank 0 writes it."""
         if self.config.path_to_cache is None:
             return None
-        return IdxBundle(self.config.path_to_cache, rank() == 0, self.config.storage_options)
+        return IdxBundle(self.config.path_to_cache, is_first_rank(), self.config.storage_options)
 
     def _build_prefix(
         self,

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError
+from binidx.format.virtual import check_named
 from binidx.json_models import JsonFile
 from binidx.storage.open import open_object, read_document, read_whole
 
@@ -343,9 +344,11 @@ def read_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -
     """
     data = read_whole(open_object(uri, storage_options=storage_options, cache=False))
     try:
-        return _parse_arguments(uri, str(bytes(data), "utf-8"))
+        blend = _parse_arguments(uri, str(bytes(data), "utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{uri}: not UTF-8 text: {error}") from error
+    check_named(blend[0] if blend else (), uri, storage_options)
+    return blend
 
 
 def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None = None) -> list[Blend | None]:
@@ -356,7 +359,9 @@ def read_per_split_data_args(uri: str, storage_options: Mapping[str, Any] | None
         ObjectNotFoundError: there is no such file.
     """
     found = PER_SPLIT_FILE.decode(read_document(PER_SPLIT_FILE, uri, storage_options), uri)
-    return [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(found).items()]
+    blends = [_parse_arguments(f"{uri}, {name}", arguments) for name, arguments in vars(found).items()]
+    check_named([prefix for blend in blends if blend for prefix in blend[0]], uri, storage_options)
+    return blends
 
 
 def get_blend_and_blend_per_split(

@@ -1,4 +1,4 @@
-"""Agreement of the ranks of a build: it succeeds on all ranks, or raises on all.
+"""Agreement of the ranks of a run: a build succeeds on all ranks, or raises on all; all read one order of one data.
 
 Under torch.distributed, the ranks exchange these keys through the key-value store of the process group, which needs no
 collective and no GPU, so that a rank can learn of an error at any time:
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import socket
@@ -31,10 +32,21 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
+import xxhash
+
+from binidx.dataset.blended import BlendedDataset
+from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
 from binidx.dataset.torch_bridge import GroupStore, group_store
-from binidx.errors import PeerError
+from binidx.errors import PeerError, redacted
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.index.cache.build_lock import Checks
+from binidx.index.cache.manifest import Fields
+from binidx.storage.interfaces import RangeReader
+from binidx.storage.ranges import read_many
+from binidx.storage.stores.registry import local_path
 
 POLL_SECONDS, HEARTBEAT_SECONDS = 1.0, 3.0
 
@@ -55,6 +67,15 @@ FIRST_PAUSE_SECONDS, PAUSE_FRACTION = 0.002, 32
 MAX_POLLS_PER_SECOND = 20_000
 """Of all ranks together: the store is one thread of one process."""
 
+FIELDS_SECONDS = 60.0
+"""Time for which a rank with another digest waits for the fields of the first rank, which follow its digest at once."""
+
+NUM_PROBES, PROBE_BYTES = 4, 1024
+"""Bytes of a local `.bin` that ranks compare, at equal distances."""
+
+MAX_DIFFERENCES = 3
+"""Fields in one message."""
+
 OK, LEFT = "ok", "left"
 
 STORE_GONE = "the store of the process group does not answer: its process is dead, or has left"
@@ -65,23 +86,25 @@ _build_numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def agree_on_outcome() -> Iterator[Checks]:
+def agree_on_outcome() -> Iterator[tuple[Checks, str]]:
     """Make the block succeed on all ranks, or raise on all; a plain block without torch.distributed.
 
     Every rank must enter, equally often. It is no barrier: a rank that enters late finds the outcome of the others.
 
     Yields:
-        Checks, to be called while the block waits; they raise once another rank has failed.
+        Checks, to be called while the block waits: they raise once another rank has failed. And the name under which
+        the block may call `compare_with_ranks`.
 
     Raises:
         PeerError: another rank failed or died.
     """
-    group = group_store(f"binidx/build/{next(_build_numbers)}")
+    name = f"build/{next(_build_numbers)}"
+    group = group_store(f"binidx/{name}")
     if group is None:
-        yield ()
+        yield (), name
         return
     with Participant(*group).joined() as participant:
-        yield (participant.check,)
+        yield (participant.check,), name
 
 
 class Participant:
@@ -185,7 +208,7 @@ class Participant:
         trace = "".join(traceback.format_exception(error)).rstrip()
         summary = "".join(traceback.format_exception_only(error)).partition("\n")[0]
         with contextlib.suppress(Exception):
-            self._set_outcome(f"{self._name()} failed: {summary}; its traceback:\n\n{trace}")
+            self._set_outcome(f"{name_rank(self.rank)} failed: {summary}; its traceback:\n\n{trace}")
             self._poll()
             if isinstance(error, Exception):  # not after Ctrl-C
                 self._wait_for_informed()
@@ -200,9 +223,6 @@ class Participant:
             self._thread.join(POLL_SECONDS)
         with contextlib.suppress(Exception):
             self.store.set(f"heartbeat/{self.rank}", LEFT)
-
-    def _name(self) -> str:
-        return f"rank {self.rank} ({socket.gethostname()}, process {os.getpid()})"
 
     # The thread
 
@@ -224,7 +244,7 @@ class Participant:
 
     def _send_heartbeat(self) -> None:
         self._heartbeats += 1
-        self.store.set(f"heartbeat/{self.rank}", f"{self._heartbeats} {self._name()}")
+        self.store.set(f"heartbeat/{self.rank}", f"{self._heartbeats} {name_rank(self.rank)}")
 
     def _watch_neighbour(self) -> None:
         """Report the next rank in the build if its heartbeat has stopped."""
@@ -244,6 +264,118 @@ class Participant:
             heartbeat = self.store.get(key).decode() if self.store.check([key]) else LEFT
             if heartbeat != LEFT:
                 yield heartbeat
+
+
+def name_rank(rank: int) -> str:
+    """Return the name of this process, which is a rank of the group, in messages."""
+    return f"rank {rank} ({socket.gethostname()}, process {os.getpid()})"
+
+
+def compare_with_ranks(subject: str, name: str, fields: Fields, datasets: Fields) -> None:
+    """Compare the order and the data of some datasets with those of the first rank that compares under this name.
+
+    Does not wait for other ranks, and does nothing without torch.distributed, or without datasets.
+
+    Args:
+        subject: what compares, for the message.
+        name: equal on all ranks.
+        fields: JSON values that are equal on all ranks, by name.
+        datasets: datasets by name; a value may be a list of them.
+
+    Raises:
+        PeerError: fields differ; names both ranks, the fields, and the values of both.
+    """
+    if datasets and group_store(name) is not None:
+        _compare(subject, f"{name}/order", {**fields, **{key: identify(each) for key, each in datasets.items()}})
+        data = identify_data([*datasets.values()])
+        _compare(subject, f"{name}/data/{_digest(json.dumps([*data]))}", data)
+
+
+def _compare(subject: str, name: str, fields: Fields) -> None:
+    group = group_store(f"binidx/{name}")
+    assert group is not None
+    store, rank, _ = group
+    text = json.dumps(fields, default=str)
+    mine = f"{_digest(text)} {name_rank(rank)}"
+    with store_errors():
+        first = store.compare_set("first", "", mine).decode()
+        if first == mine:
+            store.set("fields", text)
+        digest, _, peer = first.partition(" ")
+        if digest == _digest(text):
+            return
+        store.wait(["fields"], timedelta(seconds=FIELDS_SECONDS))
+        theirs = json.loads(store.get("fields"))
+    found = itertools.islice(list_field_differences(json.loads(text), theirs), MAX_DIFFERENCES)
+    listed = "; ".join(f"{field}: found {ours}, {peer} has {other}" for field, ours, other in found)
+    subject = f"{subject} on {name_rank(rank)}"
+    raise PeerError(f"{subject}: ranks disagree ({listed}); start all ranks with the same options and data")
+
+
+def _digest(text: str) -> str:
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def list_field_differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield the path and both values of each field in which two JSON values differ."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in {**ours, **theirs}:
+            yield from list_field_differences(ours.get(key), theirs.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from list_field_differences(one, other, f"{name}[{number}]")
+    elif ours != theirs:
+        yield name, f"{json.dumps(ours):.200}", f"{json.dumps(theirs):.200}"
+
+
+def identify(dataset: Any) -> Any:
+    """Return all on which samples and their order depend, wherever the data is stored, in JSON values.
+
+    Args:
+        dataset: a dataset; of a user's own the class and the number of samples count. Or a list of datasets.
+    """
+    if isinstance(dataset, list):
+        return [identify(each) for each in dataset]
+    size = {"num_samples": len(dataset)}
+    if isinstance(dataset, BlendedDataset):
+        return {**dataset.order_identity, **size, "datasets": identify(dataset.datasets)}
+    if not isinstance(dataset, MegatronDataset):
+        return {"class": recorded_name(type(dataset)), **size}
+    order = dataset.order_identity
+    if isinstance(order, str):  # Megatron's text, which has the place of the data, and not the data
+        order = {key: value for key, value in json.loads(order).items() if key != "dataset_path"}
+        if isinstance(dataset.dataset, IndexedDataset):
+            order["data"] = dataset.dataset.identity
+    return {**order, **size}
+
+
+def identify_data(datasets: list[Any]) -> dict[str, Any]:
+    """Return the size and the version of each `.bin` of some datasets, by URI, sorted."""
+    readers: dict[str, RangeReader] = {}
+    while datasets:
+        dataset = datasets.pop()
+        if isinstance(dataset, list):
+            datasets += dataset
+        elif isinstance(dataset, BlendedDataset):
+            datasets += dataset.datasets
+        elif isinstance(dataset, MegatronDataset) and isinstance(dataset.dataset, IndexedDataset):
+            readers[redacted(dataset.dataset.bin_reader.uri)] = dataset.dataset.bin_reader
+    local = [uri for uri in sorted(readers) if local_path(uri) is not None]
+    probes = read_many([(readers[uri], _probe_ranges(readers[uri].size)) for uri in local])
+    versions: dict[str, str | None] = {}
+    for uri, probe in zip(local, probes, strict=True):
+        versions[uri] = xxhash.xxh3_128_hexdigest(b"".join(probe))
+    for uri in readers.keys() - versions.keys():
+        # Not the whole identity: a list of objects reports less of a version than a HEAD.
+        marks = (readers[uri].identity.get(name) for name in ("generation", "etag"))
+        versions[uri] = next((str(mark).removeprefix("W/").strip('"') for mark in marks if mark), None)
+    return {uri: {"size": readers[uri].size, "version": versions[uri]} for uri in sorted(readers)}
+
+
+def _probe_ranges(size: int) -> list[tuple[int, int]]:
+    """Return the bytes of an object that ranks compare."""
+    starts = range(0, size, max(size // NUM_PROBES, PROBE_BYTES))
+    return [(start, min(start + PROBE_BYTES, size)) for start in starts]
 
 
 @contextlib.contextmanager

@@ -9,10 +9,12 @@ import os
 import random
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from binidx.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -40,22 +42,112 @@ def is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def world_size() -> int:
-    """Return the size of the process group, or WORLD_SIZE of a launcher such as torchrun; 1 without either."""
+class Topology(NamedTuple):
+    """Place of a process among those that share their work."""
+
+    rank: int
+    size: int
+
+
+@runtime_checkable
+class ParallelState(Protocol):
+    """Megatron Core's module `parallel_state`, also known as `mpu`."""
+
+    def get_data_parallel_rank(self) -> int: ...
+
+    def get_data_parallel_world_size(self) -> int: ...
+
+
+@runtime_checkable
+class Mesh(Protocol):
+    """torch's `DeviceMesh`."""
+
+    ndim: int
+
+    def get_local_rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    tuple(f"{mpi}_{end}" for mpi in ("OMPI_COMM_WORLD", "PMI", "MV2_COMM_WORLD") for end in ("RANK", "SIZE")),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+)
+"""Variables of torchrun, of MPI (Open MPI; PMI, as of MPICH and Intel MPI; MVAPICH) and of Slurm. The first launcher
+with one of them decides: srun may start mpirun or torchrun."""
+
+
+def find_topology(given: Any = None) -> Topology:
+    """Return the rank of this process and the number of ranks.
+
+    Args:
+        given: a `DeviceMesh` of one dimension, or Megatron Core's `parallel_state`: the data-parallel rank and size are
+            those of it. None: the rank and size of the process group; before there is one, those in the variables of
+            torchrun, else of MPI, else of Slurm; 0 and 1 without any. These are the data-parallel ones only if every
+            rank reads samples of its own: without tensor, pipeline or context parallelism.
+
+    Returns:
+        (rank, size), two arguments of `build_pretraining_data_loader`.
+
+    Raises:
+        ConfigError: the variables of a launcher contradict each other, or some are missing; or `given` is neither.
+
+    Example:
+        >>> loader = binidx.build_pretraining_data_loader(train, 0, 8, *binidx.find_topology())
+
+    Source: ours.
+    """
+    if isinstance(given, ParallelState):
+        return Topology(given.get_data_parallel_rank(), given.get_data_parallel_world_size())
+    if isinstance(given, Mesh) and given.ndim == 1:
+        return Topology(given.get_local_rank(), given.size())
+    if given is not None:
+        raise ConfigError(
+            f"topology: found {given!r}, needs megatron.core.parallel_state or a DeviceMesh of one dimension; "
+            'of a mesh of several give the data-parallel one, as mesh["dp"]'
+        )
     if is_distributed():
         import torch.distributed
 
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+        return Topology(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    for names in LAUNCHERS:
+        if found := {name: os.environ[name] for name in names if os.environ.get(name)}:
+            if "SLURM_STEP_NUM_TASKS" in found:
+                found.pop("SLURM_NTASKS", None)  # may be that of the whole job
+            if names != LAUNCHERS[-1] or _is_slurm_task(found):
+                return _parse_topology(found)
+    return Topology(0, 1)
 
 
-def rank() -> int:
-    """Return the rank of this process in the group, or RANK of a launcher; 0 without either."""
-    if is_distributed():
-        import torch.distributed
+def _is_slurm_task(found: Mapping[str, str]) -> bool:
+    """Return whether srun started this process; a batch script has variables of task 0, too, but no SLURM_STEP_ID."""
+    in_batch_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
+    return "SLURM_PROCID" in found and not (in_batch_script and found["SLURM_PROCID"] == "0")
 
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
+
+def _parse_topology(found: Mapping[str, str]) -> Topology:
+    """Return the topology in the variables of one launcher."""
+    try:
+        (rank,) = {int(value) for name, value in found.items() if name.endswith(("RANK", "PROCID"))}
+        (size,) = {int(value) for name, value in found.items() if name.endswith(("SIZE", "TASKS"))}
+        if 0 <= rank < size:
+            return Topology(rank, size)
+    except ValueError:
+        pass
+    text = ", ".join(f"{name}={value}" for name, value in found.items())
+    raise ConfigError(
+        f"{text}: not one rank below one size; set both, and unset the variables that another launcher left, or call "
+        "torch.distributed.init_process_group first"
+    )
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is rank 0; False if its rank is unknown."""
+    try:
+        return find_topology().rank == 0
+    except ConfigError:
+        return False
 
 
 def group_store(name: str) -> tuple[GroupStore, int, int] | None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError, FormatError, ObjectChangedError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import find_bin
-from binidx.format.idx import DType, get_idx_path, little_endian
+from binidx.format.idx import DType, SequenceIndex, get_idx_path, little_endian
 from binidx.format.pair import open_bin, open_pair
 from binidx.format.ranged_arrays import CheckedIndex, open_index_in_ranges
 from binidx.format.virtual import get_parts_path
@@ -55,10 +56,11 @@ class IndexedDataset:
     Raises:
         ObjectNotFoundError: `.idx` or `.bin` is missing.
         FormatError: the `.idx` breaks a rule of the format, or the `.bin` is shorter than it requires.
-        ObjectChangedError: the dataset was replaced while it was opened. When unpickled: an object differs
-            in size or ETag, generation or time from the pickled one, so a spawned worker would read other tokens.
+        ObjectChangedError: the dataset was replaced while it was opened. At the first use after unpickling: an object
+            differs in size or ETag, generation or time from the pickled one, so a worker would read other tokens.
 
-    Pickles as its arguments and the identities of both objects.
+    Pickles as its arguments and the identities of both objects, which are opened at the first use. So unpickling sends
+    no request and raises no error, for which the parent of a spawned worker would wait for ever.
 
     Example:
         dataset = IndexedDataset("s3://corpus/en_text_document")
@@ -71,6 +73,13 @@ class IndexedDataset:
     """
 
     checked: CheckedIndex | None = None
+    index: SequenceIndex
+    _stored: np.dtype[Any]
+    _opened: Mapping[str, Mapping[str, Any]]
+    _opening: Any
+    _pickled: ClassVar[tuple[str, ...]] = (
+        "path_prefix", "multimodal", "mmap", "storage_options", "checked", "_opened",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -86,27 +95,41 @@ class IndexedDataset:
         self.mmap = mmap
         self.storage_options = storage_options
         self.checked = checked
-        if checked is None:
-            pair = open_pair(os.fspath(path_prefix), multimodal, mmap, storage_options=storage_options)
-            self.index, self.bin_reader, self._opened = pair.index, pair.bin_reader, pair.identities
+        self._open(os.fspath(path_prefix))
+
+    def _open(self, path_prefix: str) -> None:
+        """Open the files; after unpickling, they must be those of the pickled dataset."""
+        if self.checked is None:
+            pair = open_pair(path_prefix, self.multimodal, self.mmap, storage_options=self.storage_options)
+            index, opened = pair.index, pair.identities
+            made: dict[str, Any] = {"bin_reader": pair.bin_reader}
         else:
-            self.index, identity = open_index_in_ranges(self.path_prefix, checked, storage_options)
-            self._opened, self.documents_are_sequences = {"idx": identity}, checked.documents_are_sequences
-        self._stored = little_endian(self.index.dtype)
+            index, identity = open_index_in_ranges(path_prefix, self.checked, self.storage_options)
+            opened, made = {"idx": identity}, {}
+        for end, pickled in vars(self).get("_opened", {}).items():
+            check_pickled(f"{path_prefix}.{end}", pickled, opened[end])
+        vars(self).update(made, _opened=opened, _stored=little_endian(index.dtype), index=index)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Open the files at the first use after unpickling."""
+            if name not in ("index", "_stored") or "_opening" not in vars(self):
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            return self._late(name)
+
+    def _late(self, name: str) -> Any:
+        """Open the files of an unpickled dataset unless another thread did, and return an attribute of them."""
+        with self._opening:
+            if "index" not in vars(self):
+                self._open(self.path_prefix)
+        return vars(self)[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        # Arguments without bytes: the other process opens the files itself and compares their identities.
-        names = ("path_prefix", "multimodal", "mmap", "storage_options", "checked")
-        return {"arguments": {name: getattr(self, name) for name in names}, "opened": self._opened}
+        return {name: getattr(self, name) for name in self._pickled}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        IndexedDataset.__init__(self, **state["arguments"])  # a subclass may take others
-        for end, pickled in state["opened"].items():
-            if not same_identity(pickled, self._opened[end]):
-                raise ObjectChangedError(
-                    f"{self.path_prefix}.{end}: {self._opened[end]}, was {pickled} in the process that pickled it; "
-                    f"start again from the new data, or keep times when copying (cp -p, rsync -t)"
-                )
+        vars(self).update(state, _opening=threading.RLock())
 
     def __len__(self) -> int:
         return len(self.index)
@@ -160,6 +183,9 @@ class IndexedDataset:
         Raises:
             ObjectChangedError: the `.idx` was opened with `checked` and was replaced since.
         """
+        if self.checked is None:
+            reader: RangeReader = self._late("bin_reader")
+            return reader
         reader = open_bin(self.path_prefix, mmap=self.mmap, storage_options=self.storage_options)
         uri = get_idx_path(self.path_prefix)
         now = object_identity(uri, self.storage_options)
@@ -289,11 +315,28 @@ class IndexedDataset:
         return {"num_sequences": len(self), "dtype": self.index.dtype.__name__, "index_digest": digest}
 
     @functools.cached_property
+    def token_digests(self) -> dict[str, str]:
+        """`PairSource.token_digests` of this data; empty for a virtual merge, and if it was replaced since.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        from binidx.format.source import PairSource  # modules of commands, which training needs for this alone
+
+        try:
+            source = PairSource(self.path_prefix, self.storage_options)
+        except ObjectNotFoundError:
+            return {}
+        return source.token_digests() if same_identity(source.opened["idx"], self._opened["idx"]) else {}
+
+    @functools.cached_property
     def documents_are_sequences(self) -> bool:
         """True if each document is one sequence, so that both have the same numbers; one pass over the bounds.
 
         For a dataset opened with `checked`, False means unknown.
         """
+        if self.checked is not None:
+            return self.checked.documents_are_sequences
         bounds, count = self.index.document_indices, len(self)
         if self.index.documents_are_sequences or len(bounds) != count + 1:
             return self.index.documents_are_sequences
@@ -343,6 +386,15 @@ class IndexedDataset:
             sequences = np.split(self._arrays(views)[0], ends[:-1])
         modes = self.index.sequence_modes
         return sequences if modes is None else (sequences, modes[start : max(start, stop)])
+
+
+def check_pickled(uri: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ObjectChangedError if an object has another identity now than in the process that pickled a dataset."""
+    if not same_identity(was, now):
+        raise ObjectChangedError(
+            f"{uri}: {dict(now)}, was {dict(was)} in the process that pickled it; start again from the new data, or "
+            "keep times when copying (cp -p, rsync -t)"
+        )
 
 
 def read_spans(

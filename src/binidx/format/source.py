@@ -30,7 +30,8 @@ from binidx.errors import FormatError, ObjectChangedError, ObjectNotFoundError
 from binidx.format.bin_file import Options, find_bin
 from binidx.format.idx import HEADER, format_idx_header, get_bin_path, get_idx_path
 from binidx.format.idx_blocks import IndexStream
-from binidx.format.prefix_listing import ListedPair, list_pairs
+from binidx.format.prefix_listing import ListedPair
+from binidx.format.sidecars.dataset_manifest import MANIFEST, read_manifest
 from binidx.format.virtual import VirtualParts, read_parts
 from binidx.storage.adapters import InMemory, JoinedReader, LazyReader
 from binidx.storage.codecs.checksums import SUFFIX
@@ -38,7 +39,7 @@ from binidx.storage.codecs.seek_table import SeekTable, format_table
 from binidx.storage.codecs.segments import read_table
 from binidx.storage.interfaces import Range, RangeReader
 from binidx.storage.open import CODECS, codec_of, layered, open_object, open_stored
-from binidx.storage.ranges import check_ranges
+from binidx.storage.ranges import as_block_reader, check_ranges
 from binidx.storage.requests.remote_object import object_exists, object_identity, recorded_object
 from binidx.storage.stores.identity import same_identity
 from binidx.storage.stores.registry import local_path
@@ -139,6 +140,20 @@ class PairSource:
         """Open the tokens as plain bytes."""
         return CODECS[self.codec].open(self.open_stored(), b"")
 
+    def token_digests(self) -> dict[str, str]:
+        """Return digests that tell of the tokens: "raw", "zstd" and "manifest", as far as there are any.
+
+        "raw" is of the checksums beside a plain `.bin`, "zstd" of the seek table of a compressed one, "manifest" of the
+        job in a manifest. Copies in the same form have the same.
+
+        Raises:
+            FormatError, StorageError: one of these is malformed, or cannot be read.
+        """
+        blocks = as_block_reader(self.open_plain())
+        found = {blocks.codec: blocks.digest()} if blocks else {}
+        manifest = read_manifest(self.prefix + MANIFEST, self.options) if self.has(MANIFEST) else None
+        return {**found, "manifest": manifest["plan"]} if manifest and "plan" in manifest else found
+
     @functools.cached_property
     def table(self) -> SeekTable:
         """Seek table of a compressed dataset."""
@@ -185,8 +200,7 @@ class VirtualSource:
 
     def __init__(self, prefix: str, parts: VirtualParts, options: Options) -> None:
         self.prefix, self.options, self.bin_uri, self._listed = prefix, options, parts.uri, parts
-        found = list_pairs(parts.prefixes, options)
-        self.pairs = OPENS.map(lambda each: PairSource(each, options, listed=found.get(each)), parts.prefixes)
+        self.pairs = parts.open_each(lambda each, own_options, listed: PairSource(each, own_options, listed=listed))
         self.num_parts = len(self.pairs)
         self.uris = {absolute_uri(prefix)}.union(*(each.uris for each in self.pairs))
         codecs = {each.codec for each in self.pairs}
@@ -201,7 +215,7 @@ class VirtualSource:
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
         """ObjectChangedError if a part was replaced since it was listed."""
-        found = list_pairs(self._listed.prefixes, self.options)
+        found = self._listed.list_pairs()
         self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix)), self.pairs))
 
     @property

@@ -6,15 +6,17 @@
      "parts": [{"prefix": "en/0", "sequences": 4711, "tokens": 1203344,
                 "idx": {"size": 94254, "etag": "..."}, "bin": {"size": 2406688, "etag": "..."}}, ...]}
 
-prefix      prefix of a part, in any store; a relative one starts at the folder of this file
+prefix      prefix of a part, on the host and in the bucket of this file; a relative one starts at its folder
 idx, bin    identities of the part's files when the list was written: size, and ETag, generation or time
 
 The virtual dataset equals what `binidx merge` of the parts writes, byte for byte: lengths are concatenated, pointers
 and bounds shifted, and the `.bin` of each part ends after its last sequence. A part that was replaced since is an
 error that names it, when the dataset is opened and while it is read.
 
-Prohibited: no parts; parts of different dtypes; a part that is itself virtual. All parts use the same
-`storage_options`.
+A part elsewhere is opened only if the user's setting `parts_from` names its host or bucket: whoever wrote the list must
+not choose which hosts see the user's credentials, or which local files are read.
+
+Prohibited: no parts; parts of different dtypes; a part that is itself virtual.
 
 Source: ours.
 """
@@ -23,23 +25,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
 
-from binidx.errors import FormatError, ObjectChangedError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectChangedError, StorageError
 from binidx.format.idx import DType, SequenceIndex
+from binidx.format.prefix_listing import ListedPair, list_pairs
 from binidx.json_models import Count, JsonFile
 from binidx.storage.open import read_document
 from binidx.storage.requests.remote_object import is_absent
+from binidx.storage.settings import OURS, ReadSettings
 from binidx.storage.stores.identity import same_identity
-from binidx.storage.stores.registry import join_uri
+from binidx.storage.stores.registry import is_url, join_uri, place_of
+from binidx.storage.threads import OPENS
 
 SUFFIX = ".parts.json"
 Identity = Mapping[str, Any]
+Options = Mapping[str, Any] | None
+Opened = TypeVar("Opened")
 
 
 @dataclass(frozen=True)
@@ -76,17 +83,36 @@ PARTS_FILE = JsonFile(PartsFile, TAGS, hint="needed binidx-parts 1, as binidx me
 
 @dataclass(frozen=True)
 class VirtualParts:
-    """Contents of the file `uri`, and the digest of its bytes."""
+    """Contents of the file `uri`, and the digest of its bytes.
+
+    Attributes:
+        storage_options: of the file, and of the parts on its host.
+    """
 
     uri: str
     dtype: str
     parts: Sequence[VirtualPart]
     digest: str
+    storage_options: Options = field(default=None, repr=False)
 
     @property
     def prefixes(self) -> list[str]:
         """Prefixes of the parts, as URIs or absolute paths."""
         return [resolve_part(self.uri, part.prefix) for part in self.parts]
+
+    def options_of(self, prefix: str) -> Options:
+        """Return the storage options for a part; ConfigError as of `options_for`."""
+        return options_for(prefix, self.uri, self.storage_options)
+
+    def list_pairs(self) -> dict[str, ListedPair]:
+        """Return `prefix_listing.list_pairs` of the parts that have the options of the list."""
+        shared = [each for each in self.prefixes if self.options_of(each) is self.storage_options]
+        return list_pairs(shared, self.storage_options)
+
+    def open_each(self, open_part: Callable[[str, Options, ListedPair | None], Opened]) -> list[Opened]:
+        """Return `open_part(prefix, options, listed)` of each part, all at the same time."""
+        listed = self.list_pairs()
+        return OPENS.map(lambda each: open_part(each, self.options_of(each), listed.get(each)), self.prefixes)
 
     def check(self, identities: Sequence[Mapping[str, Identity]]) -> None:
         """ObjectChangedError if a file of a part was replaced since the list was written."""
@@ -97,6 +123,36 @@ class VirtualParts:
                         f"{prefix}.{end}: {dict(found[end])}, was {dict(was)} when {self.uri} was written; "
                         "bring it back, or write the list again with binidx merge --virtual --overwrite"
                     )
+
+
+def options_for(named: str, uri: str, options: Options) -> Options:
+    """Return the storage options for a URI that the file `uri` names. Those of the file are for its own host only.
+
+    Args:
+        options: of the file; their setting `parts_from` allows other hosts and buckets.
+
+    Raises:
+        ConfigError: the URI is on a host or in a bucket that the user has not allowed.
+    """
+    place, home = place_of(named), place_of(uri)
+    if place == home:
+        return options
+    allowed = {place_of(name): each for name, each in ReadSettings.of(options).parts_from.items()}
+    if place not in allowed:
+        raise ConfigError(
+            f"{uri}: names data elsewhere (found {named}, needed {home}); if you trust the file, allow it: "
+            f"parts_from of storage_options['{OURS}'], or BINIDX_PARTS_FROM={place}"
+        )
+    return {OURS: (options or {}).get(OURS), **(allowed[place] or {})}
+
+
+def check_named(named: Iterable[str], uri: str, options: Options) -> None:
+    """Check the URIs in a description of a run that was read over HTTP by `options_for`.
+
+    One in a bucket or on a disk is the user's own, and may name data anywhere.
+    """
+    for each in named if is_url(uri) else ():
+        options_for(each, uri, options)
 
 
 def get_parts_path(path_prefix: str) -> str:
@@ -115,6 +171,7 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
 
     Raises:
         FormatError: the file is not valid, or of another version.
+        ConfigError: on use, a part is elsewhere: `VirtualParts.options_of`.
         StorageError: the store cannot be reached.
     """
     uri = get_parts_path(path_prefix)
@@ -125,7 +182,7 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
             return None
         raise
     found = PARTS_FILE.decode(data, uri)
-    return VirtualParts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data))
+    return VirtualParts(uri, found.dtype, found.parts, xxhash.xxh3_128_hexdigest(data), storage_options)
 
 
 def resolve_part(uri: str, prefix: str) -> str:

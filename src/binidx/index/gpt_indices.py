@@ -155,8 +155,13 @@ def check_gpt_index(
     check_array("shuffle_index", shuffle_index, (np.uint32, np.int64), 1)
     if sample_index.shape != (len(shuffle_index) + 1, 2):
         raise ValueError(f"sample_index: found shape {sample_index.shape}, need {(len(shuffle_index) + 1, 2)}")
-    if len(documents) == 0 or len(document_index) % len(documents):
-        raise ValueError(f"document_index: found {len(document_index)} entries, need a multiple of {len(documents)}")
+    num_entries = len(document_index)
+    if (num_entries == 0) != (len(documents) == 0) or num_entries % max(len(documents), 1):
+        raise ValueError(f"document_index: found {num_entries} entries, need a multiple of {len(documents)}")
+    if not num_entries:  # an empty split, whose sample_index is [[0, 0]]
+        if len(shuffle_index):
+            raise ValueError(f"shuffle_index: found {len(shuffle_index)} samples of an empty split, need none")
+        return
     check_within("document_index", document_index, min(documents), max(documents))
     if len(shuffle_index):
         check_within("shuffle_index", shuffle_index, 0, len(shuffle_index) - 1)

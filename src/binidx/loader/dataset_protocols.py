@@ -12,9 +12,11 @@ from binidx.dataset.blended import BlendedDataset
 from binidx.dataset.config import BlendedMegatronDatasetConfig, Split
 from binidx.dataset.megatron_dataset import MegatronDataset, recorded_name
 from binidx.dataset.torch_bridge import Samples
+from binidx.format.indexed_dataset import IndexedDataset
 from binidx.storage.interfaces import RangeReader
 from binidx.storage.ranges import as_composite
 from binidx.storage.stores.registry import local_path
+from binidx.storage.threads import OPENS
 
 Batch = list[int]
 """Sample numbers of a micro-batch."""
@@ -79,12 +81,16 @@ def get_sequence_length(dataset: Any) -> int:
     return 0
 
 
+def get_split(dataset: Any) -> Split | None:
+    """Return the split of a dataset or blend of ours; None for a user's own dataset."""
+    if isinstance(dataset, BlendedDataset):
+        return dataset.split
+    return dataset.index_split if isinstance(dataset, MegatronDataset) else None
+
+
 def is_full_validation(dataset: Any) -> bool:
     """Return whether a dataset is a validation split, or a blend of some, whose config has `full_validation`."""
-    if not isinstance(dataset, BlendedDataset | MegatronDataset):
-        return False
-    split = dataset.split if isinstance(dataset, BlendedDataset) else dataset.index_split
-    return split is Split.valid and bool(dataset.config.full_validation)
+    return get_split(dataset) is Split.valid and bool(dataset.config.full_validation)
 
 
 def identify_order(dataset: Any) -> Any:
@@ -92,6 +98,12 @@ def identify_order(dataset: Any) -> Any:
     if isinstance(dataset, BlendedDataset | MegatronDataset):
         return dataset.order_identity
     return [recorded_name(type(dataset)), len(dataset)]
+
+
+def digest_tokens(dataset: Any) -> list[dict[str, str]]:
+    """Return `IndexedDataset.token_digests` of each low-level dataset of ours, in the order of a blend."""
+    low_level = [part.dataset for part in _parts(dataset) if isinstance(part, MegatronDataset)]
+    return OPENS.map(lambda each: each.token_digests if isinstance(each, IndexedDataset) else {}, low_level)
 
 
 def is_pure(dataset: Any) -> bool:

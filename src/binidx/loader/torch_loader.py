@@ -4,9 +4,10 @@ The state of a loader is one integer and a fingerprint of the order in which it 
 
     {"consumed_samples": 4194304, "fingerprint": "7adca21e0c51d6f3"}
 
-The fingerprint covers the samples, not the files: moved or copied data has the same one; rewritten data, or another
-seed, split, weight or sequence length, has another. It does not cover the number of samples requested for the run, as
-long as these come in the same order.
+The fingerprint covers the order of the samples, not the files: moved or copied data has the same one; other lengths or
+documents, or another seed, split, weight or sequence length, have another. It does not cover the number of samples
+requested for the run, as long as these come in the same order. The tokens are covered by a third key, `tokens`, where
+something beside the data tells of them: `IndexedDataset.token_digests`.
 
 Samples of different lengths become one row of a batch (THD), and bounds of sequences are padded to equal numbers:
 
@@ -20,11 +21,15 @@ No other module of this package imports torch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import json
+import logging
 import os
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,11 +37,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from binidx.dataset.torch_bridge import Samples, as_tensor, world_size
-from binidx.errors import ConfigError
+from binidx.dataset.config import Split
+from binidx.dataset.rank_agreement import compare_with_ranks
+from binidx.dataset.torch_bridge import Samples, as_tensor, find_topology
+from binidx.errors import ConfigError, FormatError, StorageError
 from binidx.loader.dataset_protocols import (
     batch_reader,
+    digest_tokens,
     get_sequence_length,
+    get_split,
     identify_order,
     is_full_validation,
     is_pure,
@@ -52,8 +61,14 @@ from binidx.loader.samplers import (
 )
 from binidx.storage.stats import add_usage, log_report, since, usage
 
+logger = logging.getLogger(__name__)
 State = dict[str, Any]
 LENGTHS = ("original_seq_len", "padded_seq_len")
+
+logger = logging.getLogger(__name__)
+
+_loader_numbers: defaultdict[Split | None, Iterator[int]] = defaultdict(itertools.count)
+"""Numbers of the loaders of each split, counted when they are first compared with those of other ranks."""
 
 
 def build_pretraining_data_loader(
@@ -79,8 +94,9 @@ def build_pretraining_data_loader(
         dataset: a dataset built by `BlendedMegatronDatasetBuilder`, or any map-style dataset; None returns None.
         consumed_samples: samples served before, over all ranks: the whole state.
         micro_batch_size: samples of a batch, B.
-        data_parallel_rank: this rank. Required under torch.distributed, where only the caller knows which ranks share
-            their data; 0 otherwise.
+        data_parallel_rank: this rank. Required if several processes run, since only the caller knows which ranks share
+            their data: `find_topology` returns both, for a `DeviceMesh`, Megatron's `parallel_state`, or all processes.
+            0 otherwise.
         data_parallel_size: number of ranks; required as the rank is; 1 otherwise.
         dataloader_type: "single" keeps the dataset's order, "cyclic" permutes it anew each epoch.
         data_sharding: for "cyclic": each rank permutes its own share of the samples.
@@ -97,8 +113,8 @@ def build_pretraining_data_loader(
         Its `len()` is Megatron-LM's: samples, not batches.
 
     Raises:
-        ConfigError: a list of validation sets, a rank missing under torch.distributed, or arguments that the sampler
-            rejects.
+        ConfigError: a list of validation sets, a rank missing where several processes run, or arguments that the
+            sampler rejects.
 
     Example:
         >>> loader = binidx.build_pretraining_data_loader(train, consumed_samples=0, micro_batch_size=8)
@@ -124,12 +140,28 @@ def build_pretraining_data_loader(
 
 
 def _topology(rank: int | None, size: int | None) -> tuple[int, int]:
-    if (rank is None or size is None) and world_size() > 1:
+    if rank is not None and size is not None and size != 1:
+        return rank, size
+    num_processes = find_topology().size
+    if num_processes > 1 and (rank is None or size is None):
         raise ConfigError(
-            f"data_parallel_rank, data_parallel_size: found {rank}, {size} in a group of {world_size()} processes; "
-            "give both, or every rank would read the same samples"
+            f"data_parallel_rank, data_parallel_size: found {rank}, {size} in a group of {num_processes} processes; "
+            "give both, or every rank would read the same samples: *binidx.find_topology() if each reads its own, "
+            '*binidx.find_topology(mesh["dp"]) or (parallel_state) if some share theirs'
         )
+    _warn_of_group(num_processes)
     return rank or 0, 1 if size is None else size
+
+
+@functools.cache
+def _warn_of_group(num_processes: int) -> None:
+    """Warn, once, that all processes are given data-parallel rank 0 of 1."""
+    if num_processes > 1:
+        logger.warning(
+            "data_parallel_size: found 1 in a group of %d processes: all of them read the same samples, which is right "
+            "only if they are one replica of the model (tensor, pipeline or context parallel)",
+            num_processes,
+        )
 
 
 class PretrainingLoader(DataLoader[Any]):
@@ -150,6 +182,9 @@ class PretrainingLoader(DataLoader[Any]):
     after the last batch served. Without workers, each iteration reads ahead anew; with workers, each worker reads ahead
     for itself, across iterations if workers are persistent.
 
+    Under torch.distributed, with several data-parallel ranks, `load_state_dict` and the first iteration after it raise
+    PeerError if this rank's order, data, position or batch size is not that of the other ranks.
+
     Raises:
         ConfigError: a negative `look_ahead`.
 
@@ -169,8 +204,10 @@ class PretrainingLoader(DataLoader[Any]):
         self._reader: DataLoader[Any] | None = None
         self._sampler = batch_sampler
         self._consumed_samples = batch_sampler.consumed_samples
+        self._name, self._num_positions, self._is_compared = "", 0, False
 
     def __iter__(self) -> Any:
+        self._compare_with_ranks()
         if isinstance(self._sampler, MegatronPretrainingRandomSampler):
             self._sampler.consumed_samples = self._consumed_samples
         self._consumed_samples = self._sampler.consumed_samples
@@ -203,10 +240,20 @@ class PretrainingLoader(DataLoader[Any]):
     def consumed_samples(self, value: int) -> None:
         self._sampler.consumed_samples = self._consumed_samples = value
         self._reader = None  # its workers read ahead from the old position
+        self._num_positions, self._is_compared = self._num_positions + 1, False
 
     def state_dict(self) -> State:
-        """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in."""
-        return {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, self._sampler)}
+        """Return the state in JSON values: `consumed_samples`, and the fingerprint of the order that it counts in.
+
+        Also `tokens`, the digests of the tokens of each dataset, if there are any.
+        """
+        state = {"consumed_samples": self.consumed_samples, "fingerprint": fingerprint(self.dataset, self._sampler)}
+        try:
+            tokens = digest_tokens(self.dataset)
+        except (FormatError, StorageError) as error:
+            logger.warning("the state of the loader does not cover its tokens: %s", error)
+            tokens = []
+        return {**state, "tokens": tokens} if any(tokens) else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, from the next iteration on.
@@ -215,10 +262,12 @@ class PretrainingLoader(DataLoader[Any]):
             state: returned by `state_dict` of a loader of the same order, on any number of ranks.
 
         Raises:
-            ConfigError: not a state, or one of another order.
+            ConfigError: not a state, or one of another order or of other tokens.
+            PeerError: another rank loads another state.
         """
         try:
             consumed, theirs = int(state["consumed_samples"]), state["fingerprint"]
+            tokens = [dict(each) for each in state.get("tokens", ())]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave") from error
         ours = fingerprint(self.dataset, self._sampler)
@@ -228,7 +277,28 @@ class PretrainingLoader(DataLoader[Any]):
                 "and sequence length, and for a cyclic loader its micro_batch_size and data_parallel_size, as they are "
                 f"part of its order. To continue all the same, set consumed_samples={consumed}"
             )
+        for number, (was, now) in enumerate(zip(tokens, digest_tokens(self.dataset) if tokens else (), strict=False)):
+            if changed := [kind for kind in was.keys() & now.keys() if was[kind] != now[kind]]:
+                raise ConfigError(
+                    f"resume: dataset {number} of this loader has other tokens than the state's ({', '.join(changed)} "
+                    f"digest); bring the data back. To continue all the same, set consumed_samples={consumed}"
+                )
         self.consumed_samples = consumed
+        self._compare_with_ranks()
+
+    def _compare_with_ranks(self) -> None:
+        """Raise PeerError if a rank began at this position of this loader with other samples; once a position."""
+        sampler = self._sampler
+        if sampler.data_parallel_size == 1:
+            _warn_of_group(find_topology().size)  # the group may be younger than the loader
+        elif not self._is_compared:
+            split = get_split(self.dataset)
+            self._name = self._name or f"loader/{split}/{next(_loader_numbers[split])}"
+            fields = {"consumed_samples": self._consumed_samples, "samples_per_step": sampler.samples_per_step}
+            fields |= {"data_parallel_size": sampler.data_parallel_size, "walk": _walk(sampler)}
+            name = f"{self._name}/{self._num_positions}"
+            compare_with_ranks(f"loader of {len(self)} samples", name, fields, {"dataset": self.dataset})
+            self._is_compared = True
 
     def _count_batch(self) -> None:
         if self._worker_usage is not None:
@@ -290,12 +360,16 @@ def _log_usage(before: dict[str, float], pid: int) -> None:
 
 def fingerprint(dataset: Any, sampler: PretrainingSampler) -> str:
     """Return the digest of the order in which all ranks together are served, 16 hex digits."""
-    walk: Any = "single"  # the sequential order does not depend on the topology
-    if isinstance(sampler, MegatronPretrainingRandomSampler):
-        topology = sampler.total_samples, sampler.micro_batch_size, sampler.data_parallel_size
-        walk = ["cyclic", *topology, sampler.data_sharding, sampler.surplus_batches]
-    text = json.dumps([identify_order(dataset), walk], sort_keys=True, default=str)
+    text = json.dumps([identify_order(dataset), _walk(sampler)], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _walk(sampler: PretrainingSampler) -> Any:
+    """Return on what the order in which a sampler serves depends; that of the sequential one not on the topology."""
+    if not isinstance(sampler, MegatronPretrainingRandomSampler):
+        return "single"
+    topology = sampler.total_samples, sampler.micro_batch_size, sampler.data_parallel_size
+    return ["cyclic", *topology, sampler.data_sharding, sampler.surplus_batches]
 
 
 def collate(samples: Sequence[Any]) -> Any:

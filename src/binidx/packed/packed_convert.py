@@ -5,21 +5,30 @@
 
 Packed files do not store where documents end; the separator marks it, so a text that contains the separator is split
 there. The fill at the end of the last file is left out.
+
+Files that exist are compared with the new ones, unless they are to be replaced: equal ones, of an earlier run that was
+killed, stay; others are an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from binidx.corpus.whole_dataset import DatasetOutput, DatasetTarget
+from binidx.errors import ObjectExistsError
 from binidx.format.indexed_dataset import IndexedDataset
-from binidx.format.indexed_dataset_builder import IndexedDatasetBuilder
+from binidx.format.indexed_dataset_builder import as_tokens
 from binidx.packed.packed_files import HEADER, PackedDatasetBuilder, PackedFiles
+from binidx.storage.interfaces import Writer
 from binidx.storage.ranges import cut
+from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.writing.compare import create_or_compare
+from binidx.storage.writing.publish import delete_object
 
 READ_BYTES = 32 << 20
 """Bytes of tokens in memory at a time."""
@@ -33,6 +42,7 @@ def packed_to_indexed(
     path_prefix: str,
     sep_token: int,
     *,
+    overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch = lambda num_tokens: None,
 ) -> int:
@@ -40,18 +50,35 @@ def packed_to_indexed(
 
     Args:
         sep_token: ends each document and is kept as its last token.
+        overwrite: replace another dataset.
 
     Tokens after the last separator are the last document.
+
+    Raises:
+        ObjectExistsError: the target holds another dataset.
     """
-    count = 0
-    with IndexedDatasetBuilder(f"{path_prefix}.bin", files.header.dtype, storage_options=storage_options) as builder:
+    target = DatasetTarget.open(path_prefix, "raw", [], storage_options, overwrite=overwrite)
+    with closing(DatasetOutput(target, files.header.dtype, False)) as output:
+        columns = output.columns
         for documents, lengths in _documents(_without_filler(_read_all(files), sep_token), sep_token):
-            for length, stop in zip(lengths, accumulate(lengths), strict=True):
-                builder.add_document(documents[stop - length : stop], [length])
-            count += len(lengths)
+            output.bin.write(as_tokens(documents, columns.dtype, path_prefix).view(np.uint8).data)
+            before = len(columns.lengths)
+            columns.lengths.extend(lengths)
+            columns.add_bounds(np.arange(1, len(lengths) + 1), plus=before)
             watch(len(documents))
-        builder.finalize(f"{path_prefix}.idx")
-    return count
+        output.publish(*([] if target.is_complete else [target.remove_existing]))
+        return columns.num_documents
+
+
+class _ComparingBuilder(PackedDatasetBuilder):
+    """Builder that compares existing files instead of writing them."""
+
+    def create(self, uri: str) -> AbstractContextManager[Writer]:
+        return create_or_compare(uri, _refusal(uri), self.storage_options, overwrite=False)
+
+
+def _refusal(uri: str) -> str:
+    return f"{uri}: exists, needed a free name; --overwrite replaces it"
 
 
 def indexed_to_packed(
@@ -62,6 +89,7 @@ def indexed_to_packed(
     sep_token: int,
     *,
     add_separator: bool = False,
+    overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     watch: Watch = lambda num_tokens: None,
 ) -> list[str]:
@@ -71,8 +99,12 @@ def indexed_to_packed(
         chunk_size: tokens of a file.
         sep_token: fills the rest of the last file.
         add_separator: add it after each document as well; data tokenised with --append-eod already has it.
+        overwrite: replace existing files; more files of this prefix than are written are removed.
+
+    Raises:
+        ObjectExistsError: a file exists and has other tokens, or there is one more.
     """
-    builder = PackedDatasetBuilder(
+    builder = (PackedDatasetBuilder if overwrite else _ComparingBuilder)(
         outdir, prefix, chunk_size, sep_token, dataset.index.dtype, storage_options=storage_options
     )
     bounds = dataset.document_indices
@@ -87,7 +119,13 @@ def indexed_to_packed(
                 builder.add_array(np.array([sep_token]))
         watch(sum(map(len, tokens)))
     builder.write_reminder()
-    return builder.filenames
+    written = [*builder.filenames]
+    while object_exists(uri := builder.next_uri, storage_options):
+        if not overwrite:
+            raise ObjectExistsError(_refusal(uri))
+        delete_object(uri, storage_options)
+        builder.filenames.append(uri)
+    return written
 
 
 def _runs_of_documents(dataset: IndexedDataset) -> Iterator[tuple[int, int]]:

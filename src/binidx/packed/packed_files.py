@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 from binidx.dataset.torch_bridge import Tensor, as_tensor
 from binidx.errors import ConfigError, FormatError
 from binidx.packed.packed_order import PackedRun
-from binidx.storage.interfaces import Range, RangeReader
+from binidx.storage.interfaces import Range, RangeReader, Writer
 from binidx.storage.open import open_object
 from binidx.storage.ranges import read_many
 from binidx.storage.stores.registry import join_uri
@@ -153,9 +153,6 @@ class PackedFiles:
             for row, view in zip(here, views, strict=True):
                 out[row] = np.frombuffer(view, self.header.dtype)
         return out
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(PackedFiles, storage_options=self.storage_options), (self.uris, self.block_size)
 
 
 def read_blocks(files: Sequence[PackedFiles], blocks: NDArray[np.int64]) -> NDArray[Any]:
@@ -291,10 +288,19 @@ class PackedDatasetBuilder:
         self._tokens[self._filled : self._filled + len(tokens)] = tokens
         self._filled += len(tokens)
 
+    @property
+    def next_uri(self) -> str:
+        """URI of the next file."""
+        return join_uri(self.outdir, f"{self.prefix}_{len(self.filenames):010d}.bin")
+
+    def create(self, uri: str) -> AbstractContextManager[Writer]:
+        """Return the writer of a file; it replaces an existing one, as in lit-gpt."""
+        return create_object(uri, self.storage_options)
+
     def write_reminder(self) -> None:
         """Write the remaining tokens, filled up with `sep_token`. (As in lit-gpt, also when none remain.)"""
-        uri = join_uri(self.outdir, f"{self.prefix}_{len(self.filenames):010d}.bin")
-        with create_object(uri, self.storage_options) as out:
+        uri = self.next_uri
+        with self.create(uri) as out:
             out.write(format_packed_header(self.header))
             out.write(self._tokens.view(np.uint8).data)
         self.filenames.append(uri)

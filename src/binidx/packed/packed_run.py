@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError
+from binidx.format.virtual import check_named
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, order_files
@@ -282,6 +283,8 @@ def load_packed_run(uri: str, storage_options: Mapping[str, Any] | None = None) 
         ObjectNotFoundError, FormatError: a packed file is missing or malformed.
     """
     described = PACKED_FILE.decode(read_document(PACKED_FILE, uri, storage_options), uri)
+    for each in described.sets:
+        check_named([each.files] if isinstance(each.files, str) else each.files, uri, storage_options)
     try:
         return open_packed_run(described, storage_options)
     except ConfigError as error:
@@ -318,9 +321,11 @@ def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | Non
     if not isinstance(files, str):
         return list(files)
     try:
-        return read_document(PACKED_FILE, files, storage_options).decode().removesuffix("\n").split("\n")
+        names = read_document(PACKED_FILE, files, storage_options).decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise FormatError(f"{files}: not UTF-8 ({error}); needs a text file with a name on each line") from error
+    check_named(names, files, storage_options)
+    return names
 
 
 @dataclass(frozen=True)

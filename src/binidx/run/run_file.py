@@ -24,6 +24,7 @@ from binidx.dataset.config import GPTDatasetConfig
 from binidx.dataset.gpt import GPTDataset
 from binidx.dataset.staged.staged_blend import Stage, StagedBlendedDataset
 from binidx.errors import ConfigError
+from binidx.format.virtual import check_named
 from binidx.index.cache.index_cache import BuildContext, OnOutcome
 from binidx.json_models import JsonFile
 from binidx.loader.samplers import DataloaderType
@@ -120,14 +121,20 @@ class Run:
             The run, equal to the one that was saved.
 
         Raises:
-            ConfigError: the file is not a JSON object, has unknown or missing fields, or an invalid value.
+            ConfigError: the file is not a JSON object, has unknown or missing fields, or an invalid value; or a file
+                read over HTTP names data elsewhere, which the setting `parts_from` does not allow.
             ObjectNotFoundError: there is no such file.
         """
         text = read_document(RUN_FILE, uri, storage_options)
         try:
-            return parse_run(text, storage_options)
+            run = parse_run(text, storage_options)
         except ConfigError as error:
             raise ConfigError(f"{uri}: {error}") from error
+        config = run.config
+        blends = [config.blend, *(config.blend_per_split or ()), *(stage.blend for stage in run.stages or ())]
+        prefixes = [prefix for blend in blends if blend for prefix in blend[0]]
+        check_named([config.path_to_cache or uri, *prefixes], uri, storage_options)
+        return run
 
     def save(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
         """Write the file atomically.

@@ -34,7 +34,8 @@ Piece = tuple[int, int]
 class RangeReader(Protocol):
     """Reader of byte ranges of one object.
 
-    Readers may be shared by threads, detect a fork, and pickle as their constructor arguments.
+    Readers may be shared by threads, detect a fork, and pickle as their constructor arguments. Unpickling does not look
+    at the object: an error there would leave the parent of a spawned process waiting for ever.
     `binidx.testing.check_range_reader` checks an implementation.
 
     Attributes:
@@ -221,6 +222,17 @@ class BlockReader(Protocol):
 
     stored_bytes: int
     codec: str
+
+    def digest(self) -> str:
+        """Return a digest of what the object's checksums or its seek table tell of the content.
+
+        Returns:
+            Hexadecimal digits, equal for copies of the stored object. Few bytes are read: not every change is seen.
+
+        Raises:
+            StorageError: the checksums cannot be read.
+        """
+        ...
 
 
 @runtime_checkable

@@ -158,8 +158,8 @@ def layered(
             return on_disk
     if not local and (cache is True or (cache is None and reader.size <= STORE.largest)):
         return ChunkCache(reader)
-    blocks = as_block_reader(reader)
-    if cache in (None, True) and blocks and blocks.codec != "raw":
+    blocks = None if codec == "raw" else as_block_reader(reader)
+    if cache in (None, True) and blocks:
         # Chunks of one segment, but no larger than the store caches: frames of other writers may have 1 GiB.
         return ChunkCache(reader, chunk_bytes=max(1, min(blocks.block_bytes, SEGMENTS.largest)), store=SEGMENTS)
     return reader
@@ -224,6 +224,12 @@ def cache_whole(
     ):
         cached.quota.release_reserved(len(data))
     return cached.views([(0, len(data))])[0][0]
+
+
+def replace_cached(reader: RangeReader, data: Bytes) -> None:
+    """Replace the damaged copy of a whole object in the disk cache of its reader, if it has one."""
+    if isinstance(reader, DiskCache) and reader.cached.writable:
+        reader.cached.store(0, memoryview(data))
 
 
 ROUND_BYTES = 64 << 20

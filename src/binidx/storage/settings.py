@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from binidx.errors import ConfigError
@@ -34,11 +35,15 @@ class ReadSettings:
             of this user in the temporary directory. "off": each process holds them in its own memory.
         index_bytes: limit of all files in index_dir; None: leave a tenth of its file system free.
         verify: compare data with the checksums beside an object; None: if there are any.
-        deadline_seconds: time after which a read fails, retries included.
+        deadline_seconds: time after which a read fails that gets no response, or only broken ones, retries included.
+        outage_seconds: time after which a read fails whose store cannot be reached or answers 5xx or 429; None: two
+            minutes less than the timeout of the process group of torch.distributed, 8 minutes without one.
         hedge: send a second request for a range that is much later than others, and use the first response.
         concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for
             requests without a driver.
         max_gap: unused bytes to fetch rather than send a second request; None: the cost of a request in bytes.
+        parts_from: other hosts and buckets, such as "gs://more", on which a virtual merge may have parts: their
+            names with commas between them, or a mapping from each name to the storage options there.
 
     Raises:
         ConfigError: an unknown setting, or a value that is malformed or out of range.
@@ -54,9 +59,11 @@ class ReadSettings:
     index_bytes: int | None = None
     verify: bool | None = None
     deadline_seconds: float = 60.0
+    outage_seconds: float | None = None
     hedge: bool = True
     concurrency: int | None = None
     max_gap: int | None = None
+    parts_from: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, (_, minimum) in RULES.items():
@@ -69,6 +76,13 @@ class ReadSettings:
             raise ConfigError("deadline_seconds: found 0, needs a number above it; no read would ever be in time")
         if self.cache_dir is not None and not self.cache_dir.strip():
             raise ConfigError(f"cache_dir: found {self.cache_dir!r}, needs a directory, or None for no cache")
+        if not isinstance(self.parts_from, Mapping):
+            raise ConfigError(f"parts_from: found {self.parts_from!r}, needs text, or a mapping from name to options")
+
+    @property
+    def patience_seconds(self) -> float:
+        """Time that a read waits for a store to come back: `outage_seconds`, or its default in this process."""
+        return default_outage_seconds() if self.outage_seconds is None else self.outage_seconds
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
@@ -93,6 +107,25 @@ def _of_environment(found: tuple[tuple[str, bytes], ...]) -> ReadSettings:
     return ReadSettings(**{name: _parsed(f"BINIDX_{name.upper()}", name, os.fsdecode(text)) for name, text in found})
 
 
+def default_outage_seconds() -> float:
+    """Return less than the time after which the process group gives up a rank that waits for its data.
+
+    Two minutes less leave time for the read that follows; of a timeout below four minutes half is left.
+    """
+    try:
+        # torch has no public function for it; a process without torch or without a group has no such member, either.
+        group = sys.modules["torch.distributed"].distributed_c10d._get_default_group()
+        backends = [group._get_backend(device) for device in group._device_types]
+        timeout = min(each.options._timeout.total_seconds() for each in backends)
+    except Exception:
+        timeout = NCCL_TIMEOUT_SECONDS
+    return float(max(timeout - 120, timeout / 2))
+
+
+NCCL_TIMEOUT_SECONDS = 600.0
+"""Of a process group of NCCL, unless the user sets another."""
+
+
 def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options without the settings of this library, for fsspec."""
     return {name: value for name, value in (storage_options or {}).items() if name != OURS}
@@ -110,6 +143,11 @@ def parse_flag(text: str) -> bool:
     return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[
         text.lower()
     ]
+
+
+def parse_places(text: str) -> dict[str, None]:
+    """Return the names in a text with commas between them, without options."""
+    return dict.fromkeys(each.strip() for each in text.split(",") if each.strip())
 
 
 def parse_index_dir(text: str) -> str:
@@ -136,9 +174,11 @@ RULES: dict[str, tuple[Callable[[str], Any], float | None]] = {
     "index_bytes": (parse_bytes, 0),
     "verify": (parse_flag, None),
     "deadline_seconds": (float, 0),
+    "outage_seconds": (float, 0),
     "hedge": (parse_flag, None),
     "concurrency": (int, 1),
     "max_gap": (parse_bytes, 0),
+    "parts_from": (parse_places, None),
 }
 """Setting -> parser of its text, and the minimum of a number."""
 

@@ -133,6 +133,11 @@ def test_a_record_of_another_version_can_be_watched_and_taken_over(lease: Lease)
     assert parse_lease_record(new_lease_record("n").format()).node == "n"
 
 
+def test_a_holder_is_no_path() -> None:
+    record = parse_lease_record(b'{"holder": "x/../../../etc/cron.d/x"}')
+    assert record.holder.startswith("unknown-")
+
+
 def test_a_store_that_cannot_be_written_to_has_no_lease(web: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for directory in (web.endpoint, f"{tmp_path}/file"):

@@ -35,17 +35,17 @@ def prefixes(tmp_path: Path) -> list[str]:
     return [write(tmp_path / "en", 1), write(tmp_path / "de", 2)]
 
 
-def ours(prefixes: list[str], cache: Any, **changes: Any) -> Any:
+def ours(prefixes: list[str], cache: Any, sizes: Any = SIZES, **changes: Any) -> Any:
     blend = (prefixes, None if len(prefixes) == 1 else [0.7, 0.3])
     config = binidx.GPTDatasetConfig(blend=blend, path_to_cache=str(cache), **{**SETTINGS, **changes})
-    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, SIZES, lambda: True, config).build()
+    return binidx.BlendedMegatronDatasetBuilder(binidx.GPTDataset, sizes, lambda: True, config).build()
 
 
-def theirs(prefixes: list[str], cache: Any) -> Any:
+def theirs(prefixes: list[str], cache: Any, sizes: Any = SIZES, **changes: Any) -> Any:
     """Without torch.distributed Megatron cannot save the index of a blend; it reads one."""
     blend = (prefixes, None if len(prefixes) == 1 else [0.7, 0.3])
-    config = megatron.gpt.GPTDatasetConfig(blend=blend, path_to_cache=str(cache), **SETTINGS)
-    return megatron.builder.BlendedMegatronDatasetBuilder(megatron.gpt.GPTDataset, SIZES, lambda: True, config).build()
+    config = megatron.gpt.GPTDatasetConfig(blend=blend, path_to_cache=str(cache), **{**SETTINGS, **changes})
+    return megatron.builder.BlendedMegatronDatasetBuilder(megatron.gpt.GPTDataset, sizes, lambda: True, config).build()
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -77,6 +77,22 @@ def test_megatrons_cache_is_used_as_it_is_on_request(
     assert_same(opened, built)
     assert "taken as it is (trust_cache)" in caplog.text
     assert not list((tmp_path / "cache").glob("*-binidx.json"))
+
+
+def test_megatrons_cache_of_an_empty_split_is_used_too(tmp_path: Path, no_builds: Any) -> None:
+    prefix, sizes = write(tmp_path / "en", 1, 3), [None, None, None]
+    built = theirs([prefix], tmp_path / "cache", sizes, split="98,1,1")
+    no_builds()
+    opened = ours([prefix], tmp_path / "cache", sizes, split="98,1,1", trust_cache="megatron")
+    assert [len(each) for each in opened] == [len(each) for each in built]
+    assert len(built[0]) > 0 == len(built[1]) == len(built[2])
+    assert_same(opened[:1], built[:1])
+    for path in (tmp_path / "cache").glob("*-valid-shuffle_index.npy"):
+        np.save(path, np.zeros(1, np.uint32))
+    for path in (tmp_path / "cache").glob("*-valid-sample_index.npy"):
+        np.save(path, np.zeros((2, 2), np.int32))
+    with pytest.raises(FormatError, match=r"-valid-\*\.npy: trust_cache finds shuffle_index: found 1 samples of an "):
+        ours([prefix], tmp_path / "cache", sizes, split="98,1,1", trust_cache="megatron")
 
 
 def test_megatrons_cache_in_a_bucket_is_used_too(prefixes: list[str], tmp_path: Path, s3: Any, no_builds: Any) -> None:

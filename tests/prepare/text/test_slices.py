@@ -143,7 +143,7 @@ def test_a_seek_table_cuts_a_zst_that_our_own_writer_made(tmp_path: Path) -> Non
     """Random text, so that its frames come to more than LEAST_BYTES."""
     rng = random.Random(0)
     data = b"".join(json.dumps({"text": rng.randbytes(500).hex()}).encode() + b"\n" for _ in range(6000))
-    from binidx.storage.codecs.segments import CODECS
+    from binidx.storage.open import CODECS
     from binidx.storage.writing.publish import create_object
 
     path = tmp_path / "a.jsonl.zst"

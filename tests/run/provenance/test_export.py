@@ -104,6 +104,10 @@ def test_an_export_goes_on_where_it_broke_off(s3: Bucket, tmp_path: Path) -> Non
     other = replace(order, reading=replace(order.reading, num_samples=order.reading.num_samples - 1))
     with pytest.raises(ObjectExistsError, match="is of another order"):
         export(other, where, parts)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / parts[0].name).write_bytes(b"no parquet")
+    with pytest.raises(ObjectExistsError, match="is of another order"):
+        export(order, f"{tmp_path}/out", parts)
 
 
 def test_the_documents_may_be_left_out(tmp_path: Path) -> None:

@@ -80,7 +80,10 @@ def assert_reads(reader: RemoteObject) -> None:
     assert [bytes(view) for view in reader.read(RANGES)] == [DATA[start:stop] for start, stop in RANGES]
 
 
-@pytest.mark.parametrize("faults", [["503", "429"], ["reset", "close"], ["truncate", "reset-late"], ["short", "long"]])
+@pytest.mark.parametrize(
+    "faults",
+    [["503", "429"], ["reset", "close"], ["truncate", "reset-late"], ["short", "long"], ["garbage", "oversized"]],
+)
 def test_what_passes_is_asked_again(distant: tuple[Proxy, Open], faults: list[str]) -> None:
     proxy, open_it = distant
     reader = open_it(hedge=False)
@@ -90,6 +93,34 @@ def test_what_passes_is_asked_again(distant: tuple[Proxy, Open], faults: list[st
     # aiohttp asks once more by itself where a connection that it had kept was closed.
     assert len(RANGES) <= reader.stats.retries == reader.stats.requests - len(RANGES) <= 2 * len(RANGES)
     assert proxy.counts().requests == 3 * len(RANGES)
+
+
+def test_a_404_of_an_object_that_is_still_there_passes_or_is_named_at_the_deadline(distant: tuple[Proxy, Open]) -> None:
+    proxy, open_it = distant
+    open_it()  # connects
+    proxy.become(faults={"404": 1.0})
+    for deadline in (1.0, 10.0, 100.0):  # the later ones are for a slow machine
+        with pytest.raises(StorageError) as caught:
+            open_it(deadline_seconds=deadline).read([(0, 10)])
+        if "no answer came" not in str(caught.value):
+            break
+    assert "FalseAbsenceError: 404 for a range of an object that a HEAD request finds; deadline_s" in str(caught.value)
+    assert not isinstance(caught.value, ObjectNotFoundError)
+    proxy.become(each=["404"] * 3)
+    assert bytes(open_it().read([(7, 90)])[0]) == DATA[7:90]
+
+
+def test_retry_after_is_obeyed(distant: tuple[Proxy, Open], request: pytest.FixtureRequest) -> None:
+    proxy, open_it = distant
+    if "by gcsfs" in request.node.name:
+        pytest.skip("gcsfs hides the headers of an error")
+    reader = open_it()
+    proxy.become(each=["busy"])
+    proxy.reset()
+    assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
+    first, second = proxy.log()
+    assert first.ended is not None
+    assert second.began - first.ended > 0.9, "less what the proxy takes to note the end"
 
 
 def test_a_server_that_sends_everything_is_not_listened_to(distant: tuple[Proxy, Open]) -> None:
@@ -141,27 +172,47 @@ def test_nothing_is_asked_beside_where_nobody_wants_it(distant: tuple[Proxy, Ope
     assert reader.stats.hedges == 0
 
 
-def test_a_store_that_fails_for_ever_is_given_up_at_the_deadline(distant: tuple[Proxy, Open]) -> None:
+def test_a_store_that_is_out_for_ever_is_given_up(distant: tuple[Proxy, Open]) -> None:
     proxy, open_it = distant
     assert_reads(open_it())  # connects
     proxy.become(faults={"503": 1.0})
-    for deadline in (1.5, 6.0, 24.0, 96.0):  # the later ones are for a slow machine
+    for patience in (1.5, 6.0, 24.0, 96.0):  # the later ones are for a slow machine
         proxy.reset()
-        reader = open_it(deadline_seconds=deadline)
+        reader = open_it(outage_seconds=patience)
         began = time.monotonic()
         with pytest.raises(StorageError) as caught:
             reader.read([(1000, 2000)])
         if proxy.counts().statuses["503"] >= 4:
             break
-    assert time.monotonic() - began > deadline - 0.1
+    assert time.monotonic() - began > patience - 0.1
     assert re.match(
         rf"{re.escape(reader.uri)}: range 1000-2000 not done within \d+ s; failed \d+ times in \d+\.\d s: "
-        rf"\d+\.\d s \w+ 503, .*; deadline_seconds of ",
+        rf"\d+\.\d s \w+ 503, .*; outage_seconds of ",
         str(caught.value),
     )
     assert 4 <= proxy.counts().statuses["503"] < 30
     proxy.become()
     assert_reads(reader)
+
+
+def test_an_outage_is_outlasted_beyond_the_deadline(distant: tuple[Proxy, Open]) -> None:
+    proxy, open_it = distant
+    opened = open_it()
+
+    def outlasted(deadline: float) -> bool:
+        ours = {**opened.storage_options["binidx"], "deadline_seconds": deadline}
+        reader = RemoteObject(opened.uri, {**opened.storage_options, "binidx": ours}, info=opened.info)
+        proxy.become(faults={"503": 0.5, "close": 0.5})
+        back = threading.Timer(1.5 * deadline, proxy.become)
+        back.start()
+        try:
+            return bytes(reader.read([(0, 10)])[0]) == DATA[:10]
+        except StorageError:
+            return False
+        finally:
+            back.join()
+
+    assert any(map(outlasted, (1.0, 10.0, 100.0))), "the later ones are for a slow machine"
 
 
 def test_a_server_that_never_heeds_ranges_is_given_up_soon(distant: tuple[Proxy, Open]) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ssl
 import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
+import aiohttp
 import pytest
 
 from binidx.errors import ShortReadError, StorageError, UnreachableError
+from binidx.storage.requests import retries
 from binidx.storage.requests.retries import (
     FEW_TRIES,
     FIRST_PAUSE,
@@ -15,11 +19,14 @@ from binidx.storage.requests.retries import (
     History,
     allowed_tries,
     given_up,
+    is_outage,
     is_transient,
     out_of_time,
     pause,
+    warn_of_outage,
 )
 from binidx.storage.requests.scheduler import HedgeTimer
+from binidx.storage.stores.driver_errors import HTTPStatusError, retry_after
 
 
 class StatusError(OSError):
@@ -55,6 +62,58 @@ def because(cause: BaseException) -> StorageError:
 )
 def test_transient_failures(error: Exception, does: bool) -> None:
     assert is_transient(error) is does
+
+
+class ConnectionTimeoutError(aiohttp.ServerTimeoutError):
+    """aiohttp's, which 3.9 lacks."""
+
+
+@pytest.mark.parametrize(
+    ("error", "does"),
+    [
+        (StatusError(503), True),
+        (StatusError(429), True),
+        (because(StatusError(500)), True),
+        (because(ConnectionRefusedError()), True),
+        (ConnectionResetError(), True),
+        (aiohttp.ServerDisconnectedError(), True),
+        (ConnectionTimeoutError(), True),
+        (TimeoutError(), False),
+        (aiohttp.ServerTimeoutError(), False),
+        (aiohttp.ClientPayloadError(), False),
+        (ShortReadError("x"), False),
+    ],
+)
+def test_outages_are_of_the_whole_store(error: Exception, does: bool) -> None:
+    assert is_outage(error) is does
+
+
+def test_an_outage_is_logged_when_it_is_old_and_once_for_a_store(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "WARN_SECONDS", 1e6)
+    now = time.monotonic()
+    for uri, age in (("s3://logged/young", 0.0), ("s3://logged/k", 1.1e6), ("s3://logged/l", 1.2e6)):
+        warn_of_outage(uri, StatusError(503), now - age, 480.0)
+    assert [each.getMessage() for each in caplog.records] == [
+        "s3://logged: out for 1100000 s (StatusError 503); reads are tried again for 480 s (outage_seconds)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7", 7.0), ("", 0.0), ("soon", 0.0), ("-1", 0.0), ("nan", 0.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0)],
+)
+def test_retry_after_is_a_number_or_a_date(text: str, seconds: float) -> None:
+    assert retry_after(because(HTTPStatusError(503, "", {"retry-after": text}))) == seconds
+    of_botocore = OSError()
+    of_botocore.response = {"ResponseMetadata": {"HTTPHeaders": {"retry-after": text}}}  # type: ignore[attr-defined]
+    assert retry_after(of_botocore) == seconds
+
+
+def test_a_date_of_retry_after_is_waited_for() -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+    assert 80_000 < retry_after(HTTPStatusError(503, "", {"retry-after": later})) <= 86_400
 
 
 def test_transient_failures_are_tried_until_the_deadline_and_wrong_responses_a_few_times() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError
+from binidx.errors import CancelledReadError, ObjectNotFoundError, StorageError, UnreachableError
 from binidx.storage.requests.cancellation import cancellable
-from binidx.storage.requests.scheduler import HedgeTimer, ReadRequests, Scheduler
+from binidx.storage.requests.scheduler import ANSWERED, HedgeTimer, ReadRequests, Scheduler
 from binidx.storage.settings import ReadSettings
+from binidx.storage.stores.driver_errors import HTTPStatusError
 
 NEVER = 1e6
 """Seconds that no test lasts."""
@@ -240,6 +241,59 @@ def test_opening_gives_up_soon_on_a_store_that_never_answered(patient: Scheduler
     with pytest.raises(StorageError, match=r"nobody there; opening failed 4 times in \d\.\d s: 0\.0 s Conn"):
         patient.run(store.read(1, opening=True))
     assert len(store.asked) == 4
+
+
+def test_an_outage_is_outlasted_beyond_the_deadline(patient: Scheduler) -> None:
+    def outlasted(deadline: float) -> bool:
+        store, began = Store(), time.monotonic()
+
+        async def out() -> None:
+            if time.monotonic() < began + 1.5 * deadline:
+                raise HTTPStatusError(503)
+
+        store.script = [out] * 1000
+        try:
+            return patient.run(store.read(1, deadline_seconds=deadline)) == [answer(1, 11)]
+        except StorageError:
+            return False
+
+    assert any(map(outlasted, (0.4, 4.0, 40.0))), "the later ones are for a slow machine"
+
+
+def test_silence_after_an_outage_has_the_deadline(patient: Scheduler) -> None:
+    store = Store()
+    store.script = [HTTPStatusError(503), NEVER]
+    with pytest.raises(StorageError, match=r" not done within .*; failed once .* 503, .*; deadline_seconds of "):
+        patient.run(store.read(1, deadline_seconds=0.2, outage_seconds=NEVER, hedge=False))
+
+
+def test_an_outage_that_lasts_too_long_ends_the_read(patient: Scheduler) -> None:
+    store = Store()
+    store.script = [ConnectionRefusedError("nobody there")] * 1000
+    with pytest.raises(UnreachableError, match=r"failed \d+ times in .*nobody there; outage_seconds of "):
+        patient.run(store.read(1, outage_seconds=0.3))
+    assert len(store.asked) > 1
+
+
+@pytest.mark.parametrize(("demanded", "patience"), [("0.4", NEVER), ("1000", 0.4)])
+def test_no_request_is_sent_before_retry_after_or_the_end_of_patience(
+    patient: Scheduler, demanded: str, patience: float
+) -> None:
+    store, began = Store(), time.monotonic()
+    store.script = [HTTPStatusError(429, "", {"retry-after": demanded})]
+    assert patient.run(store.read(1, outage_seconds=patience)) == [answer(1, 11)]
+    assert time.monotonic() - began >= 0.4
+    assert len(store.asked) == 2
+
+
+def test_a_store_that_never_answered_is_not_waited_for_and_one_that_did_is(patient: Scheduler) -> None:
+    store = Store()
+    store.script = [HTTPStatusError(503)] * 1000
+    with pytest.raises(StorageError, match=r" 503, .*; deadline_seconds of "):
+        patient.run(store.read(1, opening=True, deadline_seconds=0.3, outage_seconds=NEVER))
+    ANSWERED.add("x://b")
+    store.script = [ConnectionRefusedError("nobody there")] * 5
+    assert patient.run(store.read(1, opening=True)) == [answer(1, 11)]
 
 
 def test_a_read_on_the_loop_itself_is_an_error_and_no_deadlock(patient: Scheduler) -> None:

@@ -104,6 +104,30 @@ def test_a_file_written_to_in_place_is_an_error(path: Path, new: bytes) -> None:
     assert bytes(LocalFile(path).read([(0, 3)])[0]) == new[:3]
 
 
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_file_written_to_in_place_under_its_old_times_is_an_error(path: Path, mmap: bool) -> None:
+    reader, was = open_object(path, mmap=mmap), path.stat()
+    reader.read([(0, 10)])
+    while path.stat().st_ctime_ns == was.st_ctime_ns:  # within a tick of the clock nothing tells
+        overwrite(path, b"new")
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+    for _ in range(2):
+        with pytest.raises(ObjectChangedError, match=r"changed since it was opened \(size .* ctime .*; open it again"):
+            reader.read([(0, 10)])
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_another_mode_or_link_is_no_other_content(path: Path, mmap: bool) -> None:
+    reader, was = open_object(path, mmap=mmap), path.stat()
+    while path.stat().st_ctime_ns == was.st_ctime_ns:
+        path.chmod(0o600 if path.stat().st_mode & 0o77 else 0o640)
+    path.chmod((was.st_mode ^ 0o20) & 0o777)
+    assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
+    os.link(path, path.with_suffix(".link"))
+    assert bytes(reader.read([(0, 10)])[0]) == DATA[:10]
+
+
 def test_a_relative_path_means_the_directory_of_its_opening(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     reader = LocalFile(path.name)
@@ -119,7 +143,10 @@ def test_a_replaced_file_is_read_as_it_was(path: Path) -> None:
     other.write_bytes(b"new")
     other.replace(path)
     assert bytes(reader.read([(0, 3)])[0]) == b"\0\1\2"
-    assert bytes(pickle.loads(pickle.dumps(reader)).read([(0, 3)])[0]) == b"new"
+    twin = pickle.loads(pickle.dumps(reader))
+    for _ in range(2):
+        with pytest.raises(ObjectChangedError, match=rf"^{path}: .*'size': 3, .* in the process that pickled it; open"):
+            twin.read([(0, 3)])
 
 
 def test_mapped_or_not_it_is_the_same_content(path: Path) -> None:

@@ -46,6 +46,8 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
     Its arguments for stores are attributes without effect: any URI opens, with `mmap` or without.
     """
 
+    _pickled = (*indexed_dataset.IndexedDataset._pickled, *ATTRIBUTES)
+
     def __init__(
         self,
         path_prefix: str,
@@ -62,13 +64,6 @@ class IndexedDataset(indexed_dataset.IndexedDataset, Dataset[Any]):
         super().__init__(path_prefix, multimodal, mmap, storage_options=storage_options)
         self.object_storage_config, self.fast_cache_load = object_storage_config or s3_config, fast_cache_load
         self.sequences_per_dataset, self.dtype_code = sequences_per_dataset, dtype_code
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "attributes": {name: getattr(self, name) for name in ATTRIBUTES}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        vars(self).update(state["attributes"])
 
     def get_document_indices(self) -> NDArray[np.int64]:
         """Return the first sequence of each document, then the end, shape (num_documents + 1,)."""

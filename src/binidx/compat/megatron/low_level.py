@@ -26,9 +26,10 @@ class LowLevel(ComputedDataset):
         own: object with `get(idx, offset, length)` and `sequence_lengths` (S,).
     """
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: Any, lengths: NDArray[np.int32] | None = None) -> None:
         self.own = own
-        lengths = np.ascontiguousarray(own.sequence_lengths, np.int32)
+        if lengths is None:
+            lengths = np.ascontiguousarray(own.sequence_lengths, np.int32)
         super().__init__(str(getattr(own, "path_prefix", type(own).__name__)), np.int64, lengths)
 
     def __getattr__(self, name: str) -> Any:
@@ -37,7 +38,7 @@ class LowLevel(ComputedDataset):
         return getattr(self.own, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LowLevel, (self.own,)
+        return LowLevel, (self.own, self.index.sequence_lengths)  # unpickling must not open what the user's reads
 
     def __getitem__(self, idx: Any) -> Any:
         return self.own[idx]

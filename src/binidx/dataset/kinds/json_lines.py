@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, ObjectChangedError
+from binidx.errors import FormatError
 from binidx.format.idx import SequenceIndex, little_endian
-from binidx.format.indexed_dataset import IndexedDataset
+from binidx.format.indexed_dataset import IndexedDataset, check_pickled
 from binidx.format.pair import ResolvedPrefix
 from binidx.index.cache.array_writer import ArrayWriter
 from binidx.index.cache.index_cache import BuildContext, IndexCache
@@ -54,8 +54,10 @@ class JsonLines(IndexedDataset):
     Raises:
         ObjectNotFoundError: there is no such file.
         FormatError: a line of 2 GiB or more, or a file without random access: gzip, or zstd without a seek table.
-        ObjectChangedError: the file was replaced while it was opened, or between pickling and unpickling.
+        ObjectChangedError: the file was replaced while it was opened; or, at the first use, after it was pickled.
     """
+
+    _pickled = ("path_prefix", "multimodal", "path_to_cache", "mmap", "storage_options", "_opened")
 
     def __init__(
         self,
@@ -67,26 +69,21 @@ class JsonLines(IndexedDataset):
     ) -> None:
         if uri.endswith(".gz"):
             raise FormatError(f"{uri}: gzip has no random access; unpack it, or compress it as zstd frames (t2sz)")
-        codec = "zstd" if uri.endswith(".zst") else "raw"
         self.path_prefix, self.multimodal = str(uri), False
         self.path_to_cache, self.mmap, self.storage_options = path_to_cache, mmap, storage_options
-        self.identity_when_opened = object_identity(uri, storage_options)
-        self.bin_reader = open_object(uri, mmap=mmap, storage_options=storage_options, codec=codec)
-        starts, lengths = self._load_lines(BuildContext(ResolvedPrefix.of(uri).checks))
-        documents = np.arange(len(starts) + 1, dtype=np.int64)
+        self._open(uri)
+
+    def _open(self, path_prefix: str) -> None:
+        opened = {"": object_identity(self.path_prefix, self.storage_options)}
+        for pickled in vars(self).get("_opened", {}).values():
+            check_pickled(self.path_prefix, pickled, opened[""])
+        codec = "zstd" if self.path_prefix.endswith(".zst") else "raw"
+        options = self.storage_options
+        self._opened = opened
+        self.bin_reader = open_object(self.path_prefix, mmap=self.mmap, storage_options=options, codec=codec)
+        starts, lengths = self._load_lines(BuildContext(ResolvedPrefix.of(path_prefix).checks))
+        documents, self._stored = np.arange(len(starts) + 1, dtype=np.int64), little_endian(np.uint8)
         self.index = SequenceIndex(np.uint8, lengths, starts, documents, None, int(lengths.sum(dtype=np.int64)))
-        self._stored = little_endian(np.uint8)
-
-    def __getstate__(self) -> dict[str, Any]:
-        arguments = {name: getattr(self, name) for name in ("path_to_cache", "mmap", "storage_options")}
-        return {"uri": self.path_prefix, "arguments": arguments, "opened": self.identity_when_opened}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["uri"], **state["arguments"])  # type: ignore[misc]
-        if self.identity_when_opened != state["opened"]:
-            raise ObjectChangedError(
-                f"{self.path_prefix}: {self.identity_when_opened}, was {state['opened']} when it was pickled"
-            )
 
     def __getitem__(self, idx: Any) -> Any:
         """Return the parsed row of a number, or a list of the rows of a slice."""
@@ -121,7 +118,7 @@ class JsonLines(IndexedDataset):
         directory = self.path_to_cache or f"{self.path_prefix}.lines"
         cache = IndexCache(directory, name, self.storage_options, context=context)
         arrays = cache.load_or_build(
-            f"lines of {self.path_prefix}\n", {"object": self.identity_when_opened}, ARRAYS, self._build
+            f"lines of {self.path_prefix}\n", {"object": self._opened[""]}, ARRAYS, self._build
         )
         return arrays["starts"], arrays["lengths"]
 

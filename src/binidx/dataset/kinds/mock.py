@@ -41,6 +41,7 @@ class ComputedDataset(IndexedDataset, ABC):
 
     def __init__(self, name: str, dtype: type[np.signedinteger[Any]], lengths: NDArray[np.int32]) -> None:
         self.path_prefix, self.multimodal, self.mmap, self.storage_options = name, False, False, None
+        self.token_digests = {}
         # First token of each sequence, then the end, shape (num_sequences + 1,).
         self._token_bounds = bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self._stored = little_endian(dtype)

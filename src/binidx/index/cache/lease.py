@@ -72,6 +72,10 @@ class LeaseRecord:
     node: str = ""
     error: str = ""
 
+    def __post_init__(self) -> None:
+        if "/" in self.holder:
+            raise ValueError("holder: found a path, needs a name, as it becomes part of one")
+
     def format(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 

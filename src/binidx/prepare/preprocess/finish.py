@@ -47,7 +47,6 @@ from binidx.prepare.preprocess.part_writer import merge_quarantine
 from binidx.prepare.preprocess.record import Record, count_machines
 from binidx.prepare.text.inputs import list_local_files, list_stored_objects
 from binidx.prepare.text.slices import check_extents
-from binidx.storage.open import open_object
 from binidx.storage.requests.remote_object import object_exists, read_small
 from binidx.storage.stores.registry import local_path
 from binidx.storage.threads import REQUESTS
@@ -171,17 +170,6 @@ def check_part_counts(key: str, parts: Sequence[Part], records: Records, opened:
             )
 
 
-def index_equals(target: DatasetTarget, columns: IndexColumns) -> bool:
-    """Return whether the existing `.idx` has these columns."""
-    reader, start = open_object(target.idx_uri, storage_options=target.options, cache=False), 0
-    for block in columns.format():
-        stop = start + len(block)
-        if stop > reader.size or bytes(reader.read([(start, stop)])[0]) != block:
-            return False
-        start = stop
-    return start == reader.size
-
-
 def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bool) -> list[str]:
     """Return the objects to remove right before the new dataset appears.
 
@@ -189,8 +177,8 @@ def obsolete_objects(target: DatasetTarget, columns: IndexColumns, overwrite: bo
         ObjectExistsError: another dataset exists. The same dataset is allowed: another process publishes it now, or was
             killed after it had; it may be replaced by the same bytes, but is never removed.
     """
-    if not overwrite and object_exists(target.idx_uri, target.options) and not index_equals(target, columns):
-        raise ObjectExistsError(f"{target.prefix}: another dataset exists; give another name, or --overwrite")
+    if not overwrite and object_exists(target.idx_uri, target.options):
+        target.compare_index(columns)
     old = [target.idx_uri, target.prefix + MANIFEST, target.prefix + LINEAGE] if overwrite else []
     return [*old, *superseded_objects(target.bin_uri)]
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.corpus.shuffle_buckets import MIB, Buckets, ShufflePlan, plan_shuffle, shuffle_keys
-from binidx.errors import ConfigError, FormatError, ObjectExistsError
+from binidx.errors import ConfigError, FormatError
 from binidx.format.source import absolute_uri
 from binidx.prepare.text.inputs import find_inputs
 from binidx.prepare.text.jsonl import Lines
@@ -31,9 +31,8 @@ from binidx.prepare.text.slices import JSONL, PARQUET, Extent, Input, Slice, pla
 from binidx.storage.adapters import WritableFile
 from binidx.storage.interfaces import Writer
 from binidx.storage.open import CODECS
-from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.writing.compare import create_or_compare
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
-from binidx.storage.writing.publish import create_object
 
 Options = Mapping[str, Any] | None
 WHOLE = 1 << 62
@@ -82,7 +81,7 @@ def shuffle_lines(
     Args:
         inputs: as in `find_inputs`; a name without a known suffix is plain text.
         target: compressed if it ends in .gz or .zst; a .zst is written with a seek table.
-        memory_bytes, scratch, overwrite: as in `shuffle_datasets`.
+        memory_bytes, scratch, overwrite: as in `shuffle_datasets`. Without `overwrite` an existing target is compared.
 
     Raises:
         ConfigError: an input without lines, a target among the inputs, or too little memory.
@@ -91,7 +90,8 @@ def shuffle_lines(
     """
     began, watch, name = time.monotonic(), watch or SilentWatcher(), os.fspath(target)
     found = [each for one in inputs for each in _find_text(os.fspath(one), source_options)]
-    _check_target(name, found, target_options, overwrite)
+    if any(absolute_uri(each.uri) == absolute_uri(name) for each in found):
+        raise ConfigError(f"{name}: both an input and the target; give another target")
     plan = _plan_buckets(found, memory_bytes, source_options)
     pieces, count, size = plan_slices(found, WHOLE), 0, 0
     with contextlib.closing(Buckets(plan, 1, scratch)) as buckets:
@@ -103,7 +103,11 @@ def shuffle_lines(
                 count, size = count + len(bounds) - 1, size + len(data)
                 watch.advance(num_bytes)
         watch.begin("in order", size, 0)
-        with create_object(name, target_options) as stored, _compressing_writer(name, stored) as out:
+        refusal = f"{name}: exists; give another name, or --overwrite to replace it"
+        with (
+            create_or_compare(name, refusal, target_options, overwrite=overwrite) as stored,
+            _compressing_writer(name, stored) as out,
+        ):
             for _, (pieces_in_order,) in buckets.sorted():
                 for text in pieces_in_order:
                     out.write(text)
@@ -121,13 +125,6 @@ def _find_text(name: str, options: Options) -> list[Input]:
         if each.format == PARQUET:
             raise ConfigError(f"{each.uri}: Parquet has no lines; run binidx preprocess and shuffle the tokens")
     return found
-
-
-def _check_target(name: str, found: Sequence[Input], options: Options, overwrite: bool) -> None:
-    if any(absolute_uri(each.uri) == absolute_uri(name) for each in found):
-        raise ConfigError(f"{name}: both an input and the target; give another target")
-    if not overwrite and object_exists(name, options):
-        raise ObjectExistsError(f"{name}: exists; give another name, or --overwrite to replace it")
 
 
 def _plan_buckets(found: Sequence[Input], memory_bytes: int, options: Options) -> ShufflePlan:

@@ -255,7 +255,10 @@ def _rows_there(uri: str, mark: Mapping[str, Any], storage_options: Mapping[str,
         reader = open_object(uri, storage_options=storage_options, cache=False)
     except ObjectNotFoundError:
         return None
-    found = parquet.ParquetFile(ReadableFile(reader))
-    if json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null")) != mark:
-        raise ObjectExistsError(f"{uri}: is of another order, or has other columns; remove it or export elsewhere")
-    return int(found.metadata.num_rows)
+    try:
+        found = parquet.ParquetFile(ReadableFile(reader))
+        if json.loads((found.schema_arrow.metadata or {}).get(METADATA, b"null")) == mark:
+            return int(found.metadata.num_rows)
+    except ValueError:  # pyarrow's, of a file that is no parquet, among them
+        pass
+    raise ObjectExistsError(f"{uri}: is of another order, or has other columns; remove it or export elsewhere")

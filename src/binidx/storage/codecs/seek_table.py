@@ -82,6 +82,13 @@ class SeekTable:
         """Plain bytes of the largest segment; 0 without segments."""
         return int(np.diff(self.plain_starts).max(initial=0))
 
+    def digest(self) -> str:
+        """Return xxh3_64 of the sizes of all segments, stored and plain, and of their checksums, if it has them."""
+        hashed = xxhash.xxh3_64((self.stored_stops - self.stored_starts).astype("<i8").tobytes())
+        hashed.update(self.plain_starts.astype("<i8").tobytes())
+        hashed.update(b"" if self.checksums is None else self.checksums.astype("<u4").tobytes())
+        return hashed.hexdigest()
+
     def covering(self, ranges: Sequence[Range]) -> list[int]:
         """Return the numbers of the segments that hold plain ranges, sorted, each once."""
         asked = np.array([each for each in ranges if each[0] < each[1]], np.int64).reshape(-1, 2)

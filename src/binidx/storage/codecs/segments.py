@@ -88,6 +88,9 @@ class SegmentedObject:
         """Plain bytes of the largest segment."""
         return self.table.largest
 
+    def digest(self) -> str:
+        return self.table.digest()
+
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
         segments = self.table.covering(ranges)

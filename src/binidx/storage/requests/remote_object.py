@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -49,7 +50,7 @@ from binidx.storage.store_protocols import (
     ReadableStore,
     Store,
 )
-from binidx.storage.stores.driver_errors import hidden_cause, http_status, storage_errors
+from binidx.storage.stores.driver_errors import FalseAbsenceError, hidden_cause, http_status, storage_errors
 from binidx.storage.stores.identity import check_unchanged, is_weak
 from binidx.storage.stores.registry import local_path, open_store, prices_of
 from binidx.storage.threads import REQUESTS
@@ -110,9 +111,12 @@ def _absence_suppressed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        missing = isinstance(error, FileNotFoundError) and hidden_cause(error) is None
-        if not missing and not _is_refusal(error):
+        if not _is_absence(error) and not _is_refusal(error):
             raise
+
+
+def _is_absence(error: BaseException) -> bool:
+    return http_status(error) == 404 or (isinstance(error, FileNotFoundError) and hidden_cause(error) is None)
 
 
 def _is_refusal(error: BaseException | None) -> bool:
@@ -181,6 +185,11 @@ def request_with_retries(
 
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
     """Return whether there is an object now, never from a listing that was cached. A directory is no object."""
+    path = local_path(uri := os.fspath(uri))
+    if path is not None:
+        with storage_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return not stat.S_ISDIR(os.stat(path).st_mode)
+        return False
     try:
         _head(uri, storage_options, folders=False)
     except ObjectNotFoundError:
@@ -356,7 +365,13 @@ class RemoteObject:
         requests, info = self._planned(ranges), self.info
 
         async def fetch(start: int, stop: int) -> bytes:
-            return await store.fetch(info, (start, stop))
+            try:
+                return await store.fetch(info, (start, stop))
+            except Exception as error:
+                if not _is_absence(error):
+                    raise
+            check_unchanged(info, (await store.head(info.uri, folders=True))[0].identity)
+            raise FalseAbsenceError("404 for a range of an object that a HEAD request finds")
 
         read = ReadRequests(self.uri, fetch, requests, self.settings)
         began = time.monotonic()
@@ -397,7 +412,8 @@ class RemoteObject:
             return store.fetch_now(self.info, requests)
 
         with self._changes_reported():
-            answers = retried(self.uri, fetch, deadline_seconds=self.settings.deadline_seconds) if requests else []
+            seconds = self.settings.deadline_seconds
+            answers = retried(self.uri, fetch, deadline_seconds=seconds, patient=self.settings) if requests else []
         self._count(ranges, answers, time.monotonic() - began)
         return assemble(ranges, requests, answers)
 
@@ -410,7 +426,8 @@ class RemoteObject:
             if suggests_change(error):
                 try:
                     seconds = min(self.settings.deadline_seconds, CHANGE_CHECK_SECONDS)
-                    found_now = head(self.store, self.uri, replace(self.settings, deadline_seconds=seconds)).info
+                    brief = replace(self.settings, deadline_seconds=seconds, outage_seconds=seconds)
+                    found_now = head(self.store, self.uri, brief).info
                     check_unchanged(self.info, found_now.identity)
                 except (ObjectChangedError, ObjectNotFoundError) as found:
                     raise found from error

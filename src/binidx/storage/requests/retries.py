@@ -1,22 +1,30 @@
 """Retries: which failures are tried again, after which pause, and the error when none of the tries succeeded.
 
-    429, 408, 5xx, resets, timeouts, bodies cut off     until the deadline of the read
+    timeouts, bodies cut off, malformed responses       until the deadline of the read
+    an outage: 429, 408, 5xx, no connection, resets      for `outage_seconds`; logged once a minute
     a wrong response: `stores.identity`                  four tries: a proxy in a bad moment, or a broken one
     no response from a store that never sent one        four tries: it may not exist
     404, 403, 412, 416, certificates, the rest          one try
 
-The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from 0 to 0.1 s, 0.2 s, 0.4 s ... 8 s.
-Without jitter all clients of a store that was down for a moment would return together, and again together.
+A store that never sent a good response has until the deadline to end its outage. A 404 of an object that was opened,
+and that a HEAD request still finds, counts as malformed.
+
+The pauses grow with full jitter (Brooker, AWS Architecture Blog 2015): uniform from 0 to 0.1 s, 0.2 s, 0.4 s ... 8 s,
+and are as long as Retry-After demands. Without jitter all clients of a store that was down for a moment would return
+together, and again together.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError
+from binidx.errors import BinidxError, ShortReadError, StorageError, UnreachableError, redacted
+from binidx.storage.settings import ReadSettings
 from binidx.storage.stores.driver_errors import (
     TRANSIENT_STATUSES,
     cause_of,
@@ -24,8 +32,11 @@ from binidx.storage.stores.driver_errors import (
     driver_text,
     hidden_cause,
     http_status,
+    is_malformed,
     translated,
 )
+
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 """Seconds: the upper ends of the first pause and of the last ones."""
@@ -33,9 +44,18 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 FEW_TRIES = 4
 """For a failure that a pause is unlikely to mend."""
 
-LOST = {"ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"}
+LOST = {
+    *("ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"),
+    "FalseAbsenceError",
+}
 LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseError", "TooManyRedirects"}
 """Names of classes, or of their bases, raised when no response came: builtin or of drivers."""
+
+AWAY = {"ConnectionError", "ConnectionClosedError", "ClientConnectionError", "TransportError"}
+"""The same: raised where no connection was made or the store closed it; aiohttp's also where the store is silent."""
+
+WARN_SECONDS = 60.0
+"""Age of an outage that is logged, and the time between two warnings of one store."""
 
 Found = TypeVar("Found")
 
@@ -60,7 +80,35 @@ def is_transient(error: BaseException) -> bool:
         return status in TRANSIENT_STATUSES
     if isinstance(error, BinidxError):
         return error.__cause__ is not None and is_transient(error.__cause__)
-    return bool(names & LOST) and not names & LOST_FOR_GOOD
+    return (bool(names & LOST) and not names & LOST_FOR_GOOD) or is_malformed(error)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether a transient failure is one of the whole store: a status, or no connection to it."""
+    if isinstance(error, BinidxError | FileNotFoundError) and error.__cause__:
+        return is_outage(error.__cause__)
+    names = class_names(error)
+    silent = "TimeoutError" in names and "ConnectionTimeoutError" not in names
+    return http_status(error) in TRANSIENT_STATUSES or (bool(names & AWAY) and not silent)
+
+
+def warn_of_outage(uri: str, error: Exception, began: float, patience: float) -> None:
+    """Log an outage that is a minute old, once a minute for each store.
+
+    Args:
+        uri: of an object in it.
+        began: when, by `time.monotonic`.
+    """
+    now, store = time.monotonic(), redacted("/".join(uri.split("/", 3)[:3]))
+    if min(now - began, now - _warned.get(store, -math.inf)) >= WARN_SECONDS:
+        _warned[store] = now
+        logger.warning(
+            "%s: out for %.0f s (%s); reads are tried again for %.0f s (outage_seconds)",
+            *(store, now - began, _shortly(error), patience),
+        )
+
+
+_warned: dict[str, float] = {}
 
 
 def pause(failures: int) -> float:
@@ -115,21 +163,27 @@ def given_up(uri: str, history: History, where: str) -> Exception:
     return error
 
 
-def out_of_time(uri: str, where: str, history: History, seconds: float) -> StorageError:
-    """Return the error of a read whose deadline passed while this range had no response."""
+def out_of_time(
+    uri: str, where: str, history: History, seconds: float, setting: str = "deadline_seconds"
+) -> StorageError:
+    """Return the error of a read that ended while this range had no response, as a setting demands."""
     last = history.failures[-1][1] if history.failures else None
     reason = f"{history}, the last of {driver_text(last)}" if last else "no answer came"
     unreachable = isinstance(translated(uri, last), UnreachableError) if last else history.opening
     error = (UnreachableError if unreachable else StorageError)(
-        f"{uri}: {where} not done within {seconds:.0f} s; {reason}; "
-        f"deadline_seconds of storage_options['binidx'] allows more"
+        f"{uri}: {where} not done within {seconds:.0f} s; {reason}; {setting} of storage_options['binidx'] allows more"
     )
     error.__cause__ = last
     return error
 
 
-def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> Found:
+def retried(
+    uri: str, ask: Callable[[], Found], *, deadline_seconds: float, patient: ReadSettings | None = None
+) -> Found:
     """Return `ask()`, called again in this thread after transient failures.
+
+    Args:
+        patient: settings whose `outage_seconds` hold for outages; None: the deadline.
 
     Raises:
         BinidxError: it failed for good; with the history if there was more than one try.
@@ -140,10 +194,12 @@ def retried(uri: str, ask: Callable[[], Found], *, deadline_seconds: float) -> F
             return ask()
         except Exception as error:
             history.note(error)
-            wait = pause(len(history.failures))
-            late = time.monotonic() + wait > history.began + deadline_seconds
-            if history.is_final() or late:
+            wait, out = pause(len(history.failures)), patient is not None and is_outage(error)
+            seconds = patient.patience_seconds if patient and out else deadline_seconds
+            if history.is_final() or time.monotonic() + wait > history.began + seconds:
                 raise given_up(uri, history, "this")  # noqa: B904 (it has its cause)
+            if out:
+                warn_of_outage(uri, error, history.began, seconds)
         time.sleep(wait)
 
 

@@ -17,6 +17,7 @@ Source: Dean and Barroso, The Tail at Scale, 2013.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import defaultdict, deque
@@ -28,8 +29,9 @@ from typing import Any
 from binidx.errors import StorageError
 from binidx.storage.interfaces import Range
 from binidx.storage.requests.cancellation import Scope, current_scope
-from binidx.storage.requests.retries import History, given_up, out_of_time, pause
+from binidx.storage.requests.retries import History, given_up, is_outage, out_of_time, pause, warn_of_outage
 from binidx.storage.settings import ReadSettings
+from binidx.storage.stores.driver_errors import retry_after
 from binidx.storage.threads import io_loop
 
 WATCH_SECONDS = 0.1
@@ -45,7 +47,7 @@ class ReadRequests:
 
     Args:
         fetch: sends the request of a range.
-        opening: whether it is the first request to a store, which may not exist.
+        opening: whether it looks for an object, whose store may not exist.
     """
 
     def __init__(
@@ -62,11 +64,13 @@ class ReadRequests:
         self.fetch, self.ranges, self.opening = fetch, ranges, opening
         self.answers: list[Any] = [None] * len(ranges)
         self.unsent, self.unanswered = 0, len(ranges)  # number of the next request; requests without a response
-        self.seconds, self.hedge = settings.deadline_seconds, settings.hedge
+        self.settings, self.seconds, self.hedge = settings, settings.deadline_seconds, settings.hedge
         # By the loop's clock: when its first request was sent, its last response came, and it ended.
         self.began = self.answered_at = self.ended = 0.0
         self.sent = self.retries = self.hedges = 0
         self.histories: dict[int, History] = {}  # of requests that failed or are late
+        # Of an outage: when it began, how long it may last, and when a request of it is sent again.
+        self.outage_began, self.patience, self.resumes = math.inf, 0.0, -math.inf
         self.timer: asyncio.TimerHandle | None = None
         self.outcome: Future[list[Any]] = Future()
 
@@ -81,7 +85,8 @@ class ReadRequests:
 
     def history(self, place: int, sent: float) -> History:
         """Return the history of a request, a new one for one that did not fail yet and was sent at this time."""
-        return self.histories.setdefault(place, History(sent, opening=self.opening))
+        unknown = self.opening and self.store not in ANSWERED
+        return self.histories.setdefault(place, History(sent, opening=unknown))
 
     def where(self, place: int) -> str:
         """Return the name of a request in messages."""
@@ -90,10 +95,30 @@ class ReadRequests:
     def due(self, bytes_in_flight: int) -> float:
         """Return when the read fails, by the loop's clock: its deadline plus the time of its bytes on the slowest link.
 
-        A long read fails sooner if no response comes: the time of the bytes in flight after the last response.
+        A long read fails sooner if no response comes: the time of the bytes in flight after the last response. During
+        an outage each request that is sent again has the deadline.
         """
         in_all = sum(stop - start for start, stop in self.ranges)
-        return self.seconds + min(self.began + in_all / SLOWEST, self.answered_at + bytes_in_flight / SLOWEST)
+        due = min(self.began + in_all / SLOWEST, self.answered_at + bytes_in_flight / SLOWEST)
+        return self.seconds + max(due, self.resumes)
+
+    def pause(self, history: History, now: float) -> float | None:
+        """Return the seconds until a failed request is sent again; None: its store is out for too long."""
+        seconds, error = pause(len(history.failures)), history.failures[-1][1]
+        if not is_outage(error):
+            return seconds
+        if self.outage_began == math.inf:
+            self.outage_began = now
+            self.patience = self.settings.patience_seconds
+        if history.opening:
+            self.patience = min(self.patience, self.seconds)
+        left = self.outage_began + self.patience - now
+        if left <= 0:
+            return None
+        warn_of_outage(self.uri, error, self.outage_began, self.patience)
+        seconds = min(max(seconds, retry_after(error)), left)  # the last try is at the end of the patience
+        self.resumes = max(self.resumes, now + seconds)
+        return seconds
 
     def end(self, error: BaseException | None = None) -> None:
         if not self.over:
@@ -102,6 +127,10 @@ class ReadRequests:
             self.outcome.set_exception(error) if error else self.outcome.set_result(self.answers)
         if self.timer is not None:
             self.timer.cancel()
+
+
+ANSWERED: set[str] = set()
+"""Stores that sent a good response to this process, or to one that it was forked from."""
 
 
 class StalledError(TimeoutError):
@@ -222,6 +251,7 @@ class Scheduler:
             self._failed(read, place, sent, error)
         else:
             read.answered_at = self.loop.time()
+            ANSWERED.add(read.store)
             self.hedges.note(read.store, read.size(place), read.answered_at - sent)
             self._answered(read, place, answer)
 
@@ -240,8 +270,11 @@ class Scheduler:
             self._drop(read, given_up(read.uri, history, read.where(place)))
         elif history.hedges_in_flight:
             history.hedges_in_flight -= 1  # the other one may still succeed
+        elif (seconds := read.pause(history, now := self.loop.time())) is None:
+            setting = "deadline_seconds" if history.opening else "outage_seconds"
+            self._drop(read, out_of_time(read.uri, read.where(place), history, now - read.began, setting))
         else:
-            self.loop.call_later(pause(len(history.failures)), self._ask_again, read, place)
+            self.loop.call_later(seconds, self._ask_again, read, place)
 
     def _ask_again(self, read: ReadRequests, place: int) -> None:
         read.histories[place].hedged = False

@@ -8,7 +8,8 @@ secret is replaced.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 
 from binidx.errors import (
     AccessError,
@@ -40,9 +41,13 @@ UNREACHABLE = {
 class HTTPStatusError(OSError):
     """A response with a status other than success."""
 
-    def __init__(self, status: int, text: str = "") -> None:
+    def __init__(self, status: int, text: str = "", headers: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{status} {text}".rstrip())
-        self.status = status
+        self.status, self.headers = status, headers
+
+
+class FalseAbsenceError(OSError):
+    """A 404 for a range of an object that exists."""
 
 
 class DriverError(Exception):
@@ -141,14 +146,43 @@ def http_status(error: BaseException | None) -> int | None:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and "ResponseMetadata" in response:
             return int(response["ResponseMetadata"].get("HTTPStatusCode", 0))
-        # aiohttp uses 400 for a response that it cannot parse, such as one that was cut off: no server sent that.
-        unparsed = type(error).__module__ == "aiohttp.http_exceptions"
-        for name in () if unparsed else ("status", "code"):
+        # aiohttp uses 0 or 400 for a response that it cannot parse: no server sent that.
+        for name in () if is_malformed(error) else ("status", "code"):
             value = getattr(error, name, None)
             if str(value).isdigit():
                 return int(str(value))
         error = error.__cause__
     return None
+
+
+def is_malformed(error: BaseException | None) -> bool:
+    """Return whether a driver could not parse a response: a broken status line, a header that is too long."""
+    while error is not None and "HttpProcessingError" not in class_names(error):
+        error = error.__cause__
+    return error is not None
+
+
+def retry_after(error: BaseException | None) -> float:
+    """Return for how many seconds a response forbids further requests: its Retry-After; 0 without one."""
+    while error is not None:
+        headers, response = getattr(error, "headers", None), getattr(error, "response", None)
+        if isinstance(response, dict):  # botocore's, whose headers are in lower case
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+        if isinstance(headers, Mapping) and headers.get("retry-after"):
+            return _seconds_until(headers["retry-after"])
+        error = error.__cause__
+    return 0.0
+
+
+def _seconds_until(text: str) -> float:
+    """Return the seconds of a number of seconds, or until a date of HTTP; 0 for any other text."""
+    from email.utils import mktime_tz, parsedate_tz  # rarely needed, and slow to import
+
+    try:
+        date = parsedate_tz(text)
+        return max(0.0, mktime_tz(date) - time.time() if date else float(text))
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def driver_text(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from binidx.storage.interfaces import Range
 from binidx.storage.settings import ReadSettings, drivers_own
 from binidx.storage.store_protocols import ObjectInfo, Prices
 from binidx.storage.stores.driver_errors import cause_of, http_status, missing_driver, storage_errors, translated
-from binidx.storage.stores.identity import check_length, check_unchanged, identity_from_info, object_info
+from binidx.storage.stores.identity import changed, check_length, check_unchanged, identity_from_info, object_info
 from binidx.storage.stores.registry import links, local_path, open_store, prices_of, protocols, store_class
 
 CONCURRENCY, DIRECT_CONCURRENCY = 64, 128
@@ -65,6 +65,7 @@ class FsspecStore:
         self.max_in_flight = self.settings.concurrency or concurrency
         self.max_gap = gap if self.settings.max_gap is None else self.settings.max_gap
         self._clients: dict[tuple[int, int], Any] = {}
+        self._marks: dict[str, Mapping[str, Any]] = {}
 
     def prices(self) -> Prices:
         return prices_of(self.uri)
@@ -195,7 +196,9 @@ class BlockingFsspecStore(FsspecWrites):
 
     def head_now(self, uri: str) -> ObjectInfo:
         self.fs.invalidate_cache()
-        return checked_info(uri, self.fs.info(self.path(uri)))
+        found = self.fs.info(self.path(uri))
+        self._marks.setdefault(uri, found)
+        return checked_info(uri, found)
 
     def fetch_now(self, info: ObjectInfo, ranges: Sequence[Range]) -> list[bytes]:
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
@@ -203,7 +206,11 @@ class BlockingFsspecStore(FsspecWrites):
         # Without on_error exceptions would come back in the list as if they were data.
         answers = fs.cat_ranges([path] * len(ranges), starts, stops, on_error="raise")
         if self._checked_afterwards:
-            check_unchanged(info, identity_from_info(fs.info(path)))
+            found = fs.info(path)
+            check_unchanged(info, identity_from_info(found))
+            if is_rewritten(self._marks.setdefault(info.uri, found), found):
+                raise changed(info, {"inode": found.get("ino"), "ctime": found.get("created")})
+            self._marks[info.uri] = found
         return [check_length(info.uri, *each) for each in zip(ranges, answers, strict=True)]
 
 
@@ -225,6 +232,12 @@ class AsyncFsspecStore(FsspecStore):
 
 class WritableAsyncStore(FsspecWrites, AsyncFsspecStore):
     """Store of an asynchronous filesystem without a class of its own."""
+
+
+def is_rewritten(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether a local file has another inode, or a ctime that no chmod, chown or ln explains."""
+    explained = any(was.get(name) != now.get(name) for name in ("mode", "uid", "gid", "nlink"))
+    return was.get("ino") != now.get("ino") or (was.get("created") != now.get("created") and not explained)
 
 
 def checked_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:

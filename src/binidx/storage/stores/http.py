@@ -155,7 +155,8 @@ async def get_range(info: ObjectInfo, address: Address, where: Range) -> bytes |
             return await receive(info, where, response.status, response.headers, response.content.read)
         if response.status in TRANSIENT_STATUSES:
             text = _error_text(await response.text(errors="replace"))
-            raise HTTPStatusError(response.status, text or response.reason or "")
+            later = {"retry-after": response.headers.get("Retry-After", "")}
+            raise HTTPStatusError(response.status, text or response.reason or "", later)
         return int(response.status)
 
 
@@ -278,6 +279,8 @@ class HttpStore(DirectStore):
 
     async def _url(self, uri: str) -> Address:
         fs = self.fs
-        options: dict[str, Any] = dict(fs.kwargs)
+        # Else a server that takes no connections looks like one that sends nothing.
+        timeout = {} if "timeout" in fs.client_kwargs else {"timeout": request_options()["timeout"]}
+        options: dict[str, Any] = {**timeout, **fs.kwargs}
         headers = {**options.pop("headers", {}), **PLAIN}
         return Address(unlimited(await fs.set_session()), fs.encode_url(self.path(uri)), headers, options)

@@ -14,7 +14,7 @@ import os
 import resource
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,10 @@ from binidx.storage.store_protocols import Prices
 READ_AT_ONCE = 256 << 10
 
 
+OPENED = ("_found", "_map", "_view", "_content")
+"""Attributes that opening the file sets."""
+
+
 class LocalFile:
     """A file of this machine, mapped once; reads are views of the map and copy nothing.
 
@@ -36,23 +40,47 @@ class LocalFile:
 
     Args:
         path: of an existing file; an empty one is fine.
+        identity: size and mtime of the file, which is then opened at the first read and must have them.
 
     Raises:
         ObjectNotFoundError: there is no such file.
         StorageError: it cannot be read or mapped, or it changed while it was opened.
-        ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. A view taken
-            before that is lost: touching cut pages kills the process with SIGBUS, as with every mmap.
+        ObjectChangedError: on read, the mapped file was written to in place since it was opened, or cut. The ctime
+            shows it where size and mtime were restored. A view taken before that is lost: touching cut pages kills
+            the process with SIGBUS, as with every mmap.
 
-    Pickles as its path. A replaced file (a new inode under the name) goes on being read as it was.
+    Pickles as its arguments, so the copy is opened at its first read. In this process, a replaced file (a new inode
+    under the name) goes on being read as it was.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    _found: os.stat_result
+    _map: mapping.mmap | None
+    _view: memoryview
+    _content: Mapped
+
+    def __init__(self, path: str | os.PathLike[str], identity: dict[str, Any] | None = None) -> None:
         self.uri = os.fspath(path)
-        self.stats = ObjectStats(Prices("file"))
-        self._map: mapping.mmap | None = None
+        # Not normalised: `link/../en.bin` is another file than `en.bin`.
+        self._path = self.uri if os.path.isabs(self.uri) else os.path.join(os.getcwd(), self.uri)
+        self.stats, self._ask_ahead = ObjectStats(Prices("file")), AskAhead()
+        self.identity = identity or {}
+        if identity is None:
+            self._open()
+            self.identity = {"size": self._found.st_size, "mtime": self._found.st_mtime}
+        self.size: int = self.identity["size"]
+
+    def _open(self) -> None:
+        """Open and map the file, which must have the `identity`, if that is known."""
         raise_descriptor_limit()
+        mapped = None
         try:
-            self._view = self._open()
+            with open(self._path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_size > READ_AT_ONCE:
+                    mapped = mapping.mmap(file.fileno(), found.st_size, access=mapping.ACCESS_READ)
+                    # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each wanted.
+                    mapped.madvise(mapping.MADV_RANDOM)
+                view = memoryview(mapped or file.read(found.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
         except ValueError as error:  # a null byte, or half of a surrogate pair
@@ -60,24 +88,21 @@ class LocalFile:
         except OSError as error:
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
             raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error
-        if len(self._view) != self.size:
-            raise ObjectChangedError(f"{self.uri}: {len(self._view)} bytes read, had {self.size} before")
-        self.identity: dict[str, Any] = {"size": self.size, "mtime": self._found.st_mtime}
-        self._path = os.path.abspath(self.uri)
-        self._content = Mapped(self._view, disk=self._map is not None)
-        self._ask_ahead = AskAhead()
+        now = {"size": found.st_size, "mtime": found.st_mtime}
+        if len(view) != found.st_size or self.identity not in ({}, now):
+            was = f", was {self.identity} in the process that pickled it" if self.identity else ""
+            raise ObjectChangedError(f"{self.uri}: {len(view)} bytes read, has {now}{was}; open it again")
+        content = Mapped(view, disk=mapped is not None)
+        vars(self).update(zip(OPENED, (found, mapped, view, content), strict=True))
 
-    def _open(self) -> memoryview:
-        """The content; sets `size`."""
-        with open(self.uri, "rb") as file:
-            self._found = os.fstat(file.fileno())
-            self.size = self._found.st_size
-            if self.size <= READ_AT_ONCE:
-                return memoryview(file.read(self.size))
-            self._map = mapping.mmap(file.fileno(), self.size, access=mapping.ACCESS_READ)
-        # Random reads through the kernel's read-ahead fetched 125 bytes from a cold disk for each byte asked.
-        self._map.madvise(mapping.MADV_RANDOM)
-        return memoryview(self._map)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Open the file at the first read after unpickling. Threads that open it twice do no harm."""
+            if name not in OPENED:
+                raise AttributeError(f"{type(self).__name__} has no {name}")
+            self._open()
+            return vars(self)[name]
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
         check_ranges(self.uri, self.size, ranges)
@@ -111,17 +136,26 @@ class LocalFile:
         if now is None or (now.st_dev, now.st_ino) != (was.st_dev, was.st_ino):
             if (found := mapped.size()) < self.size:
                 raise ObjectChangedError(f"{self.uri}: has {found} bytes, had {self.size} when it was opened")
-        elif (now.st_size, now.st_mtime_ns) != (self.size, was.st_mtime_ns):
+        elif (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (self.size, was.st_mtime_ns, was.st_ctime_ns):
+            if (now.st_size, now.st_mtime_ns) == (self.size, was.st_mtime_ns) and has_other_owner(was, now):
+                self._found = now
+                return
+            times = f"mtime {was.st_mtime}, ctime {was.st_ctime}", f"mtime {now.st_mtime}, ctime {now.st_ctime}"
             raise ObjectChangedError(
-                f"{self.uri}: changed since it was opened (size {self.size}, mtime {was.st_mtime}, "
-                f"now size {now.st_size}, mtime {now.st_mtime}); open it again"
+                f"{self.uri}: changed since it was opened (size {self.size}, {times[0]}, now size {now.st_size}, "
+                f"{times[1]}); open it again"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LocalFile, (self.uri,)
+        return LocalFile, (self.uri, self.identity)
 
     def __repr__(self) -> str:
         return f"LocalFile({self.uri!r})"
+
+
+def has_other_owner(was: os.stat_result, now: os.stat_result) -> bool:
+    """Return whether owner, mode or number of links differ, which explains a new ctime: chmod, chown, ln."""
+    return any(getattr(was, name) != getattr(now, name) for name in ("st_mode", "st_uid", "st_gid", "st_nlink"))
 
 
 def staging_path(path: str) -> str:

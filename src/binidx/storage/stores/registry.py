@@ -58,6 +58,12 @@ _GCS = Provider(
     "'binidx[gcs]'",
     "GOOGLE_APPLICATION_CREDENTIALS, or storage_options={'token': 'anon'} for a public bucket",
 )
+_AZURE = Provider(
+    "binidx.storage.stores.azure:AzureStore",
+    package="adlfs",
+    install="'binidx[azure]'",
+    credentials="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or storage_options={'anon': True}",
+)
 _HTTP = Provider(
     "binidx.storage.stores.http:HttpStore",
     Prices("http"),
@@ -71,6 +77,9 @@ PROVIDERS: dict[str, Provider] = {
     "s3a": _S3,
     "gs": _GCS,
     "gcs": _GCS,
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "az": _AZURE,
     "http": _HTTP,
     "https": _HTTP,
     "file": _LOCAL,
@@ -151,6 +160,14 @@ def local_path(uri: str) -> str | None:
 
         return str(LocalFileSystem._strip_protocol(uri))
     return None
+
+
+def place_of(uri: str) -> str:
+    """Return the scheme of a URI and its host or bucket, such as `s3://bucket`; `file://` for any local file."""
+    if local_path(uri) is not None:
+        return "file://"
+    parts = (link.partition("://") for link in links(uri))
+    return "::".join(f"{scheme}{mark}{rest.partition('/')[0]}" for scheme, mark, rest in parts)
 
 
 def join_uri(base: str, *parts: str) -> str:

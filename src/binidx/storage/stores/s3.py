@@ -1,6 +1,6 @@
 """S3 and servers that speak its protocol, through s3fs: s3://bucket/key, s3a://bucket/key.
 
-Ranges are requested directly at URLs that s3fs' client signs (`http`), and through s3fs where that is refused;
+Ranges and lists are requested directly at URLs that s3fs signs (`http`), and through s3fs where that is refused;
 s3fs sends all other requests. The client that reads has no retries of its own, as `storage.requests` retries. Private
 members of s3fs and botocore are used by `sign` alone, and without them s3fs sends every request.
 """
@@ -8,14 +8,22 @@ members of s3fs and botocore are used by `sign` alone, and without them s3fs sen
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote_plus, urlsplit
+from xml.etree import ElementTree
 
 from binidx.storage.interfaces import Range
 from binidx.storage.store_protocols import ListRequest, ObjectInfo
-from binidx.storage.stores.driver_errors import TRANSIENT_STATUSES, http_status, storage_errors
+from binidx.storage.stores.driver_errors import (
+    TRANSIENT_STATUSES,
+    HTTPStatusError,
+    driver_text,
+    http_status,
+    storage_errors,
+)
 from binidx.storage.stores.fsspec_store import CONCURRENCY, FsspecWrites, Result, checked_info
 from binidx.storage.stores.http import (
     PLAIN,
@@ -30,6 +38,7 @@ from binidx.storage.stores.http import (
 )
 from binidx.storage.stores.identity import is_weak, object_info, size_and_tail
 
+logger = logging.getLogger(__name__)
 SPARE = 8
 """Connections of a reading client beyond the requests in flight, for requests that are hedged."""
 
@@ -103,7 +112,7 @@ class S3Store(FsspecWrites, DirectStore):
         return info, tail if len(tail) == part_bytes else b""
 
     async def address(self, info: ObjectInfo) -> Address:
-        return await sign(self.fs, self._object(info.uri), if_match(info))
+        return await sign(self.fs, "get_object", self._object(info.uri), if_match(info))
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
         condition = {"IfMatch": info.identity["etag"]} if "etag" in info.identity else {}
@@ -116,12 +125,25 @@ class S3Store(FsspecWrites, DirectStore):
     async def list_page(self, request: ListRequest) -> tuple[dict[str, ObjectInfo], str]:
         start = {"ContinuationToken": request.token} if request.token else {"StartAfter": request.after}
         wanted = {"Bucket": request.bucket, "Prefix": request.prefix, "Delimiter": request.delimiter, **start}
+        if self.direct:
+            try:
+                return await self._list_directly(wanted)
+            except Exception as error:  # the driver meets it too if it matters
+                logger.debug("%s: listed by its driver: %s", request.bucket, driver_text(error))
         page = await self.fs._call_s3("list_objects_v2", self.fs.kwargs, self.fs.req_kw, **wanted)
         found = {
             each["Key"]: object_info(each["Key"], {"size": each["Size"], **_versions(each)})
             for each in page.get("Contents", [])
         }
         return found, page.get("NextContinuationToken", "") if page.get("IsTruncated") else ""
+
+    async def _list_directly(self, wanted: Mapping[str, str]) -> tuple[dict[str, ObjectInfo], str]:
+        """Request a page without botocore, whose parser takes 0.1 s of CPU for 1,000 objects."""
+        address = await sign(self.fs, "list_objects_v2", wanted, {})
+        async with address.session.get(address.url, headers=address.headers, **address.options) as response:
+            if response.status != 200:
+                raise HTTPStatusError(response.status, response.reason or "")
+            return parse_page(await response.read())
 
     def send(self, call: Callable[[Any], Result]) -> Result:
         """Send by the client that reads, as another takes 11 MB; after a transient failure by one that retries."""
@@ -138,11 +160,33 @@ class S3Store(FsspecWrites, DirectStore):
         return S3Upload(self, uri, token)
 
 
-async def sign(fs: Any, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
-    """Return where an object is requested directly; uses private members of s3fs and botocore.
+def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
+    """Return the objects of a response to ListObjectsV2 by key, and the token of the next page, or "".
+
+    Raises:
+        ValueError: an object without a name, size or ETag.
+        ElementTree.ParseError: it is no XML.
+    """
+    root = ElementTree.fromstring(text)
+    space = root.tag.removesuffix("ListBucketResult")
+    is_quoted = root.findtext(f"{space}EncodingType") == "url"
+    found = {}
+    for each in root.iter(f"{space}Contents"):
+        key, size, etag = (each.findtext(space + name) for name in ("Key", "Size", "ETag"))
+        if not key or not size or not etag:
+            raise ValueError("a list without names, sizes or ETags")
+        key = unquote_plus(key) if is_quoted else key
+        found[key] = object_info(key, {"size": int(size), "ETag": etag})
+    is_cut = root.findtext(f"{space}IsTruncated") == "true"
+    return found, root.findtext(f"{space}NextContinuationToken") or "" if is_cut else ""
+
+
+async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
+    """Return where a request is sent directly; uses private members of s3fs and botocore.
 
     Args:
-        wanted: the parameters of `get_object`.
+        method: of botocore's client, such as "get_object".
+        wanted: its parameters.
         headers: of the request; they are not signed.
 
     Raises:
@@ -151,9 +195,9 @@ async def sign(fs: Any, wanted: Mapping[str, str], headers: Mapping[str, str]) -
     """
     await fs.set_session()
     client = await fs.get_s3(wanted["Bucket"])
-    arguments = private(fs, "_get_s3_method_kwargs")(client.get_object, fs.req_kw, **wanted)
+    arguments = private(fs, "_get_s3_method_kwargs")(getattr(client, method), fs.req_kw, **wanted)
     client.meta.events.register_first("before-endpoint-resolution.s3", _use_regional_endpoint, unique_id="binidx")
-    url = await client.generate_presigned_url("get_object", Params=arguments, ExpiresIn=3600)
+    url = await client.generate_presigned_url(method, Params=arguments, ExpiresIn=3600)
     http = private(client, "_endpoint").http_session
     if private(http, "_proxy_config").proxy_url_for(url):
         raise NotDirectError("a proxy stands before it")

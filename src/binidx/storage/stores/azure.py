@@ -1,0 +1,103 @@
+"""Azure Blob Storage through adlfs: abfs://container/key, abfs://container@account.dfs.core.windows.net/key, az://.
+
+adlfs returns bytes without their response, so HEAD requests and ranges are sent by the Azure client within it, and
+checked as those of other stores. The client's own retries are switched off, as `storage.requests` retries; only a body
+that is cut off is requested by it up to three times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+from binidx.storage.interfaces import Range
+from binidx.storage.store_protocols import ObjectInfo
+from binidx.storage.stores.driver_errors import HTTPStatusError
+from binidx.storage.stores.fsspec_store import AsyncFsspecStore, FsspecWrites, Result
+from binidx.storage.stores.identity import check_length, check_response, object_info
+
+
+class AzureStore(FsspecWrites, AsyncFsspecStore):
+    """Store of Azure Blob Storage. Reads are pinned to the ETag."""
+
+    hides_uploads = True
+
+    @staticmethod
+    def default_options(uri: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
+        return {"use_listings_cache": False, **given}
+
+    def pins(self, info: ObjectInfo) -> bool:
+        return "etag" in info.identity
+
+    def find(self, uri: str, *, pattern: bool) -> list[str]:
+        # adlfs returns container/key, without the account.
+        key = self.fs.split_path(self.path(uri))[1]
+        root = uri.rstrip("/").removesuffix(key.rstrip("/")).rstrip("/")
+        return [f"{root}/{self.fs.split_path(each)[1]}" for each in super().find(uri, pattern=pattern)]
+
+    async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
+        try:
+            async with self._blob(uri) as (blob, options):
+                found = await blob.get_blob_properties(**options)
+            if (found.metadata or {}).get("hdi_isfolder") == "true":  # of an account with a hierarchical namespace
+                raise FileNotFoundError(uri)
+        except FileNotFoundError:
+            if not folders:
+                raise
+            return await self.look(uri), b""
+        return object_info(uri, {"size": found.size, "ETag": found.etag}), b""
+
+    async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
+        start, stop = where
+
+        def check(response: Any) -> None:
+            answer = response.http_response
+            if answer.status_code in (200, 206):
+                check_response(info, where, answer.status_code, answer.headers)
+
+        async with self._blob(info.uri) as (blob, options):
+            stream = await blob.download_blob(start, stop - start, raw_response_hook=check, **options)
+            return check_length(info.uri, where, await stream.readall())
+
+    @contextlib.asynccontextmanager
+    async def _blob(self, uri: str) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
+        """Yield the client of an object, and options of its requests."""
+        container, key, version = self.fs.split_path(self.path(uri))
+        if not key:
+            raise FileNotFoundError(uri)
+        with _unwrapped_errors():
+            async with self.fs.service_client.get_blob_client(container, key) as blob:
+                yield blob, {"version_id": version, "retry_total": 0}
+
+    def send(self, call: Callable[[Any], Result]) -> Result:
+        with _unwrapped_errors():
+            return super().send(call)
+
+    def open_stream(self, uri: str) -> Any:
+        file = super().open_stream(uri)
+        # Closing the file makes its blocks an object. Azure removes the blocks of others after a week.
+        file.commit, file.close, file.discard = file.close, _nothing, _nothing
+        return file
+
+
+def _nothing() -> None:
+    """Replace a method of a file."""
+
+
+@contextlib.contextmanager
+def _unwrapped_errors() -> Iterator[None]:
+    """Raise the Azure client's exceptions in the block as those that it has wrapped, or as a status of HTTP."""
+    from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
+
+    try:
+        yield
+    except AzureError as error:
+        cause: BaseException = error
+        while isinstance(cause, AzureError) and cause.inner_exception is not None:
+            cause = cause.inner_exception
+        if isinstance(cause, ResourceNotFoundError):
+            raise FileNotFoundError(cause.reason) from None
+        if isinstance(cause, HttpResponseError) and cause.status_code:
+            raise HTTPStatusError(cause.status_code, cause.reason or "") from None
+        raise cause from cause.__cause__

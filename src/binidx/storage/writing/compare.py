@@ -1,0 +1,104 @@
+"""Comparison of new bytes with an object that exists, for a job that runs again.
+
+A killed job may have published some of its objects, even all. The same job then compares those with what it would
+write: equal objects stay untouched; at the first difference the object belongs to another job, and the job stops.
+
+Memory: 8 MiB. Cost: the object is read once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from binidx.errors import ObjectExistsError
+from binidx.storage.interfaces import Bytes, Writer
+from binidx.storage.open import open_object
+from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.writing.concatenate import SourcePiece, read_piece
+from binidx.storage.writing.publish import create_object
+
+BLOCK_BYTES = 8 << 20
+"""Bytes that are compared at once."""
+
+
+class ComparingWriter:
+    """Writer that compares the bytes with an existing object instead of writing them.
+
+    Args:
+        refusal: message of the error.
+        codec: "raw" to compare the stored bytes; None: plain bytes of a `.bin.zst`.
+    """
+
+    def __init__(
+        self, uri: str, refusal: str, storage_options: Mapping[str, Any] | None = None, *, codec: str | None = None
+    ) -> None:
+        self._refusal = f"{refusal} ({uri.rsplit('/', 1)[-1]} differs from what this job writes, from byte {{:,}} on)"
+        self._reader = open_object(uri, storage_options=storage_options, mmap=False, cache=False, codec=codec)
+        self._held, self._at = bytearray(), 0
+
+    def write(self, data: Bytes, /) -> int:
+        """Compare the next bytes, now or with later ones.
+
+        Raises:
+            ObjectExistsError: the object has others.
+        """
+        self._held += data
+        if len(self._held) >= BLOCK_BYTES:
+            self._compare()
+        return memoryview(data).nbytes
+
+    def finish(self) -> None:
+        """Compare the last bytes; ObjectExistsError if the object has others, or more."""
+        self._compare()
+        if self._at != self._reader.size:
+            raise ObjectExistsError(self._refusal.format(self._at))
+
+    def _compare(self) -> None:
+        stop = self._at + len(self._held)
+        if stop > self._reader.size or self._held != self._reader.read([(self._at, stop)])[0]:
+            raise ObjectExistsError(self._refusal.format(self._at))
+        self._held, self._at = bytearray(), stop
+
+
+@contextlib.contextmanager
+def create_or_compare(
+    uri: str | os.PathLike[str], refusal: str, storage_options: Mapping[str, Any] | None = None, *, overwrite: bool
+) -> Iterator[Writer]:
+    """`create_object`; an existing object is compared and left alone, unless `overwrite` replaces it.
+
+    Raises:
+        ObjectExistsError: the object exists and has other bytes.
+    """
+    uri = os.fspath(uri)
+    if overwrite or not object_exists(uri, storage_options):
+        with create_object(uri, storage_options) as writer:
+            yield writer
+        return
+    comparing = ComparingWriter(uri, refusal, storage_options, codec="raw")
+    yield comparing
+    comparing.finish()
+
+
+class ComparedJoin:
+    """`Join` that compares pieces with an existing object, and publishes nothing."""
+
+    how = "compared"
+
+    def __init__(self, pieces: Sequence[SourcePiece], writer: ComparingWriter) -> None:
+        self._pieces, self._writer, self.moved_bytes = pieces, writer, 0
+
+    def fill(self, advance: Callable[[int], object]) -> None:
+        for piece in self._pieces:
+            for view in read_piece(piece):
+                self._writer.write(view)
+                self.moved_bytes += len(view)
+                advance(len(view))
+        self._writer.finish()
+
+    def publish(self, before_publish: Callable[[], object]) -> None:
+        before_publish()
+
+    def abandon(self) -> None: ...

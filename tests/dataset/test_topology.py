@@ -1,0 +1,127 @@
+"""The rank of a process: as given, of the process group, of torchrun, MPI or Slurm. Groups: test_rank_agreement.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import binidx
+from binidx.dataset.torch_bridge import LAUNCHERS, is_first_rank
+from binidx.errors import ConfigError
+from binidx.loader import torch_loader
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}
+SLURM = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the variables of launchers, and no others."""
+    for name in [*os.environ]:
+        if name in {name for names in LAUNCHERS for name in names} or name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+    torch_loader._warn_of_group.cache_clear()
+
+    def launch(environment: dict[str, str]) -> None:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("environment", "topology"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        (OPEN_MPI, (3, 8)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
+        ({**OPEN_MPI, "PMI_RANK": "3", "PMI_SIZE": "8"}, (3, 8)),
+        (SLURM, (2, 4)),
+        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}, (2, 4)),
+        ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),  # a shell of salloc with 4 tasks
+        (BATCH_SCRIPT, (0, 1)),
+        ({"SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, (0, 1)),
+        ({**SLURM, "RANK": "5", "WORLD_SIZE": "16"}, (5, 16)),  # torchrun under srun
+        ({**SLURM, **OPEN_MPI}, (3, 8)),  # mpirun under srun
+        ({**BATCH_SCRIPT, "RANK": "5", "WORLD_SIZE": "16"}, (5, 16)),
+    ],
+)
+def test_the_launcher_nearest_to_the_process_names_its_rank(
+    launched: Any, environment: dict[str, str], topology: tuple[int, int]
+) -> None:
+    launched(environment)
+    assert binidx.find_topology() == topology
+    assert is_first_rank() == (topology[0] == 0)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"WORLD_SIZE": "4"},
+        {"RANK": "1"},
+        {"RANK": "4", "WORLD_SIZE": "4"},
+        {"RANK": "-1", "WORLD_SIZE": "4"},
+        {"RANK": "one", "WORLD_SIZE": "4"},
+        {**OPEN_MPI, "PMI_RANK": "0", "PMI_SIZE": "1"},
+        {**OPEN_MPI, "PMI_RANK": "2"},
+        {"PMI_RANK": "2"},
+        {"SLURM_PROCID": "2"},
+        {"SLURM_PROCID": "4", "SLURM_NTASKS": "4"},
+    ],
+)
+def test_variables_of_one_launcher_that_contradict_each_other_are_refused(
+    launched: Any, environment: dict[str, str]
+) -> None:
+    launched(environment)
+    with pytest.raises(ConfigError, match="not one rank below one size") as refused:
+        binidx.find_topology()
+    assert all(f"{name}={value}" in str(refused.value) for name, value in environment.items())
+    assert not is_first_rank()
+
+
+def test_the_ranks_that_megatron_gives_come_before_those_of_launchers(launched: Any) -> None:
+    launched(OPEN_MPI)
+    parallel_state: Any = ModuleType("parallel_state")
+    parallel_state.get_data_parallel_rank, parallel_state.get_data_parallel_world_size = lambda: 1, lambda: 2
+    assert binidx.find_topology(parallel_state) == (1, 2)
+    with pytest.raises(ConfigError, match=r"found 7, needs megatron\.core\.parallel_state or a DeviceMesh"):
+        binidx.find_topology(7)
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, SLURM, {"PMI_RANK": "1", "PMI_SIZE": "2"}])
+def test_a_loader_without_a_rank_is_refused_under_every_launcher(launched: Any, environment: dict[str, str]) -> None:
+    launched(environment)
+    with pytest.raises(ConfigError, match=r"every rank would read the same samples: \*binidx.find_topology\(\)"):
+        binidx.build_pretraining_data_loader(range(100), 0, 4)
+    loader = binidx.build_pretraining_data_loader(range(100), 0, 4, *binidx.find_topology())
+    assert loader is not None
+    assert loader[0].tolist() == [*range(100)][4 * binidx.find_topology().rank :][:4]
+
+
+def test_one_data_parallel_rank_in_a_larger_world_is_warned_of_once(
+    launched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    launched(SLURM)
+    caplog.set_level(logging.WARNING, "binidx")
+    for _ in range(2):
+        loader = binidx.build_pretraining_data_loader(range(100), 0, 4, 0, 1)
+        assert loader is not None
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+    assert [each.getMessage()[:50] for each in caplog.records] == ["data_parallel_size: found 1 in a group of 4 proces"]
+
+
+def test_a_loader_older_than_its_group_is_warned_of_at_its_first_batch(
+    launched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = binidx.build_pretraining_data_loader(range(100), 0, 4)
+    assert loader is not None
+    launched(SLURM)
+    caplog.set_level(logging.WARNING, "binidx")
+    next(iter(loader))
+    assert "found 1 in a group of 4 processes" in caplog.text
