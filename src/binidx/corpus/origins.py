@@ -29,7 +29,6 @@ from binidx.corpus.shuffle_buckets import (
 )
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
 from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
-from binidx.format.parquet_footer import read_row_groups
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
@@ -159,12 +158,12 @@ def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
     from binidx.format.sidecars.lineage import SCHEMA, open_lineage
 
     try:
-        reader = open_object(uri, storage_options=options, cache=False)
-        read_row_groups(reader)
-        yield open_lineage(reader), SCHEMA
+        yield open_lineage(open_object(uri, storage_options=options, cache=False)), SCHEMA
     except BinidxError:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # a disk that fails is no damage
         text = " ".join(str(error).split())
         raise FormatError(f"{uri}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
 

@@ -111,8 +111,8 @@ def library_errors(subject: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise LibraryError(f"{subject}: {text[:300]}") from None
+        kind = "" if type(error) in (Exception, RuntimeError, ValueError) else f"{type(error).__name__}: "
+        raise LibraryError(f"{subject}: {kind}{[*str(error).strip().splitlines(), ''][0][:300]}") from None
 
 
 class Stored(NamedTuple):
