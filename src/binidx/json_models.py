@@ -131,7 +131,8 @@ def _reworded(text: str, value: Any) -> str:
     problem = problem.replace("`", "").replace("Object missing", "missing")
     if problem.startswith("Expected"):
         expected, _, found_type = problem.partition(", got ")
-        problem = f"{expected.replace('Expected', 'expected')} (found {_found(value, path) or found_type})"
+        found = _found(value, path) or found_type
+        problem = expected.replace("Expected", "expected") + (f" (found {found})" if found else "")
     return f"{path}: {problem}"
 
 

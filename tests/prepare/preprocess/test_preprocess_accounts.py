@@ -197,6 +197,16 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert [each.num_rows for each in record.slices] == [200, 200]
 
 
+def test_a_record_of_other_slices_is_an_error(tmp_path: Path) -> None:
+    job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
+    (part,) = plan_parts(job, find_inputs(job.inputs))
+    record, places = make_part(job, part), JobUris(job)
+    for changes in ({"slices": record.slices[:1]}, {"extents": []}, {"datasets": {}}):
+        Path(places.record_uri(part)).write_bytes(replace(record, **changes).to_bytes())
+        with pytest.raises(FormatError, match=r"json: not the record of .*; delete it and run again"):
+            read_record(places, part)
+
+
 def test_a_wrong_engine_stops_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from binidx.errors import MismatchError
     from binidx.prepare.tokenizers.engine_choice import Gigatoken
