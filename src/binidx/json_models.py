@@ -30,7 +30,8 @@ MAX_DEPTH = 64
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-UInt32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+"""Of a vocabulary; libraries allocate 16 bytes for each id up to the largest."""
 Model = TypeVar("Model")
 
 
