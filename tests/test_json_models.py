@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import binidx
-from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, JournalFile
+from binidx.corpus.convert import JOURNAL_FILE, ConvertJournal, JournalFile, StorageFormat, _Convert, convert_dataset
 from binidx.dataset.baked import BAKED_FILE, Baked, read_baked
 from binidx.errors import BinidxError, ConfigError, FormatError
 from binidx.format.prefix_listing import TABLE
@@ -163,6 +163,15 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("journal", "objects.bin.sent.9", ["d", "e"], "x: $.objects[...]: sent: parts 1 to 9, the object has 1 to 3"),
     ("journal", "objects.bin.sent.x", ["d", "e"], "x: key in $.objects[...].sent: expected int (found str)"),
     ("journal", "objects.bin.more", 1, "x: $.objects.bin: unknown field more; it has size, "),
+    ("journal", "objects.bin.size", 2**63 - 1, "922337203685477581 parts, an object has 10000 at most"),
+    ("journal", "objects.bin.size", 2**63, "x: $.objects[...].size: expected int <= 9223372036854775807"),
+    ("journal", "objects.bin.sent.\ud800", ["d", "e"], "x: $: 'utf-8' codec can't encode character "),
+    ("record", "part", 2**64, "x: no JSON: 18446744073709551616 does not fit 64 bits"),
+    ("packed", "seed", -1, "x: $.seed: expected int >= 0 (found -1)"),
+    ("packed", "sets", [{"name": "a", "files": [], "weight": 1e308}] * 2, "none above it, or infinite ones"),
+    ("index manifest", "arrays.a.shape", [], "x: $.arrays[...]: shape: found (), need one or more sizes"),
+    ("index manifest", "arrays.a.shape", [-1, 2], "shape: found (-1, 2), need one or more sizes"),
+    ("index manifest", "arrays.a.dtype", "<x4", "x: $.arrays[...]: data type '<x4' not understood"),
     ("index manifest", "arrays.a.shape", [1, "2"], "x: $.arrays[...].shape[1]: expected int (found str)"),
     ("index manifest", "arrays.a.more", 1, "x: $.arrays.a: unknown field more; it has dtype, "),
     ("index manifest", "order", [], "x: $.order: expected object | null (found [])"),
@@ -208,6 +217,10 @@ WRONG: list[tuple[str, str, Any, str]] = [
      "x: $.post_processor.processors[0]: single: found '<s>', needs one of special_tokens; "),
     ("tokenizer.json", "post_processor", {"type": "BertProcessing", "cls": ["a", 1]},
      "x: $.post_processor: BertProcessing: missing required field sep; "),
+    ("tokenizer.json", "model.vocab.a", 2**32, "x: $.model.vocab[...]: expected int <= 16777215; "),
+    ("tokenizer.json", "model.vocab.a", -1, "x: $.model.vocab[...]: expected int >= 0; "),
+    ("tokenizer.json", "added_tokens.0.id", 2**31, "x: $.added_tokens[0].id: expected int <= 16777215 (found "),
+    ("tokenizer.json", "added_tokens.0.lstrip", 1, "x: $.added_tokens[0].lstrip: expected bool (found 1); "),
     ("vocab.json", "a", 1.5, "x: $[...]: expected int (found float); give a vocab.json"),
     ("tokenizer_config.json", "eos_token", 5, "x: $.eos_token: expected str | object | null (found 5)"),
 ]  # fmt: skip
@@ -227,6 +240,24 @@ def test_a_wrong_field_is_named_by_its_path(kind: str, path: str, value: Any, me
     with pytest.raises(file.error) as caught:
         file.decode(json.dumps(whole).encode(), "x")
     assert message.replace("\\", "") in str(caught.value)
+
+
+def test_a_number_beyond_64_bits_is_refused_in_our_files_and_ignored_in_those_of_others() -> None:
+    with pytest.raises(FormatError, match="x: no JSON: 1e999 does not fit 64 bits"):
+        RECORD_FILE.decode(b'{"seconds": 1e999}', "x")
+    assert CONFIG.decode(b'{"model_max_length": 1000000000000000019884624838656}', "x").eos_token is None
+
+
+@pytest.mark.parametrize("size", [2**63 - 1, 1])
+def test_a_convert_whose_journal_has_another_size_begins_again(size: int, tmp_path: Path) -> None:
+    prefix, target = str(Path(__file__).parent / "golden" / "state" / "local" / "corpus" / "en"), str(tmp_path / "en")
+    source = _Convert(prefix, target, StorageFormat(), "checksum", None, None, None).journal.source
+    states = {"bin": {**asdict(STATE), "size": size, "part_bytes": 1, "sent": {1: ("d", "e")}}}
+    journal = {**JOURNAL_FILE.tags, "owner": "o", "source": source, "objects": states}
+    (tmp_path / "en.convert.json").write_text(json.dumps(journal))
+    convert_dataset(prefix, target)
+    for end in ("bin", "idx"):
+        assert Path(f"{prefix}.{end}").read_bytes() == Path(f"{target}.{end}").read_bytes()
 
 
 def huge(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import fuzzing
 from helpers.gpt_data import write_with_megatron
 from helpers.proxied_store import Distant, distant_store
 from helpers.reader_stress import content
@@ -134,3 +136,18 @@ def test_a_reader_that_never_rests_holds_no_more_at_the_end_than_in_the_middle(
     # 16 connections, those that were lost and are being closed, and what a process has anyhow.
     assert max(most["descriptors"]) < 16 * 2 + 40, most
     assert most["threads"][1] <= most["threads"][0], most
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kind", fuzzing.KINDS)
+def test_a_damaged_file_is_read_or_refused_in_one_line(kind: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "helpers.fuzzing", kind, "100000", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1100,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+    )
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    assert sum(json.loads(ended.stdout.splitlines()[-1]).values()) == 100_000

@@ -12,6 +12,7 @@ msgspec's parser refuses, such as file names that are not UTF-8. A float field k
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -27,8 +28,10 @@ MAX_BYTES = 1 << 30
 MAX_DEPTH = 64
 """Nested arrays and objects: few enough to compare, hash and write the values within Python's stack."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+"""Of a vocabulary; libraries allocate 16 bytes for each id up to the largest."""
 Model = TypeVar("Model")
 
 
@@ -65,7 +68,9 @@ class JsonFile(Generic[Model]):
         """Return the JSON value of a file's bytes, of bounded size and depth."""
         self.check_size(len(data), subject)
         try:
-            found = json.loads(bytes(data), parse_constant=_refuse_constant)
+            # Files of others have such numbers in fields that we ignore: model_max_length is 10^30.
+            limits: dict[str, Any] = {} if self.open else {"parse_int": _parse_int, "parse_float": _parse_float}
+            found = json.loads(bytes(data), parse_constant=_refuse_constant, **limits)
         except RecursionError:
             self._fail(subject, f"nested too deep (more than {MAX_DEPTH} levels)")
         except ValueError as error:
@@ -89,7 +94,7 @@ class JsonFile(Generic[Model]):
             value = {name: each for name, each in value.items() if name not in self.tags}
         try:
             made = msgspec.convert(value, self.model, str_keys=True)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: half of a surrogate pair
             self._fail(subject, _reworded(str(error), value))
         if not self.open and (unknown := _unknown(value, made)):
             self._fail(subject, f"${unknown}")
@@ -108,6 +113,18 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def _parse_int(text: str) -> int:
+    if len(text) > 20 or not -(1 << 63) <= (value := int(text)) < 1 << 64:
+        raise ValueError(f"{text[:24]} does not fit 64 bits")
+    return value
+
+
+def _parse_float(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:24]} does not fit 64 bits")
+    return value
+
+
 def _reworded(text: str, value: Any) -> str:
     """Return msgspec's message in our order, with the found value: `$.a[0]: expected int (found 'x')`."""
     problem, where, place = text.rpartition(" - at `")
@@ -115,7 +132,8 @@ def _reworded(text: str, value: Any) -> str:
     problem = problem.replace("`", "").replace("Object missing", "missing")
     if problem.startswith("Expected"):
         expected, _, found_type = problem.partition(", got ")
-        problem = f"{expected.replace('Expected', 'expected')} (found {_found(value, path) or found_type})"
+        found = _found(value, path) or found_type
+        problem = expected.replace("Expected", "expected") + (f" (found {found})" if found else "")
     return f"{path}: {problem}"
 
 

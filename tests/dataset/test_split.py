@@ -36,7 +36,7 @@ def test_two_vectors_overlap_as_in_megatron(a: list[float], b: list[float]) -> N
     assert convert_split_vector_to_split_matrix(a, b) == theirs
 
 
-@pytest.mark.parametrize("text", ["1e-3,1", "-1,1,1", "a", "", "0,0,0", "1,1,1,1"])
+@pytest.mark.parametrize("text", ["1e-3,1", "-1,1,1", "a", "", "0,0,0", "1,1,1,1", ".", "1,.,1"])
 def test_a_split_that_is_not_three_plain_shares_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="split"):
         parse_and_normalize_split(text)

@@ -16,10 +16,9 @@ from binidx.tools.demo.corpus import build_corpus
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from binidx.prepare.tokenizers.engine import CL100K, O200K, Encoded
+from binidx.prepare.tokenizers.engine import CL100K, O200K, QWEN2, Encoded
 
 EOT = "<|endoftext|>"
-QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -114,7 +113,7 @@ KINDS = {
     "added tokens": lambda: byte_level(added=[AddedToken("<tool>", normalized=False), AddedToken("the of")]),
     "added words": lambda: byte_level(added=[AddedToken("the", single_word=True)]),
     "strips": lambda: byte_level(added=[AddedToken("<mask>", special=True, lstrip=True)]),
-    "strips blanks of its own": lambda: byte_level(added=[AddedToken(" the", rstrip=True)]),
+    "strips, and blanks are a token": lambda: byte_level(added=[AddedToken("</tool>", rstrip=True), AddedToken("  ")]),
     "one begins another": lambda: byte_level(
         added=[AddedToken("<|end", special=True), AddedToken("<|endof", special=True)]
     ),
@@ -169,7 +168,7 @@ def train_sentencepiece(path: Path, **options: Any) -> str:
 
 
 HARD = [
-    EOT, "<tool>", "<mask>", "the", "the of", "<|end", "<|endof", "[UNK]", "[SEP]", "<s>", "</s>",
+    EOT, "<tool>", "</tool>  ", "<mask>", "the", "the of", "<|end", "<|endof", "[UNK]", "[SEP]", "<s>", "</s>",
     "<unk>", "<0x0A>", " ", "  ", "\n", "\r\n", "\t", "'s", "'S", "'ſ", "don't", "123456", "é",
     "e\u0301", "ﬁ", "İ", "漢字", "👩\u200d👧", "\x00", "\u2028", "\u00a0", "\u3000", "١٢٣", "Ⅷ", "abc",
     "Hello", "_", " the", "...", "ｆｕｌｌ", "กำ", "\ufeff", "𝕏", "½", "नमस्ते", "\u0897", "\U00016ea0",

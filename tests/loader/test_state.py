@@ -93,8 +93,12 @@ def test_a_loader_begins_at_the_consumed_samples_it_is_given(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"consumed_samples": 8}, {"consumed_samples": "x", "fingerprint": ""}, [1], None, {"epoch": 1}]
-)
+    "state",
+    [
+        {}, {"consumed_samples": 8}, {"consumed_samples": "x", "fingerprint": ""}, [1], None, {"epoch": 1},
+        {"consumed_samples": float("inf"), "fingerprint": ""},
+    ],
+)  # fmt: skip
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pytest.raises(ConfigError, match="needs what state_dict"):
         loader(Numbers(60), 0).load_state_dict(state)

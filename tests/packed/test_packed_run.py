@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, FormatError
 from binidx.packed.packed_files import PackedDatasetBuilder, PackedFiles
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet
-from binidx.packed.packed_run import PackedRunOrder
+from binidx.packed.packed_run import PackedRunOrder, _listed
 from binidx.run.provenance.export import export, parquet, plan_by_rank, plan_by_steps
 
 
@@ -62,6 +62,12 @@ def test_files_hold_the_blocks_themselves(tmp_path: Path) -> None:
             source = ["web", "code"].index(row["source"])
             assert row["input_ids"] == files[source].read([row["file"]], [row["block"]])[0].tolist()
             assert row["sample"] == row["file"] * files[source].num_blocks + row["block"]
+
+
+def test_a_list_of_files_that_is_not_text_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "files.txt").write_bytes(b"a\xff\n")
+    with pytest.raises(FormatError, match=r"files.txt: not UTF-8 .*; needs a text file with a name on each line"):
+        _listed(f"{tmp_path}/files.txt", None)
 
 
 def test_tokens_need_files_and_sets_need_names() -> None:

@@ -63,6 +63,7 @@ def test_a_step_far_on_is_found_at_once() -> None:
         ((16, 1, 1, (4, 4)), "needs .start, increment, samples."),
         ((32, 8, 1, (8, 4, 1000)), "12 after 166 samples|12 after 168 samples"),
         ((0, 1, 1), "at least 1"),
+        ((2**40, 1, 1, (1, 1, 2**41)), "1,099,511,627,775 increments .need 1,000,000 at most"),
     ],
 )
 def test_what_does_not_divide_is_an_error(arguments: tuple, message: str) -> None:

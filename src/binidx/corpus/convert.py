@@ -327,7 +327,9 @@ class _Convert:
 
         def copy(suffix: str, reader: RangeReader, check: Callable[[], None], codec: str = "raw") -> CopyCounts:
             states = self.journal.states
-            state = states.setdefault(suffix, plan_copy(reader.size, part_bytes))
+            state = states.get(suffix)
+            if state is None or state.size != reader.size:
+                state = states[suffix] = plan_copy(reader.size, part_bytes)
             try:
                 return copy_object(
                     reader,

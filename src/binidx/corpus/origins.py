@@ -28,7 +28,7 @@ from binidx.corpus.shuffle_buckets import (
     shuffle_order,
 )
 from binidx.corpus.whole_dataset import DatasetTarget, Options, WholeDataset
-from binidx.errors import FormatError, ObjectNotFoundError
+from binidx.errors import BinidxError, FormatError, ObjectNotFoundError
 from binidx.format.sidecars.dataset_manifest import LINEAGE
 from binidx.storage.open import open_object
 from binidx.storage.ranges import cut
@@ -159,8 +159,13 @@ def _opened_lineage(uri: str, options: Options) -> Iterator[tuple[Any, Any]]:
 
     try:
         yield open_lineage(open_object(uri, storage_options=options, cache=False)), SCHEMA
-    except (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
-        raise FormatError(f"{uri}: is no lineage ({error}); needed the columns source, row, byte, id, hash") from error
+    except BinidxError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # a disk that fails is no damage
+        text = " ".join(str(error).split())
+        raise FormatError(f"{uri}: is no lineage ({text}); needed the columns source, row, byte, id, hash") from error
 
 
 Assign = Callable[[int, int], NDArray[np.int64]]

@@ -62,7 +62,7 @@ def parse_and_normalize_split(split: str) -> list[float]:
 
     Source: Megatron Core: every run of digits and dots is a number, missing ones are 0.
     """
-    if re.search(r"[^\d\s.,:;/|]|\.\d*\.", split):
+    if re.search(r"[^\d\s.,:;/|]|\.\d*\.|(?<!\d)\.(?!\d)", split):
         raise ConfigError(f"split: found {split!r}, need plain numbers such as '969, 30, 1'")
     shares = [float(number) for number in re.findall(r"[.0-9]+", split)]
     shares += [0.0] * (len(Split) - len(shares))

@@ -268,7 +268,7 @@ class PretrainingLoader(DataLoader[Any]):
         try:
             consumed, theirs = int(state["consumed_samples"]), state["fingerprint"]
             tokens = [dict(each) for each in state.get("tokens", ())]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"resume: found {state!r}, needs what state_dict() of a loader gave") from error
         ours = fingerprint(self.dataset, self._sampler)
         if theirs != ours:

@@ -44,13 +44,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import ConfigError
+from binidx.errors import ConfigError, FormatError
 from binidx.format.virtual import check_named
 from binidx.json_models import Count, JsonFile, Positive
 from binidx.packed.packed_files import PackedFiles, read_blocks
 from binidx.packed.packed_order import AtEnd, PackedRun, PackedSet, WorkerOrder, order_files
 from binidx.run.global_order import SampleReads
-from binidx.storage.open import open_object, read_document, read_whole
+from binidx.storage.open import read_document
 
 if TYPE_CHECKING:
     from binidx.run.provenance.export import pa
@@ -247,7 +247,7 @@ class PackedDescription:
     fork: str
     block_size: Positive
     n_chunks: Positive
-    seed: int
+    seed: Count
     sets: list[DescribedSet]
     num_ranks: Positive = 1
     num_workers: Count = 0
@@ -260,8 +260,9 @@ class PackedDescription:
             raise ConfigError(f"fork: found {self.fork!r}, needs one of {', '.join(FORKS)}")
         if not self.sets:
             raise ConfigError("sets: found none, needs at least one")
-        if min(each.weight for each in self.sets) < 0 or not any(each.weight for each in self.sets):
-            raise ConfigError("sets: found weights below 0, or none above it")
+        weights = [each.weight for each in self.sets]
+        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
+            raise ConfigError("sets: found weights below 0, or none above it, or infinite ones")
 
 
 PACKED_FILE = JsonFile(PackedDescription, error=ConfigError)
@@ -317,12 +318,14 @@ def open_packed_run(described: PackedDescription, storage_options: Mapping[str, 
 
 
 def _listed(files: str | Sequence[str], storage_options: Mapping[str, Any] | None) -> list[str]:
-    if isinstance(files, str):
-        text = bytes(read_whole(open_object(files, storage_options=storage_options, cache=False)))
-        names = text.decode().split("\n")[:-1] if text.endswith(b"\n") else text.decode().split("\n")
-        check_named(names, files, storage_options)
-        return names
-    return list(files)
+    if not isinstance(files, str):
+        return list(files)
+    try:
+        names = read_document(PACKED_FILE, files, storage_options).decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{files}: not UTF-8 ({error}); needs a text file with a name on each line") from error
+    check_named(names, files, storage_options)
+    return names
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,9 @@ class BatchSchedule:
         return BatchSizeStage(stage.first_step + steps, consumed, self.batch_size(consumed))
 
 
+MAX_INCREMENTS = 1_000_000
+
+
 def _check_rampup(rampup: Rampup, global_batch_size: int) -> None:
     if len(rampup) != 3:
         raise ConfigError(f"rampup_batch_size: found {rampup}, needs (start, increment, samples)")
@@ -127,6 +130,10 @@ def _check_rampup(rampup: Rampup, global_batch_size: int) -> None:
         raise ConfigError(
             f"rampup_batch_size: found {rampup} to {global_batch_size}, needs a start of at least 1 that whole "
             f"increments lead on from, over at least 1 sample"
+        )
+    if grows // increment > MAX_INCREMENTS:
+        raise ConfigError(
+            f"rampup_batch_size: {grows // increment:,} increments (need {MAX_INCREMENTS:,} at most); give larger ones"
         )
 
 

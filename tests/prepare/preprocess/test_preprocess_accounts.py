@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from helpers.preprocess_jobs import EOD, corpus, files_of, job_of, run, texts, theirs, tokenizer_path, write_lines
 
@@ -195,6 +197,16 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert [each.num_rows for each in record.slices] == [200, 200]
 
 
+def test_a_record_of_other_slices_is_an_error(tmp_path: Path) -> None:
+    job = job_of(corpus(tmp_path / "in"), tmp_path / "en", part_bytes=1 << 20)
+    (part,) = plan_parts(job, find_inputs(job.inputs))
+    record, places = make_part(job, part), JobUris(job)
+    for changes in ({"slices": record.slices[:1]}, {"extents": []}, {"datasets": {}}):
+        Path(places.record_uri(part)).write_bytes(replace(record, **changes).to_bytes())
+        with pytest.raises(FormatError, match=r"json: not the record of .*; delete it and run again"):
+            read_record(places, part)
+
+
 def test_a_wrong_engine_stops_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from binidx.errors import MismatchError
     from binidx.prepare.tokenizers.engine_choice import Gigatoken
@@ -281,3 +293,31 @@ def test_each_worker_has_its_first_texts_compared(tmp_path: Path) -> None:
         compared = [record.compared for record in fresh.map(lambda part: make_part(job, part), parts)]
     assert sum(compared) == FIRST_OF_WORKER
     assert compared[-1] == 0
+
+
+def test_texts_on_which_the_tokenizers_library_fails_obey_on_error(tmp_path: Path) -> None:
+    ranks = tmp_path / "mine.tiktoken"
+    ranks.write_text("YQ== 0\nYg== 1\n")  # a and b: the library panics at any other byte
+    tokenizer = describe_tokenizer(str(ranks), pattern="gpt2", eod=1)
+    inputs = [write_lines(tmp_path / "in.jsonl", [{"text": text} for text in ("ab", "abc", "b", "x")])]
+    with pytest.raises(FormatError, match=r"in.jsonl: byte 15: not tokenized: tiktoken: PanicException: .*--on-error"):
+        run(job_of(inputs, tmp_path / "raised", tokenizer=tokenizer))
+    report = run(job_of(inputs, tmp_path / "en", tokenizer=tokenizer, on_error="quarantine"))
+    assert totals(report)["dropped"] == {"not tokenized": 2}
+    assert totals(report)["num_documents"] == 2
+    rows = map(json.loads, (tmp_path / "en.quarantine.jsonl").read_text().splitlines())
+    assert [(row["line"], row["raw"]) for row in rows] == [(2, "abc"), (4, "x")]
+
+
+def test_a_damaged_parquet_file_obeys_on_error(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        parquet.write_table(pa.table({"text": ["the sea"] * 5}), tmp_path / f"{name}.parquet")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:-20] + b"PAR1")
+    inputs = [f"{tmp_path}/{name}.parquet" for name in ("a", "b", "c")]
+    with pytest.raises(FormatError, match=r"b.parquet: not a Parquet file, or damaged"):
+        run(job_of(inputs, tmp_path / "en"))
+    report = run(job_of(inputs, tmp_path / "en", on_error="quarantine"))
+    assert totals(report)["dropped"] == {"damaged": 1}
+    assert totals(report)["num_documents"] == 10
+    [row] = map(json.loads, (tmp_path / "en.quarantine.jsonl").read_text().splitlines())
+    assert (row["file"], row["reason"]) == (inputs[1], "damaged")

@@ -68,7 +68,6 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "not parquet": ("a.parquet", LINES, "not a Parquet file, or damaged"),
     "parquet without the column": ("a.parquet", as_parquet(["x"], "body"), "no column 'text'"),
     "parquet of numbers": ("a.parquet", as_parquet([1, 2]), "column 'text' is int64"),
-    "parquet with damaged pages": ("a.parquet", damaged(as_parquet(texts(200))), "row group 0 is damaged"),
 }
 
 
@@ -88,6 +87,12 @@ def test_what_cannot_be_read_is_named_without_them(s3: Bucket, case: str) -> Non
     url = put_signed(s3, name, data)
     found = clean(lambda: read_file(url, part_bytes=1 << 20), message)
     assert f"/{name}: " in str(found)
+
+
+def test_damaged_pages_are_problems_without_them(s3: Bucket) -> None:
+    (problem,) = read_file(put_signed(s3, "a.parquet", damaged(as_parquet(texts(200)))), part_bytes=1 << 20).problems
+    assert "/a.parquet: row 0: damaged: row group 0 is damaged" in str(problem)
+    assert secrets_in(str(problem)) == []
 
 
 def test_what_is_not_there_or_refused_or_not_reached_is_named_without_them(s3: Bucket) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,14 @@ import pyarrow.parquet as parquet
 import pytest
 from helpers.text_oracle import read_all, read_file
 
-from binidx.errors import FormatError, ObjectChangedError
+from binidx.errors import FormatError, ObjectChangedError, UnreachableError
 from binidx.prepare.text.batch import Filters
 from binidx.prepare.text.inputs import find_inputs
+from binidx.prepare.text.parquet_reader import _tables
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import plan_slices
+from binidx.storage.adapters import ReadableFile
+from binidx.storage.open import open_object
 
 TEXTS = ["a", None, "", "é語😀\x00", "b" * 100, None, "c"]
 
@@ -135,23 +141,82 @@ def test_what_is_no_parquet_file_is_a_format_error(tmp_path: Path) -> None:
             find_inputs(str(path))
 
 
-def test_a_damaged_page_is_a_format_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"text": ["abcdef" * 100] * 10}, use_dictionary=False, compression="zstd")
+def damaged(path: Path, change: Callable[[bytearray], None]) -> Path:
     data = bytearray(path.read_bytes())
-    data[4:40] = b"\xff" * 36
+    change(data)
     path.write_bytes(data)
-    with pytest.raises(FormatError, match="row group 0 is damaged"):
-        read_file(path)
+    return path
 
 
-def test_a_bit_that_flipped_is_a_format_error_where_pages_have_checksums(tmp_path: Path) -> None:
+def test_rows_behind_a_damaged_page_are_problems_and_those_of_other_groups_are_read(tmp_path: Path) -> None:
+    texts = [f"{number} " + "abcdef" * 100 for number in range(30)]
+    options: dict[str, Any] = {"use_dictionary": False, "compression": "zstd", "row_group_size": 10}
+    path = write(tmp_path / "a.parquet", {"text": texts}, **options)
+    start = parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    damaged(path, lambda data: data.__setitem__(slice(start, start + 36), b"\xff" * 36))
+    found = read_file(path)
+    assert found.texts == [[each] for each in texts[:10] + texts[20:]]
+    [problem] = found.problems
+    assert (problem.kind, problem.row) == ("damaged", 10)
+    assert str(problem).startswith(f"{path}: row 10: damaged: row group 1 is damaged (")
+    assert str(problem).endswith("; 10 rows are lost")
+    assert found.dropped == {"damaged": 9}
+    assert found.num_rows == 30
+
+
+def test_a_bit_that_flipped_is_a_problem_where_pages_have_checksums(tmp_path: Path) -> None:
     options = {"use_dictionary": False, "compression": "none", "write_page_checksum": True, "write_statistics": False}
     path = write(tmp_path / "a.parquet", {"text": ["abcdef" * 100] * 10}, **options)
-    data = bytearray(path.read_bytes())
-    data[data.index(b"abcdef") + 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="row group 0 is damaged"):
-        read_file(path)
+    damaged(path, lambda data: data.__setitem__(data.index(b"abcdef") + 2, ord("b")))
+    assert [each.kind for each in read_file(path).problems] == ["damaged"]
+
+
+@pytest.mark.parametrize("error", [UnreachableError("down"), OSError(errno.EIO, "I/O error")], ids=repr)
+def test_a_store_or_a_disk_that_fails_is_no_damage(tmp_path: Path, error: OSError) -> None:
+    """A job that leaves out damaged rows must not leave out those of a store that fails for a while."""
+
+    class Failing(ReadableFile):
+        down = False
+
+        def read(self, count: int = -1) -> bytes:
+            if self.down:
+                raise error
+            return super().read(count)
+
+    source = Failing(open_object(str(write(tmp_path / "a.parquet", {"text": ["a"]}))))
+    file = parquet.ParquetFile(source)
+    source.down = True
+    with pytest.raises(type(error)):
+        list(_tables("a.parquet", file, 0, ["text"], 1 << 20))
+
+
+def deadly(path: Path) -> Path:
+    """A file with one bit flipped: its column has another type than its pages, and pyarrow aborts."""
+    return damaged(write(path, {"text": ["a"]}), lambda data: data.__setitem__(data.rindex(b"schema\x15") + 10, 8))
+
+
+def test_a_footer_that_kills_pyarrow_is_an_error_or_a_problem_of_its_file(tmp_path: Path) -> None:
+    good, bad = write(tmp_path / "a.parquet", {"text": ["a"]}), deadly(tmp_path / "b.parquet")
+    with pytest.raises(FormatError, match=rf"{bad}: not a Parquet file, or damaged .pyarrow died of it, Aborted.; "):
+        find_inputs(str(bad))
+    found = find_inputs([str(bad), str(good)], damaged_too=True)
+    assert [len(each.blocks) for each in found] == [0, 1]
+    read = read_all(plan_slices(found, 1 << 20))
+    assert read.texts == [["a"]]
+    assert [(each.kind, each.uri) for each in read.problems] == [("damaged", str(bad))]
+    assert read.num_rows == 2
+
+
+def test_a_footer_that_contradicts_itself_is_a_format_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"text": ["a"] * 5})
+    data = path.read_bytes()
+    # Of the bytes of the footer, one after the other: an error, or a plan within the file.
+    for at in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data), 3):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+        with contextlib.suppress(FormatError):
+            [found] = find_inputs(str(path))
+            assert all(0 <= block.stored <= block.stored + block.stored_bytes <= len(data) for block in found.blocks)
+            assert all(block.count >= 0 for block in found.blocks)
 
 
 def test_a_file_that_changed_since_the_plan_is_not_read(tmp_path: Path) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Bucket
-from helpers.trained_tokenizers import EOT, KINDS, save, train_sentencepiece
+from helpers.trained_tokenizers import EOT, KINDS, buffers, hard_texts, json_of, lists, save, train_sentencepiece
 from tokenizers import Tokenizer
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError, ObjectNotFoundError
-from binidx.prepare.tokenizers.describe import describe_tokenizer, find_cached_encoding
+from binidx.prepare.tokenizers.describe import REBUILT, describe_tokenizer, find_cached_encoding
 from binidx.prepare.tokenizers.engine import CL100K, ENCODINGS, encoding_address
+from binidx.prepare.tokenizers.engine_choice import reference_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec, parse_vocabulary, read_content
 from binidx.storage.writing.publish import create_object
 
@@ -177,3 +180,89 @@ def test_a_folder_whose_config_changes_ids_is_refused(tmp_path: Path) -> None:
             continue
         with pytest.raises(ConfigError, match=f"{error}; .*save_pretrained"):
             describe_tokenizer(str(tmp_path))
+
+
+LLAMA = {"normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first",
+         "split": False}}  # fmt: skip
+SPACES = {"normalizer": {"type": "Prepend", "prepend": "▁"}, "pre_tokenizer": None}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+OWN = {f"{role}_token": "<unk>" for role in ("bos", "unk", "pad", "sep", "cls", "mask")} | {"eos_token": "</s>"}
+GEMMA = {
+    "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False},
+}
+BERT = {
+    "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+                   "lowercase": True},
+    "pre_tokenizer": {"type": "BertPreTokenizer"},
+    "model": {"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##",
+              "max_input_chars_per_word": 100, "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2}},
+    "post_processor": {"type": "BertProcessing", "cls": ["<unk>", 0], "sep": ["<unk>", 0]},
+}  # fmt: skip
+T5 = {
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+        {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "▁", "add_prefix_space": True}]},
+    "model": {"type": "Unigram", "unk_id": 2, "vocab": [["<s>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["a", -1.0]]},
+    "post_processor": {"type": "TemplateProcessing",
+                       "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>"}}],
+                       "special_tokens": {"</s>": {"id": "</s>", "ids": [1]}}},
+}  # fmt: skip
+CLASSES: dict[str, tuple[str | None, dict[str, Any], dict[str, Any], bool]] = {
+    "none": (None, SPACES, {}, True),
+    "the file's": ("PreTrainedTokenizerFast", SPACES, {}, True),
+    "llama, other steps": ("LlamaTokenizer", SPACES, {}, False),
+    "llama": ("LlamaTokenizer", LLAMA, {}, True),
+    "llama, fast": ("LlamaTokenizerFast", LLAMA, {}, True),
+    "llama, no space": ("LlamaTokenizer", LLAMA, {"add_prefix_space": False}, False),
+    "llama, legacy": ("LlamaTokenizer", LLAMA, {"legacy": True}, False),
+    "llama, byte level": ("LlamaTokenizer", {"normalizer": None, "pre_tokenizer": LEVEL}, {}, True),
+    "llama, another eos": ("LlamaTokenizer", LLAMA, {"eos_token": "<end>"}, False),
+    "llama, tokens left out": ("LlamaTokenizer", LLAMA, {"added_tokens_decoder": {"1": {"content": "<s>"}}}, False),
+    "gpt2, other steps": ("GPT2Tokenizer", LLAMA, {}, False),
+    "gemma": ("GemmaTokenizer", GEMMA, OWN, True),
+    "gemma, its default tokens": ("GemmaTokenizer", GEMMA, {}, False),
+    "bert": ("BertTokenizer", BERT, OWN, True),
+    "bert, cased": ("BertTokenizer", BERT, {**OWN, "do_lower_case": False}, False),
+    "t5": ("T5Tokenizer", T5, {**OWN, "extra_ids": 0}, True),
+    "t5, more tokens": ("T5Tokenizer", T5, OWN, False),
+    "one that we do not know": ("AlbertTokenizer", LLAMA, {}, False),
+}
+
+
+@pytest.mark.parametrize("case", CLASSES)
+def test_a_folder_whose_class_is_rebuilt_by_transformers_is_exact_or_refused(case: str, tmp_path: Path) -> None:
+    name, steps, config, exact = CLASSES[case]
+    parsed = json.loads(json_of("sentencepiece-like")) | steps
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, **config}))
+    assert describe_tokenizer(f"{tmp_path}/tokenizer.json")
+    if exact:
+        assert describe_tokenizer(str(tmp_path))
+    else:
+        with pytest.raises(ConfigError, match=rf"names {name}, which transformers 5 rebuilds .* is used alone"):
+            describe_tokenizer(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*REBUILT, None])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_described_folder_has_the_ids_of_autotokenizer(kind: str, name: str | None, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    save(kind, tmp_path)
+    config = {} if name is None else {"tokenizer_class": name}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    texts = hard_texts(500)
+    for folder in (tmp_path, tmp_path / "saved"):
+        try:
+            library = AutoTokenizer.from_pretrained(str(folder))
+            theirs = [library(text)["input_ids"] for text in texts]
+        except Exception:
+            return  # a class that this kind is not for
+        with contextlib.suppress(ConfigError):
+            spec = describe_tokenizer(str(folder))
+            ids = lists(reference_engine(spec).encode(*buffers(texts)))
+            different = [text for text, our, their in zip(texts, ids, theirs, strict=True) if our != their]
+            assert different == []
+        library.save_pretrained(str(tmp_path / "saved"))

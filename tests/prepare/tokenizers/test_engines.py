@@ -43,7 +43,7 @@ REASONS = {
     "digits, then a pattern": "in another way",
     "what a pattern finds is dropped": "in another way",
     "added words": "inside words",
-    "strips blanks of its own": "blanks around a token that has",
+    "strips, and blanks are a token": "blanks around a token in another way, where '  ' is",
     "unigram": "Unsupported model type",
     "wordpiece": "Unsupported model type",
 }

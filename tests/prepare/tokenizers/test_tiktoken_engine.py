@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from binidx.errors import FormatError
 from binidx.prepare.tokenizers.describe import describe_tokenizer
-from binidx.prepare.tokenizers.engine import CL100K, GPT2, parse_ranks
+from binidx.prepare.tokenizers.engine import CL100K, GPT2, LibraryError, parse_ranks
 from binidx.prepare.tokenizers.engine_choice import choose_engine
 
 
@@ -58,3 +59,16 @@ def test_policies_decide_what_becomes_of_a_special_token_in_text(policy: str, tm
     spec = describe_tokenizer(uri, specials=policy)
     (ids,) = lists(choose_engine(spec).encode(*buffers([f"a {EOT} b"])))
     assert ids.count(dict(spec.special_tokens)[EOT]) == (0 if policy == "text" else 1)
+
+
+def test_a_panic_of_the_library_is_one_error_that_pickles(tmp_path: Path) -> None:
+    path = tmp_path / "mine.tiktoken"
+    path.write_text("YQ== 0\nYg== 1\n")  # a and b: no entry for any other byte
+    engine = choose_engine(describe_tokenizer(str(path), pattern="gpt2"))
+    assert lists(engine.encode(*buffers(["ab"]))) == [[0, 1]]
+    with pytest.raises(LibraryError, match=r"^tiktoken: PanicException: ") as caught:
+        engine.encode(*buffers(["abc"]))
+    assert "PanicException" in str(pickle.loads(pickle.dumps(caught.value)))
+    path.write_text("YQ== 0\nYg== 0\n")
+    with pytest.raises(FormatError, match=r"mine.tiktoken: tiktoken does not read it: "):
+        choose_engine(describe_tokenizer(str(path), pattern="gpt2"))

@@ -67,6 +67,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         open_object(f"file://{tmp_path}/nope")
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
+def test_what_is_no_file_name_is_an_error(name: str) -> None:
+    with pytest.raises(StorageError, match=r"^'/tmp/a.*': not a file name \(.*\); correct it$"):
+        LocalFile(f"/tmp/{name}")
+
+
 def test_a_file_where_a_directory_was_needed_is_not_found(path: Path) -> None:
     with pytest.raises(ObjectNotFoundError):
         LocalFile(path / "below")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from binidx.errors import FormatError
@@ -58,6 +59,11 @@ class StoredArray:
     bytes: int
     xxh3_64: str
     identity: Fields | None = None
+
+    def __post_init__(self) -> None:
+        np.dtype(self.dtype)
+        if not self.shape or min(self.shape) < 0:
+            raise ValueError(f"shape: found {self.shape}, need one or more sizes")
 
 
 @dataclass(frozen=True)

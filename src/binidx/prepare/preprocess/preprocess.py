@@ -183,8 +183,10 @@ def with_absolute_paths(job: Job) -> Job:
 
 def find_job_inputs(job: Job) -> list[Input]:
     """Return the inputs of a job, without its own outputs in the same folder."""
-    exclude = JobUris(job).is_output
-    return find_inputs(job.inputs, format=job.format, storage_options=job.source_options, exclude=exclude)
+    exclude, keep = JobUris(job).is_output, job.on_error != "raise"
+    return find_inputs(
+        job.inputs, format=job.format, storage_options=job.source_options, exclude=exclude, damaged_too=keep
+    )
 
 
 def warn_of_inputs(inputs: Sequence[Input], parts: Sequence[Part], watch: PartWatcher) -> None:

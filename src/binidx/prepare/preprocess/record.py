@@ -24,13 +24,13 @@ from binidx.prepare.text.slices import Extent
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 VERSION = 2
-SPECIAL = "special token"
-"""Kind of problem besides those of `prepare.text`."""
+SPECIAL, UNENCODED = "special token", "not tokenized"
+"""Kinds of problems besides those of `prepare.text`."""
 
 
 def count_problems(dropped: Mapping[str, int]) -> int:
     """Return the number of dropped rows that are not documents."""
-    return sum(count for reason, count in dropped.items() if reason in KINDS or reason == SPECIAL)
+    return sum(count for reason, count in dropped.items() if reason in (*KINDS, SPECIAL, UNENCODED))
 
 
 @dataclass(frozen=True)

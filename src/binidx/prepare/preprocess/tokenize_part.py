@@ -41,11 +41,11 @@ from binidx.format.sidecars.dataset_manifest import RowCounts
 from binidx.jobs import TaskFailure, check_stop
 from binidx.prepare.preprocess.job import Job, JobUris, Part
 from binidx.prepare.preprocess.part_writer import PartWriter
-from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, Record
+from binidx.prepare.preprocess.record import RECORD_FILE, SPECIAL, UNENCODED, Record
 from binidx.prepare.text.batch import Batch, Problem, cumulative_offsets, join_texts
 from binidx.prepare.text.read import read_slice
 from binidx.prepare.text.slices import PARQUET, Extent, Slice
-from binidx.prepare.tokenizers.engine import Engine, as_stored_tokens, decode_texts
+from binidx.prepare.tokenizers.engine import Engine, LibraryError, as_stored_tokens, decode_texts
 from binidx.prepare.tokenizers.engine_choice import (
     FIRST,
     FIRST_OF_WORKER,
@@ -113,11 +113,6 @@ class TokenizedBatch:
         """Number of ids of each document, shape (num_documents,)."""
         return np.diff(self.offsets[self.batch.documents])
 
-    def document_bytes(self, document: int) -> bytes:
-        """Return all texts of a document."""
-        first, last = self.batch.documents[document : document + 2]
-        return self.batch.texts[self.batch.offsets[first] : self.batch.offsets[last]].tobytes()
-
     def select(self, chosen: NDArray[np.bool_]) -> TokenizedBatch:
         """Return the chosen documents, shape (num_documents,)."""
         if chosen.all():
@@ -154,20 +149,20 @@ def split_specials(
 ) -> tuple[list[Problem], list[TokenizedBatch]]:
     """Return the documents with a special token in their text as problems, and the other documents."""
     counts: NDArray[np.int64] = np.sum([each.count_specials(tokenizer) for each in batches], axis=0)
-    first = batches[0].batch
+    texts = [each.batch for each in batches]
     problems = [
-        Problem(
-            SPECIAL,
-            piece.uri,
-            int(first.rows[number]),
-            int(first.positions[number]),
-            f"row {first.rows[number]}" if piece.format == PARQUET else f"byte {first.positions[number]}",
-            f"{counts[number]} of them in its text",
-            b"\n".join(each.document_bytes(number) for each in batches),
-        )
+        document_problem(SPECIAL, piece, texts, number, f"{counts[number]} of them in its text")
         for number in np.flatnonzero(counts).tolist()
     ]
     return problems, [each.select(counts == 0) for each in batches]
+
+
+def document_problem(kind: str, piece: Slice, batches: Sequence[Batch], number: int, detail: str) -> Problem:
+    """Return a document as a problem."""
+    row, position = int(batches[0].rows[number]), int(batches[0].positions[number])
+    where = f"row {row}" if piece.format == PARQUET else f"byte {position}"
+    line = b"\n".join(each.document_bytes(number) for each in batches)
+    return Problem(kind, piece.uri, row, position, where, detail, line)
 
 
 BATCH_BYTES, LEAST_BATCH_BYTES = {"gigatoken": 4 << 20}, 1 << 20
@@ -233,7 +228,11 @@ def read_record(uris: JobUris, part: Part) -> Record | None:
     uri = uris.record_uri(part)
     data = read_small(uri, uris.job.target_options)
     record = None if data is None else RECORD_FILE.decode(data, uri)
-    return record if record is not None and record.valid_for(uris.job.on_error) else None
+    if record is None or not record.valid_for(uris.job.on_error):
+        return None
+    if {len(record.slices), len(record.extents)} != {len(part.slices)} or {*record.datasets} != {*uris.job.keys}:
+        raise FormatError(f"{uri}: not the record of {part}; delete it and run again")
+    return record
 
 
 class PartTokenizer:
@@ -278,7 +277,7 @@ class PartTokenizer:
         counts.text_bytes += sum(len(each.texts) for each in batches)
         counts.drop(first.dropped)
         self._drop_problems(first.problems, number)
-        tokenized = [self._encode(each) for each in batches]
+        tokenized = self._encode_all(number, batches)
         if job.tokenizer.specials == "error":
             problems, tokenized = split_specials(piece, tokenized, job.tokenizer)
             self._drop_problems(problems, number)
@@ -289,6 +288,29 @@ class PartTokenizer:
             ids, documents, empty_too = (each.ids, each.offsets), each.batch.documents, job.empty == "eod"
             stored = as_stored_tokens(*ids, documents, job.dtype, job.eod, empty_too=empty_too)
             self._writer.datasets[each.batch.key].add(redacted(piece.uri), each.batch, stored)
+
+    def _encode_all(self, number: int, batches: Sequence[Batch]) -> list[TokenizedBatch]:
+        """Return the batches with their ids, without the documents on which the tokenizer's library fails."""
+        try:
+            return [self._encode(each) for each in batches]
+        except LibraryError:
+            failures = [self._failure(batches, document) for document in range(batches[0].num_documents)]
+        piece = self._part.slices[number]
+        found = [(at, text) for at, text in enumerate(failures) if text]
+        problems = [document_problem(UNENCODED, piece, batches, at, text) for at, text in found]
+        self._drop_problems(problems, number)
+        good = np.array([not text for text in failures], np.bool_)
+        return [self._encode(each.select(good)) for each in batches]
+
+    def _failure(self, batches: Sequence[Batch], document: int) -> str:
+        """Return the error of the tokenizer's library on a document; empty if there is none."""
+        alone = np.arange(batches[0].num_documents) == document
+        try:
+            for each in batches:
+                self._encode(each.select(alone))
+        except LibraryError as error:
+            return str(error)
+        return ""
 
     def _encode(self, batch: Batch) -> TokenizedBatch:
         if self._split is not None:

@@ -58,6 +58,7 @@ KINDS = {
     "not text": "the value is neither a string nor a list of strings",
     "lone surrogate": "the string cannot be encoded in UTF-8",
     "too long": "the line is longer than the limit",
+    "damaged": "the rows of a Parquet file from here to the end of their row group, or all, cannot be read",
 }
 """Kind of a Problem -> its meaning."""
 
@@ -153,6 +154,11 @@ class Batch:
     def text(self, number: int) -> str:
         """Return one of the texts."""
         return bytes(self.texts[self.offsets[number] : self.offsets[number + 1]]).decode()
+
+    def document_bytes(self, document: int) -> bytes:
+        """Return all texts of a document."""
+        first, last = self.documents[document : document + 2]
+        return self.texts[self.offsets[first] : self.offsets[last]].tobytes()
 
     def select(self, chosen: NDArray[np.bool_]) -> Batch:
         """Return the chosen documents, shape (d,), with the counts of the whole batch."""

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from binidx.errors import ConfigError, ObjectNotFoundError, StorageError
+from binidx.errors import ConfigError, FormatError, ObjectNotFoundError, StorageError
 from binidx.format.sidecars.dataset_manifest import SIDECARS
 from binidx.format.virtual import SUFFIX as PARTS
 from binidx.prepare.text.read import FORMATS
@@ -84,17 +84,19 @@ def find_inputs(
     format: str | None = None,
     storage_options: Options = None,
     exclude: Callable[[str], bool] = lambda uri: False,
+    damaged_too: bool = False,
 ) -> list[Input]:
     """Return the objects behind the names, in the order of the names; those of a glob or a directory sorted.
 
     Args:
         format: of all inputs, a key of FORMATS; None: by the suffix of each name.
         exclude: objects of globs and folders to leave out.
+        damaged_too: whether a Parquet file without a sound footer is an input, of which reading yields one problem.
 
     Raises:
         ObjectNotFoundError: a name matches nothing.
         ConfigError: a name has no known suffix, or is a pipe.
-        FormatError: a Parquet file without a sound footer.
+        FormatError: a Parquet file without a sound footer, unless `damaged_too`.
         StorageError: the store fails.
     """
     if format is not None and format not in FORMATS:
@@ -102,7 +104,7 @@ def find_inputs(
     every = [os.fspath(each) for each in ([names] if isinstance(names, str | os.PathLike) else names)]
     expanded = list(map_in_flight(lambda name: _expand(name, format, storage_options, exclude), every, IN_FLIGHT))
     found = [each for some in expanded for each in some]
-    return list(map_in_flight(lambda each: _input(*each, format, storage_options), found, IN_FLIGHT))
+    return list(map_in_flight(lambda each: _input(*each, format, storage_options, damaged_too), found, IN_FLIGHT))
 
 
 def format_of(uri: str) -> str | None:
@@ -139,7 +141,7 @@ def _expand(
     return [(uri, None) for uri in sort_matches(name, found)]
 
 
-def _input(uri: str, reader: RangeReader | None, format: str | None, options: Options) -> Input:
+def _input(uri: str, reader: RangeReader | None, format: str | None, options: Options, damaged_too: bool) -> Input:
     format = format or format_of(uri)
     if format is None:
         raise ConfigError(f"{uri}: unknown format (need a name that ends in {_suffixes()}); give the format (--format)")
@@ -149,7 +151,12 @@ def _input(uri: str, reader: RangeReader | None, format: str | None, options: Op
         if find_blocks is None:
             return Input(uri, format, file_identity(status))  # not opened: LocalFile reads up to 256 KiB at once
     reader = reader or open_stored(uri, storage_options=options)
-    return Input(uri, format, reader.identity, find_blocks(reader) if find_blocks else ())
+    try:
+        return Input(uri, format, reader.identity, find_blocks(reader) if find_blocks else ())
+    except FormatError:
+        if not damaged_too:
+            raise
+        return Input(uri, format, reader.identity)
 
 
 def _stat(path: str) -> os.stat_result:

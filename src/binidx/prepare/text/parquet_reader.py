@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from binidx.errors import FormatError, MissingDriverError
+from binidx.errors import FormatError, MissingDriverError, StorageError
+from binidx.format.parquet_footer import column_range, columns_of, read_row_groups
 from binidx.format.sidecars.lineage import to_numpy
 from binidx.prepare.text.batch import Batch, Problem, Strings, cumulative_offsets
 from binidx.prepare.text.slices import InputBlock, ReadRequest, check_identity, check_unmodified
@@ -107,13 +108,10 @@ def parquet_blocks(reader: RangeReader) -> tuple[InputBlock, ...]:
     Raises:
         FormatError: not a Parquet file.
     """
-    metadata = _open_parquet(reader.uri, ReadableFile(reader)).metadata
     blocks, first = [], 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        start = min((_column_range(column)[0] for column in _columns(group)), default=0)
-        blocks.append(InputBlock(start, _stored_bytes(group), first, group.num_rows))
-        first += group.num_rows
+    for start, stored_bytes, num_rows in read_row_groups(reader):
+        blocks.append(InputBlock(start, stored_bytes, first, num_rows))
+        first += num_rows
     return tuple(blocks)
 
 
@@ -126,6 +124,13 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
     piece, names = request.piece, [*request.keys, *request.fields]
     reader = open_stored(piece.uri, storage_options=request.options)
     check_identity(piece, reader.identity)
+    if piece.last is None:  # a file without row groups, or with a damaged footer
+        request.extent.end = 0
+        try:
+            read_row_groups(reader)
+        except FormatError as error:
+            yield _damaged(request, 0, 0, 1, piece.num_bytes, str(error))
+            return
     groups = range(piece.first, piece.last or 0)
     metadata = _open_parquet(piece.uri, ReadableFile(reader)).metadata
     request.extent.end = metadata.num_rows
@@ -136,23 +141,50 @@ def read_parquet(request: ReadRequest) -> Iterator[tuple[list[Batch], list[Strin
         for number in groups:
             first, num_rows, size = row, metadata.row_group(number).num_rows, _stored_bytes(metadata.row_group(number))
             for table in _tables(piece.uri, file, number, names, request.batch_bytes):
-                at, stop = row - first, row - first + table.num_rows
+                at = row - first
+                count = num_rows - at if isinstance(table, Exception) else table.num_rows
                 # As if all rows were equal; the shares of all rows add up to the total.
-                share = size * stop // num_rows - size * at // num_rows
-                request.extent.add((piece.first_row or 0) + row, table.num_rows)
-                yield _batches(request, table, row, at, share)
-                row += table.num_rows
+                share = size * (at + count) // num_rows - size * at // num_rows
+                request.extent.add((piece.first_row or 0) + row, count)
+                if isinstance(table, Exception):
+                    text = " ".join(str(table).split())
+                    yield _damaged(request, row, at, count, share, f"row group {number} is damaged ({text})")
+                else:
+                    yield _batches(request, table, row, at, share)
+                row += count
     check_unmodified(piece)
 
 
 def _tables(uri: str, file: Any, group: int, columns: Sequence[str], batch_bytes: int) -> Iterator[Any]:
-    metadata = file.metadata.row_group(group)
-    plain_bytes = sum(c.total_uncompressed_size for c in _columns(metadata, columns))
+    """Yield the rows of a row group; at last the error, if they cannot be read to their end."""
+    metadata, count = file.metadata.row_group(group), 0
+    plain_bytes = sum(c.total_uncompressed_size for c in columns_of(metadata, columns))
     rows = min(max(1, batch_bytes * metadata.num_rows // max(1, plain_bytes)), MOST_ROWS)
     try:
-        yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False)
+        for table in file.iter_batches(batch_size=rows, row_groups=[group], columns=list(columns), use_threads=False):
+            yield table
+            count += table.num_rows
     except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{uri}: row group {group} is damaged ({error}); restore it from its source") from error
+        if isinstance(error, StorageError) or (isinstance(error, OSError) and error.errno is not None):
+            raise  # a store or a disk that fails is no damage
+        if count >= metadata.num_rows:
+            raise FormatError(f"{uri}: row group {group} is damaged ({error}); restore it from its source") from error
+        yield error
+
+
+def _damaged(
+    request: ReadRequest, row: int, row_in_group: int, count: int, num_bytes: int, detail: str
+) -> tuple[list[Batch], list[Strings]]:
+    """Return a batch without documents for `count` rows that cannot be read: one problem, and the others dropped."""
+    piece, empty = request.piece, Strings(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))
+    where = f"row {(piece.first_row or 0) + row}"
+    problem = Problem("damaged", piece.uri, row, row_in_group, where, f"{detail}; {count} rows are lost")
+    dropped, none = Counter({"damaged": count - 1}), np.empty(0, np.int64)
+    batches = [
+        Batch(key, empty.bytes, empty.offsets, empty.offsets, none, none, None, [problem], dropped, count, num_bytes)
+        for key in request.keys
+    ]
+    return batches, [empty for _ in request.fields]
 
 
 def _batches(
@@ -184,8 +216,8 @@ def _open_columns(reader: RangeReader, metadata: Any, groups: range, names: Sequ
     path = local_path(reader.uri)
     if path is not None:
         return pa.OSFile(path)
-    columns = [_columns(metadata.row_group(group), names) for group in groups]
-    return ReadAheadFile(reader, [[_column_range(each) for each in same] for same in zip(*columns, strict=True)])
+    columns = [columns_of(metadata.row_group(group), names) for group in groups]
+    return ReadAheadFile(reader, [[column_range(each) for each in same] for same in zip(*columns, strict=True)])
 
 
 def _open_parquet(uri: str, source: Any, metadata: Any = None) -> Any:
@@ -198,22 +230,8 @@ def _open_parquet(uri: str, source: Any, metadata: Any = None) -> Any:
         raise FormatError(f"{uri}: not a Parquet file, or damaged ({error}); restore it from its source") from error
 
 
-def _columns(group: Any, names: Sequence[str] | None = None) -> list[Any]:
-    """Return the stored columns of these names, or all; the column of a list is that of its items."""
-    columns = [group.column(c) for c in range(group.num_columns)]
-    if names is None:
-        return columns
-    # A name may have dots itself.
-    return [each for each in columns if any(f"{each.path_in_schema}.".startswith(f"{name}.") for name in names)]
-
-
 def _stored_bytes(group: Any) -> int:
-    return sum(column.total_compressed_size for column in _columns(group))
-
-
-def _column_range(column: Any) -> Range:
-    first = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
-    return first, first + column.total_compressed_size
+    return sum(column.total_compressed_size for column in columns_of(group))
 
 
 def _check_columns(uri: str, schema: Any, keys: Sequence[str], fields: Sequence[str]) -> None:

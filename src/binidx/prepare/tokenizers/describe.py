@@ -15,16 +15,19 @@ Source: tiktoken 0.14, load.py; huggingface_hub, "Understand caching".
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from binidx.errors import AccessError, ConfigError, FormatError, MissingDriverError, ObjectNotFoundError
 from binidx.json_models import JsonFile
-from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, encoding_address, missing_package, parse_ranks
+from binidx.prepare.tokenizers.engine import ENCODINGS, GPT2, QWEN2, encoding_address, missing_package, parse_ranks
 from binidx.prepare.tokenizers.spec import (
     END,
     AddedToken,
@@ -121,11 +124,10 @@ def _describe_json(uri: str, post_processor: bool, storage_options: Options, mer
         check_config(uri, parsed, config)
     specials, unknown = special_tokens(parsed)
     prefix, suffix = surrounding_ids(uri, parsed.get("post_processor")) if post_processor else ((), ())
-    eos = config.eos_token.content if isinstance(config.eos_token, AddedToken) else config.eos_token
     spec = TokenizerSpec(
         uri, "json", content_digest(content), len(entries), special_tokens=specials,
         prefix=prefix, suffix=suffix, merges=merges, unknown=unknown,
-        eod=entries.get(END if merges else eos or ""),
+        eod=entries.get(END if merges else _content(config.eos_token) or ""),
     )  # fmt: skip
     return spec, entries
 
@@ -134,18 +136,33 @@ def _describe_json(uri: str, post_processor: bool, storage_options: Options, mer
 class TokenizerConfig:
     """Used fields of a tokenizer_config.json."""
 
+    bos_token: str | AddedToken | None = None
     eos_token: str | AddedToken | None = None
+    unk_token: str | AddedToken | None = None
+    pad_token: str | AddedToken | None = None
+    sep_token: str | AddedToken | None = None
+    cls_token: str | AddedToken | None = None
+    mask_token: str | AddedToken | None = None
     added_tokens_decoder: dict[str, AddedToken] | None = None
     add_prefix_space: bool | None = None
+    legacy: bool | None = None
+    do_lower_case: bool | None = True
+    tokenize_chinese_chars: bool | None = True
+    strip_accents: bool | None = None
+    extra_ids: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 100
+    tokenizer_class: str | None = None
 
 
 CONFIG = JsonFile(TokenizerConfig, open=True)
+
+GENERIC = (None, "TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer", "PythonBackend")
+"""Values of `tokenizer_class` with which AutoTokenizer uses a tokenizer.json unchanged."""
 
 
 def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> None:
     """Raise ConfigError if AutoTokenizer would give other ids than the tokenizer.json alone.
 
-    Source: transformers, PreTrainedTokenizerFast.__init__.
+    Source: transformers 5, TokenizersBackend and AutoTokenizer.from_pretrained.
     """
     entries, split = vocabulary(parsed), parsed.get("pre_tokenizer") or {}
     added = [token.content for token in (config.added_tokens_decoder or {}).values()]
@@ -153,11 +170,113 @@ def check_config(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -
     space = config.add_prefix_space
     if space is not None and split.get("type") == "ByteLevel" and split.get("add_prefix_space", space) != space:
         found.append(f"sets add_prefix_space to {space}")
+    if not found and config.tokenizer_class not in GENERIC and not _equals_rebuilt(uri, parsed, config):
+        found.append(f"names {config.tokenizer_class}, which transformers 5 rebuilds with steps and tokens of its own")
     if found:
         raise ConfigError(
             f"{uri}: the {CONFIG_FILE} beside it {', '.join(found[:3])}; "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes a tokenizer.json that agrees with it"
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes a tokenizer.json that agrees with it; "
+            "named instead of its folder, a tokenizer.json is used alone"
         )
+
+
+ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+REBUILT = {
+    "LlamaTokenizer": "<s> </s> <unk> - - - -",
+    "GemmaTokenizer": "<bos> <eos> <unk> <pad> - - <mask>",
+    "GPT2Tokenizer": f"{END} {END} {END} - - - -",
+    "RobertaTokenizer": "<s> </s> <unk> <pad> </s> <s> <mask>",
+    "GPTNeoXTokenizer": f"{END} {END} {END} <|padding|> - - -",
+    "Qwen2Tokenizer": f"- {END} {END} {END} - - -",
+    "BertTokenizer": "- - [UNK] [PAD] [SEP] [CLS] [MASK]",
+    "T5Tokenizer": "- </s> <unk> <pad> - - -",
+}
+"""Classes that transformers 5 rebuilds from the vocabulary of a file -> the default token of each role, - for none."""
+
+ENDS = {
+    "BertTokenizer": (("cls",), ("sep",)),
+    "RobertaTokenizer": (("cls",), ("sep",)),
+    "T5Tokenizer": ((), ("eos",)),
+}
+"""Roles of the tokens before and behind each text, where a class does not leave them to the file."""
+
+
+def _equals_rebuilt(uri: str, parsed: Mapping[str, Any], config: TokenizerConfig) -> bool:
+    """Return whether the class that a config names, as transformers 5 builds it, is the tokenizer of a tokenizer.json.
+
+    Such a class takes the vocabulary of the file, and its own normalizer, pre-tokenizer and special tokens.
+    """
+    name = (config.tokenizer_class or "").removesuffix("Fast")
+    normalizer, split = (_plain(parsed.get(step)) for step in ("normalizer", "pre_tokenizer"))
+    if name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps([split, parsed.get("decoder")]):
+        return True  # AutoTokenizer uses such a file unchanged
+    if name not in REBUILT or (normalizer, split) != _steps(name, normalizer, config):
+        return False
+    tokens: dict[str, str] = {}
+    for role, default in zip(ROLES, REBUILT[name].split(), strict=True):
+        token = _content(getattr(config, f"{role}_token")) or default
+        if token != "-":
+            tokens[role] = token
+    named, own = {*tokens.values()}, {token["content"] for token in parsed.get("added_tokens") or []}
+    model = {"byte_fallback": False, "ignore_merges": False} | parsed["model"]
+    needed: dict[str, Any] = {"byte_fallback": name in ("LlamaTokenizer", "GemmaTokenizer"), "ignore_merges": False}
+    if name == "BertTokenizer":
+        needed = {"unk_token": tokens["unk"], "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    if name == "T5Tokenizer":
+        needed, named = (
+            {"unk_id": 2, "byte_fallback": False},
+            named | {f"<extra_id_{n}>" for n in range(config.extra_ids)},
+        )
+    decoder = own if config.added_tokens_decoder is None else map(_content, config.added_tokens_decoder.values())
+    if not (named | own == own == own & set(decoder) and needed.items() <= model.items()):
+        return False
+    entries, ends = vocabulary(parsed), ENDS.get(name)
+    around = ends and tuple(tuple(entries[tokens[role]] for role in roles) for roles in ends)
+    return around is None or around == surrounding_ids(uri, parsed.get("post_processor"))
+
+
+def _steps(name: str, normalizer: Any, config: TokenizerConfig) -> tuple[Any, Any]:
+    """Return the normalizer and pre-tokenizer that a class of REBUILT has."""
+    space = config.add_prefix_space
+    level = {"type": "ByteLevel", "add_prefix_space": bool(space), "use_regex": True}
+    if name == "LlamaTokenizer":
+        scheme = "never" if space is False else "always" if config.legacy else "first"
+        return None, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    if name == "GemmaTokenizer":
+        split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+        return {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, split
+    if name in ("GPT2Tokenizer", "RobertaTokenizer"):
+        return None, level
+    if name == "GPTNeoXTokenizer":
+        return {"type": "NFC"}, level
+    if name == "Qwen2Tokenizer":
+        split = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": False}
+        return {"type": "NFC"}, [split, {**level, "use_regex": False}]
+    if name == "BertTokenizer":
+        steps = {"handle_chinese_chars": config.tokenize_chinese_chars, "strip_accents": config.strip_accents}
+        normal = {"type": "BertNormalizer", "clean_text": True, **steps, "lowercase": config.do_lower_case}
+        return normal, {"type": "BertPreTokenizer"}
+    words = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    charsmap = normalizer if isinstance(normalizer, dict) and normalizer.get("type") == "Precompiled" else None
+    return charsmap, [{"type": "WhitespaceSplit"}, words]
+
+
+def _plain(step: Any) -> Any:
+    """Return a step without the fields that change no id, and with defaults for those that older files lack."""
+    if not isinstance(step, dict):
+        return step
+    if step.get("type") == "Sequence" and "pretokenizers" in step:
+        return [_plain(each) for each in step["pretokenizers"]]
+    default: dict[str, Any] = {"use_regex": True} if step.get("type") == "ByteLevel" else {}
+    ignored = {"trim_offsets"}
+    if step.get("type") == "Metaspace":
+        default = {"prepend_scheme": "always" if step.get("add_prefix_space", True) else "never", "split": True}
+        ignored |= {"str_rep", "add_prefix_space"}
+    return {**default, **{name: value for name, value in step.items() if name not in ignored}}
+
+
+def _content(token: str | AddedToken | None) -> str | None:
+    return token.content if isinstance(token, AddedToken) else token
 
 
 def _read_config(uri: str, storage_options: Options) -> TokenizerConfig:

@@ -29,6 +29,7 @@ Source: tiktoken_ext.openai_public of tiktoken 0.14.0: patterns, special tokens 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import importlib.util
 import os
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from binidx.errors import FormatError
+from binidx.errors import BinidxError, FormatError
 from binidx.native.token_files import wrap_rows
 from binidx.prepare.text.batch import cumulative_offsets
 from binidx.prepare.tokenizers.spec import TokenizerSpec, wordpiece_json
@@ -91,6 +92,27 @@ def concatenate_ids(lists: list[list[int]]) -> Encoded:
 def missing_package(package: str) -> str | None:
     """Return a message with the install command if a package is not installed; else None. Its extra has its name."""
     return None if importlib.util.find_spec(package) else f"{package} is not installed; pip install 'binidx[{package}]'"
+
+
+class LibraryError(FormatError):
+    """The library of a tokenizer failed on its file or on a text."""
+
+
+@contextlib.contextmanager
+def library_errors(subject: str) -> Iterator[None]:
+    """Raise LibraryError for the exceptions of a library, also for a panic of Rust, which is no Exception.
+
+    A PanicException cannot be pickled, so a worker that raised it would seem to have died.
+    """
+    try:
+        yield
+    except (BinidxError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        kind = "" if type(error) in (Exception, RuntimeError, ValueError) else f"{type(error).__name__}: "
+        raise LibraryError(f"{subject}: {kind}{[*str(error).strip().splitlines(), ''][0][:300]}") from None
 
 
 class Stored(NamedTuple):
@@ -192,8 +214,9 @@ class HuggingFace(ReferenceEngine):
         first = 0
         while first < len(texts):
             stop = max(first + 1, int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES)))
-            for encoding in self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped):
-                yield encoding.ids
+            with library_errors(self.name):
+                found = self.tokenizer.encode_batch_fast(texts[first:stop], add_special_tokens=self.wrapped)
+            yield from (encoding.ids for encoding in found)
             first = stop
 
 
@@ -224,7 +247,9 @@ class SentencePiece(ReferenceEngine):
         self.processor = SentencePieceProcessor(model_proto=content)
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
-        return concatenate_ids(self.processor.encode(decode_texts(texts, offsets), out_type=int, num_threads=1))
+        with library_errors(self.name):
+            found = self.processor.encode(decode_texts(texts, offsets), out_type=int, num_threads=1)
+        return concatenate_ids(found)
 
     def decode(self, ids: list[int]) -> str:
         text: str = self.processor.decode(ids)
@@ -234,6 +259,7 @@ class SentencePiece(ReferenceEngine):
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST
+QWEN2 = CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
 O200K = (
@@ -281,7 +307,9 @@ class Tiktoken(ReferenceEngine):
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         encode, allowed = self.encoding.encode_to_numpy, self.allowed
-        rows = [encode(text, allowed_special=allowed, disallowed_special=()) for text in decode_texts(texts, offsets)]
+        strings = decode_texts(texts, offsets)
+        with library_errors(self.name):
+            rows = [encode(text, allowed_special=allowed, disallowed_special=()) for text in strings]
         ids = np.concatenate([np.empty(0, np.uint32), *rows])
         return add_special_ids(ids, cumulative_offsets([len(row) for row in rows]), self.spec)
 

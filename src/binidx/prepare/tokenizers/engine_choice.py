@@ -43,11 +43,13 @@ from binidx.prepare.tokenizers.engine import (
     Encoded,
     Engine,
     HuggingFace,
+    LibraryError,
     ReferenceEngine,
     SentencePiece,
     Tiktoken,
     add_special_ids,
     decode_texts,
+    library_errors,
     missing_package,
 )
 from binidx.prepare.tokenizers.spec import TokenizerSpec, added_tokens, read_content
@@ -68,11 +70,11 @@ class Gigatoken:
         if missing := missing_package("gigatoken"):
             return missing
         try:
-            parsed = json.loads(as_tokenizer_json(spec, content))
-            load_gigatoken(spec, content)
-        except Exception as error:  # a RuntimeError, ValueError or one of its own
-            return f"does not read it: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        return known_differences(spec, parsed)
+            with library_errors("does not read it"):
+                load_gigatoken(spec, content)
+                return known_differences(spec, json.loads(as_tokenizer_json(spec, content)))
+        except LibraryError as error:
+            return str(error)
 
     def __init__(self, spec: TokenizerSpec, content: bytes) -> None:
         self.spec, self.content = spec, content
@@ -81,7 +83,8 @@ class Gigatoken:
 
     def encode(self, texts: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
         # gigatoken's threads would compete with the other processes of the job.
-        found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
+        with library_errors(self.name):
+            found = self.tokenizer.encode_batch(string_array(texts, offsets), parallel=False).layout
         encoded = add_special_ids(found.content.data, found.offsets.data, self.spec)
         if self.spec.kind == "sentencepiece":  # splits by no pattern and normalises nothing
             return encoded
@@ -107,9 +110,10 @@ def known_differences(spec: TokenizerSpec, parsed: Mapping[str, Any]) -> str | N
     words = [token["content"] for token in tokens if token.get("single_word")]
     if words:
         return f"finds {words[0]!r} inside words, where it is to be a word"
-    strips = [token["content"] for token in tokens if token.get("lstrip") or token.get("rstrip")]
-    if any(content != content.strip() for content in strips):
-        return "takes blanks around a token that has blanks in another way"
+    strips = any(token.get("lstrip") or token.get("rstrip") for token in tokens)
+    blank = [token["content"] for token in tokens if token["content"] != token["content"].strip()]
+    if strips and blank:
+        return f"takes blanks around a token in another way, where {blank[0]!r} is a token, too"
     if tokens != (parsed.get("added_tokens") or []):
         return "gives added tokens the ids that stand in the file, which the reference does not read"
     if not parsed["model"].get("byte_fallback") and not splits_like_reference(parsed):
@@ -233,7 +237,8 @@ def choose_engine(
     for candidate in ENGINES if name == "auto" else [name]:
         reason = ENGINES[candidate].refusal(spec, content)
         if reason is None:
-            return ENGINES[candidate](spec, content)
+            with library_errors(f"{spec.uri}: {candidate} does not read it"):
+                return ENGINES[candidate](spec, content)
         reasons.append(f"{candidate}: {reason}")
     raise ConfigError(f"{spec.uri}: {'; '.join(reasons)}")
 

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from binidx.errors import ConfigError, FormatError, ObjectChangedError
-from binidx.json_models import JsonFile
+from binidx.json_models import JsonFile, TokenId
 from binidx.prepare.text.batch import cumulative_offsets
 from binidx.storage.open import read_document
 
@@ -144,17 +144,21 @@ class AddedToken:
 
     content: str
     special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    id: TokenId | None = None
 
 
 @dataclass
 class TokenizerModel:
     """Used fields of a model; Unigram has its vocabulary in a list."""
 
-    vocab: dict[str, int] | list[tuple[str, float]]
+    vocab: dict[str, TokenId] | list[tuple[str, float]]
     type: str | None = None
     merges: list[str | tuple[str, str]] | None = None
     unk_token: str | None = None
-    unk_id: int | None = None
+    unk_id: TokenId | None = None
     dropout: float | None = None
 
     def __post_init__(self) -> None:
@@ -173,7 +177,7 @@ class PipelineStep:
 class TemplateIds:
     """Ids of a special token in a template."""
 
-    ids: list[int]
+    ids: list[TokenId]
 
 
 @dataclass
@@ -181,8 +185,8 @@ class PostProcessor:
     """Post-processor, with the fields of all known kinds."""
 
     type: str
-    cls: tuple[str, int] | None = None
-    sep: tuple[str, int] | None = None
+    cls: tuple[str, TokenId] | None = None
+    sep: tuple[str, TokenId] | None = None
     single: list[dict[str, dict[str, Any]]] | None = None
     special_tokens: dict[str, TemplateIds] | None = None
     processors: list[PostProcessor] | None = None
@@ -307,7 +311,7 @@ def _template(uri: str, processor: Mapping[str, Any]) -> tuple[tuple[int, ...], 
 END = "<|endoftext|>"
 """GPT-2's only special token, if the vocabulary has it."""
 
-VOCAB_FILE = JsonFile(dict[str, int], hint="give a vocab.json, an object of entries and their ids")
+VOCAB_FILE = JsonFile(dict[str, TokenId], hint="give a vocab.json, an object of entries and their ids")
 
 
 def gpt2_json(uri: str, vocab: bytes, merges: bytes) -> bytes:

@@ -85,6 +85,8 @@ class LocalFile:
                 view = memoryview(mapped or file.read(found.st_size))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}: no such file") from error
+        except ValueError as error:  # a null byte, or half of a surrogate pair
+            raise StorageError(f"{self.uri!r}: not a file name ({error}); correct it") from error
         except OSError as error:
             way_out = WAYS_OUT.get(error.errno or 0, "needed a readable file")
             raise StorageError(f"{self.uri}: {error.strerror}; {way_out}") from error

@@ -59,6 +59,8 @@ class CopyState:
 
     def __post_init__(self) -> None:
         last = -(-self.size // self.part_bytes)
+        if last > MAX_PARTS:
+            raise ValueError(f"part_bytes: {last} parts, an object has {MAX_PARTS} at most")
         if any(not 1 <= part <= last for part in self.sent):
             raise ValueError(f"sent: parts {min(self.sent)} to {max(self.sent)}, the object has 1 to {last}")
 
