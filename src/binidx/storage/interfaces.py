@@ -224,7 +224,7 @@ class BlockReader(Protocol):
     codec: str
 
     def digest(self) -> str:
-        """Return a digest of what the object's checksums or its seek table describe of the content.
+        """Return a digest of the object's checksums, or of its seek table.
 
         Returns:
             Hexadecimal digits, equal for copies of the stored object. Few bytes are read: not every change is seen.
