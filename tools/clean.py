@@ -47,9 +47,10 @@ def clean(arguments: argparse.Namespace) -> int:
         for folder, _, _ in os.walk(directory):
             for path, _ in list_staging_files(folder, now):
                 with contextlib.suppress(FileNotFoundError):
-                    size, age = os.stat(path).st_size, max(0.0, now - os.stat(path).st_mtime)
+                    found = os.stat(path)
                     removed = arguments.remove and remove_unlocked(path)
-                    files.append({"path": path, "num_bytes": size, "age_seconds": age, "removed": removed})
+                    age = max(0.0, now - found.st_mtime)
+                    files.append({"path": path, "num_bytes": found.st_size, "age_seconds": age, "removed": removed})
     if arguments.json:
         print(json.dumps({"files": files}))
         return 0

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from binidx.index.cache.index_cache import BUILT, NOT_KEPT, Outcome
 from binidx.index.cache.index_files import MANIFEST, NpyLayout
 from binidx.run.run_file import Run
 from binidx.storage.requests.remote_object import object_exists
+from binidx.storage.threads import available_cores
 
 from ._command import command
 from ._display import MOST_ROWS, human_bytes, human_seconds, shortened, table
@@ -62,7 +62,7 @@ def prepare(arguments: argparse.Namespace) -> int:
     given = load_sized(arguments)
     if arguments.for_megatron and given.config.path_to_cache is None and "://" in all_prefixes(given)[0]:
         raise ConfigError("--for-megatron: needs path_to_cache in RUN; Megatron Core has no caches in a store")
-    threads = arguments.threads or len(os.sched_getaffinity(0))
+    threads = arguments.threads or available_cores()
     small = given.config.cache_small_indices or arguments.for_megatron
     config = replace(given.config, num_dataset_builder_threads=threads, cache_small_indices=small)
     rows = [*build(replace(given, config=config))]

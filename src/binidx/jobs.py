@@ -53,6 +53,7 @@ from typing import Any, Generic, TypeVar
 
 from binidx import errors
 from binidx.storage.requests.retries import pause
+from binidx.storage.threads import available_cores
 
 ATTEMPTS = 5
 """Attempts of one task. If a pool dies while it runs several tasks, no attempt of theirs is counted."""
@@ -423,11 +424,6 @@ def open_engine(name: str, count: int | None = None, *, remote_data: bool = Fals
     if name == "local":
         return JobEngine(lambda: LocalExecutor(local_count), lambda executor: local_count)
     raise errors.ConfigError(f"engine: found {name}, needed local, ray, ray:ADDRESS or dask=ADDRESS")
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _import(name: str, extra: str) -> Any:

@@ -148,8 +148,8 @@ class _Opening:
             return open_bin(path_prefix, storage_options=self.options, mmap=self.mmap, cache=self.cache)
 
         def open_both(reader: RangeReader) -> Pair:
-            both = partial(read_index, reader), open_tokens
-            index, bin_reader = (both[0](), both[1]()) if local else run_both(*both)
+            read = partial(read_index, reader)
+            index, bin_reader = (read(), open_tokens()) if local else run_both(read, open_tokens)
             return _join(index, bin_reader, dict(idx_reader.identity))
 
         try:

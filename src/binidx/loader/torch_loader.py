@@ -65,7 +65,6 @@ logger = logging.getLogger(__name__)
 State = dict[str, Any]
 LENGTHS = ("original_seq_len", "padded_seq_len")
 
-logger = logging.getLogger(__name__)
 
 _loader_numbers: defaultdict[Split | None, Iterator[int]] = defaultdict(itertools.count)
 """Numbers of the loaders of each split, counted when they are first compared with those of other ranks."""

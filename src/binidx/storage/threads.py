@@ -40,10 +40,14 @@ NO_POOLS: Mapping[str, int] = MappingProxyType({})
 MAX_COMPUTING_THREADS = 8
 
 
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def thread_count() -> int:
     """Return how many threads compute at once: one for each core of this process, 8 at most."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MAX_COMPUTING_THREADS, cores)
+    return min(MAX_COMPUTING_THREADS, available_cores())
 
 
 @dataclass(frozen=True)

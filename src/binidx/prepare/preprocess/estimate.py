@@ -39,7 +39,6 @@ from numpy.typing import NDArray
 
 from binidx.corpus.whole_dataset import Options
 from binidx.format.idx import DType
-from binidx.jobs import available_cores
 from binidx.prepare.preprocess.job import check_eod, choose_part_bytes
 from binidx.prepare.text.batch import Batch, Filters
 from binidx.prepare.text.inputs import find_inputs
@@ -50,7 +49,7 @@ from binidx.prepare.tokenizers.engine_choice import choose_engine
 from binidx.prepare.tokenizers.spec import TokenizerSpec
 from binidx.storage.store_protocols import Prices
 from binidx.storage.stores.registry import local_path, prices_of
-from binidx.storage.threads import map_in_flight
+from binidx.storage.threads import available_cores, map_in_flight
 from binidx.storage.writing.copy import ProgressWatcher, SilentWatcher
 
 UNIT_BYTES = 256 << 10

@@ -21,7 +21,7 @@ from binidx.errors import BinidxError, ConfigError, ObjectChangedError, ObjectEx
 from binidx.format.indexed_dataset import IndexedDataset
 from binidx.format.sidecars.dataset_manifest import MANIFEST, Machine, read_manifest
 from binidx.format.source import absolute_uri
-from binidx.jobs import ATTEMPTS, JobEngine, available_cores, open_engine, run_tasks
+from binidx.jobs import ATTEMPTS, JobEngine, open_engine, run_tasks
 from binidx.prepare.preprocess.finish import (
     claim_output,
     describe_job_difference,
@@ -46,7 +46,7 @@ from binidx.prepare.text.slices import Input
 from binidx.storage.requests.remote_object import read_small
 from binidx.storage.requests.retries import pause
 from binidx.storage.stores.registry import local_path
-from binidx.storage.threads import READS
+from binidx.storage.threads import READS, available_cores
 from binidx.storage.writing.concatenate import IN_FLIGHT
 
 
