@@ -29,6 +29,7 @@ import numpy as np
 import s3fs  # noqa: F401 - before the forks
 from helpers.gpt_data import TOKENIZER
 from helpers.lineage_data import build_with_lineage
+from helpers.preprocess_crash import killed_after, status_of
 from helpers.preprocess_jobs import EOD, corpus, job_of, texts, tokenizer_path, write_lines
 
 import binidx.run.provenance.baking as baking
@@ -150,22 +151,6 @@ def fork(work: Callable[[], object]) -> int:
             sys.stderr.flush()
             os._exit(1)
     return child
-
-
-def status_of(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_after(child: int, seconds: float) -> int:
-    """Kill a child after some time; return its status."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.0005)
-    os.kill(child, signal.SIGKILL)
-    return status_of(child)
 
 
 def die_after(step: int) -> None:

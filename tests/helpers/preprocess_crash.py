@@ -29,14 +29,23 @@ def attempt(output: str, inputs: list[str], seconds: float) -> int:
         except BaseException as error:
             print(repr(error), file=sys.stderr)
             os._exit(1)
+    return killed_after(child, seconds)
+
+
+def status_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_after(child: int, seconds: float) -> int:
+    """Kill a child after some time; return its status."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
+        time.sleep(0.0005)
     os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status_of(child)
 
 
 def main(output: str, kills: int, seed: int, inputs: list[str]) -> None:
