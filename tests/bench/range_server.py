@@ -23,7 +23,8 @@ PIECE = memoryview(bytes(range(256)) * (64 << 10))  # 16 MiB
 LEAST_MS, MOST_MS = 25, 30
 
 RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
-COMMON = b'ETag: "x"\r\nLast-Modified: Fri, 20 Nov 2026 03:53:17 GMT\r\nAccept-Ranges: bytes\r\n\r\n'
+VERSION = b'ETag: "x"\r\nx-goog-generation: 1\r\n'
+COMMON = VERSION + b"Last-Modified: Fri, 20 Nov 2026 03:53:17 GMT\r\nAccept-Ranges: bytes\r\n\r\n"
 METADATA = json.dumps({"name": "data", "bucket": "bench", "size": str(SIZE), "generation": "1", "etag": "x"}).encode()
 
 

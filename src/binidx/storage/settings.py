@@ -36,8 +36,9 @@ class ReadSettings:
         index_bytes: limit of all files in index_dir; None: leave a tenth of its file system free.
         verify: compare data with the checksums beside an object; None: if there are any.
         deadline_seconds: time after which a read fails that gets no response, or only broken ones, retries included.
-        outage_seconds: time after which a read fails whose store cannot be reached or answers 5xx or 429; None: two
-            minutes less than the timeout of the process group of torch.distributed, 8 minutes without one.
+        outage_seconds: time after which a read, or a part of an upload, fails whose store cannot be reached or answers
+            5xx or 429; None: two minutes less than the timeout of the process group of torch.distributed, 8 minutes
+            without one.
         hedge: send a second request for a range that is much later than others, and use the first response.
         concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for
             requests without a driver.

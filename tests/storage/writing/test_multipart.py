@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import fsspec
 import pytest
 from conftest import Bucket
+from servers.latency_proxy import latency_proxy
 
 from binidx.errors import StorageError
 from binidx.storage.open import open_object, read_whole
@@ -106,3 +108,24 @@ def test_a_size_that_no_disk_holds_leaves_nothing_behind(tmp_path: Path) -> None
         open_parts(str(tmp_path / "x"), (1 << 63) - 1)
     assert os.listdir("/dev/fd") == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_outlasts_an_outage_beyond_the_deadline(s3: Bucket) -> None:
+    def outlasted(deadline: float) -> bool:
+        uri = f"{s3.fresh()}/x"
+        proxy.become()
+        parts = open_parts(uri, len(DATA), storage_options={"binidx": {"deadline_seconds": deadline}})
+        assert parts is not None
+        proxy.become(faults={"503": 1.0})
+        back = threading.Timer(1.5 * deadline, proxy.become)
+        back.start()
+        try:
+            parts.publish(send(parts, list(RANGES)))
+        except StorageError:
+            return False
+        finally:
+            back.join()
+        return bytes(read_whole(open_object(uri))) == DATA
+
+    with latency_proxy(s3.server.endpoint, delay_ms=0, only="all") as proxy, proxy.in_environment():
+        assert any(map(outlasted, (1.0, 10.0, 100.0))), "the later ones are for a slow machine"

@@ -103,7 +103,7 @@ def warn_of_outage(uri: str, error: Exception, began: float, patience: float) ->
     if min(now - began, now - _warned.get(store, -math.inf)) >= WARN_SECONDS:
         _warned[store] = now
         logger.warning(
-            "%s: out for %.0f s (%s); reads are tried again for %.0f s (outage_seconds)",
+            "%s: out for %.0f s (%s); requests are tried again for %.0f s (outage_seconds)",
             *(store, now - began, _shortly(error), patience),
         )
 

@@ -48,7 +48,7 @@ def cut_views(data: Bytes) -> list[memoryview]:
 
 
 class PartUpload:
-    """Multipart upload of a store: each request is retried, and its errors name the object.
+    """Multipart upload of a store: each request is retried, also through an outage, and its errors name the object.
 
     Args:
         token: continue this upload if it still exists.
@@ -62,8 +62,10 @@ class PartUpload:
 
     def __init__(self, store: MultipartStore, uri: str, token: str, storage_options: Mapping[str, Any]) -> None:
         self.uri, self._settings = uri, ReadSettings.of(storage_options)
+        # A store that never answered may not exist: its outage ends at the deadline.
+        self._answered = False
         self._upload = self._retried(lambda: store.upload(uri, token))
-        self.token = self._upload.token
+        self._answered, self.token = True, self._upload.token
 
     def has_part(self, part: int, where: Range, digest: str, tag: str) -> bool:
         """Return whether this part, written earlier with this digest and tag, still exists."""
@@ -109,7 +111,8 @@ class PartUpload:
 
     def _retried(self, request: Callable[[], Result]) -> Result:
         with storage_errors(self.uri):
-            return retried(self.uri, request, deadline_seconds=self._settings.deadline_seconds)
+            patient = self._settings if self._answered else None
+            return retried(self.uri, request, deadline_seconds=self._settings.deadline_seconds, patient=patient)
 
 
 class LocalParts:
