@@ -46,8 +46,8 @@ WaitCheck = Callable[[bool], None]
 class ResolvedPrefix(str):
     """Prefix of a dataset with facts about its files, which its opener need not fetch again.
 
-    `dataset/` opens low-level datasets by functions with Megatron's arguments, which users may replace by their own;
-    the prefix is the argument that all of them pass on. Pickles as the plain prefix.
+    The package `dataset` opens `IndexedDataset`s by functions with Megatron's arguments, which users may replace by
+    their own; the prefix is the argument that all of them pass on, so it carries the facts. Pickles as a plain str.
 
     Args:
         listed: the pair's files in a listing of their folder; None: not listed.
@@ -170,7 +170,7 @@ class _Opening:
                 raise ObjectChangedError(f"{uri}: replaced while it was opened; open it when its writer has finished")
 
     def _open_listed(self, path_prefix: ResolvedPrefix, found: ListedPair) -> Pair | None:
-        """Open a pair by its listing; return None if it was replaced since or is not valid: open it without, then."""
+        """Open a pair as its listing shows it; return None if a file was replaced since, or is not valid."""
         uri, data = get_idx_path(path_prefix), found.index
         try:
             if data is None:

@@ -190,7 +190,7 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
 
 
 def resolve_part(uri: str, prefix: str) -> str:
-    """Return the URI or path of a part of the list `uri`."""
+    """Return the URI or absolute path of a part whose prefix is stored in the list at `uri`."""
     folder = uri.rpartition("/")[0]
     return prefix if "://" in prefix or os.path.isabs(prefix) or not folder else join_uri(folder, prefix)
 

@@ -118,7 +118,11 @@ class Mapped:
         lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64, 2), len(ranges), about.page_bytes)
 
     def taking(self, *, ask_ahead: bool) -> Any:
-        """Return a C struct of the mapping for one call, which counts its bytes there; `ask_ahead`: read ahead."""
+        """Return a C struct for one call that reads the content; the call counts its bytes in the struct.
+
+        Args:
+            ask_ahead: whether the call first asks the disk for all its ranges.
+        """
         about = ffi.new(MAPPING, self.template[0])
         about.ask_ahead = ask_ahead
         return about

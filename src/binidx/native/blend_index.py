@@ -158,7 +158,7 @@ def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_
 def _rotates(weights: NDArray[np.float64], size: int) -> bool:
     """Return whether `fill_in_rotation` gives the rows of these weights, and is faster than comparing the weights.
 
-    Below 2^50 samples, rounding keeps a difference of one between counts.
+    With fewer than 2^50 samples of each dataset, no rounding error hides a difference of one sample.
     """
     return len(weights) > WHOLE and bool((weights == weights[0]).all()) and float(weights[0]) * size < 2.0**50
 

@@ -34,7 +34,8 @@ class ReadSettings:
         index_dir: directory of this node for `.idx` files and index arrays if there is no cache_dir; None: a directory
             of this user in the temporary directory. "off": each process holds them in its own memory.
         index_bytes: limit of all files in index_dir; None: leave a tenth of its file system free.
-        verify: compare data with the checksums beside an object; None: if there are any.
+        verify: compare a plain `.bin` with its checksums, which must exist; None: only a remote one, and only if there
+            are checksums.
         deadline_seconds: time after which a read fails that gets no response, or only broken ones, retries included.
         outage_seconds: time after which a read fails whose store cannot be reached or answers 5xx or 429; None: two
             minutes less than the timeout of the process group of torch.distributed, 8 minutes without one.

@@ -299,7 +299,7 @@ class MultipartUpload(Protocol):
             The tag of the part, for `complete`.
 
         Raises:
-            SlowCopyError: the part may still arrive later; names the option that allows more time.
+            SlowCopyError: the part may still arrive later; the message names the option that allows more time.
         """
 
     def complete(self, tags: Mapping[int, str]) -> str:

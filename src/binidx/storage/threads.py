@@ -55,7 +55,7 @@ class Threads:
     """Thread pool of one kind of work.
 
     Args:
-        name: of the threads.
+        name: name of the threads.
         count: returns the number of threads; called once in each process.
     """
 
@@ -80,7 +80,7 @@ class Threads:
         return [each.result() for each in pending]
 
     def executor(self, count: int) -> ThreadPoolExecutor:
-        """Return a pool of `count` threads for one caller: for long work, or work that must not queue behind other."""
+        """Return a pool of `count` threads for one caller: for long work, or work that must not queue."""
         return ThreadPoolExecutor(count, thread_name_prefix=self.name)
 
 
@@ -132,7 +132,7 @@ def map_in_flight(
 def run_both(
     here: Callable[[], First], elsewhere: Callable[[], Second], pool: Threads | None = None
 ) -> tuple[First, Second]:
-    """Return the results of two functions that run at the same time, the second in a thread of `pool` (READS).
+    """Return the results of two functions that run at the same time, the second in a thread of `pool`, or of READS.
 
     Raises:
         The first's error, else the second's, after both have ended.

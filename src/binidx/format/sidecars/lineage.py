@@ -103,7 +103,7 @@ class LineageWriter:
         self.write(build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, names, hashes))
 
     def write(self, table: Any) -> None:
-        """Append a table of `SCHEMA`."""
+        """Append an Arrow table with the schema SCHEMA."""
         self._tables.append(table)
         self.num_rows += len(table)
         if sum(map(len, self._tables)) >= GROUP_ROWS:
@@ -134,7 +134,7 @@ class _Abandoned(Exception):
 def build_lineage_table(
     sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, places: Any, ids: Any, hashes: Any
 ) -> Any:
-    """Return a table of `SCHEMA`.
+    """Return an Arrow table with the schema SCHEMA.
 
     Args:
         numbers: for each row, the position of its source in `sources`.

@@ -115,7 +115,7 @@ ChunkKey = tuple[int, int]
 class ChunkStore:
     """LRU store of chunks of any readers, at most `budget` bytes. Threads may share it.
 
-    It is empty after a fork, since another thread of the parent may have been changing it.
+    A forked child begins with an empty store, since another thread of the parent may have been changing it.
     """
 
     def __init__(self, budget: int = DEFAULT_BUDGET) -> None:

@@ -144,8 +144,8 @@ class CheckedObject:
     """Reader that compares the bytes of another reader with their checksums. Reads are widened to whole blocks.
 
     Args:
-        reader: of the object.
-        sums: reader of its checksum file; its chunks are cached in memory, each for 128 MiB of data.
+        reader: reader of the object.
+        sums: reader of the checksum file; its chunks are cached in memory, each for 128 MiB of data.
 
     Raises:
         FormatError: the checksum file is malformed, or of an object of another size. On read: a block differs from its

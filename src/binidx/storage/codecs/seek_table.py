@@ -120,7 +120,7 @@ def tail_bytes(end: memoryview, size: int, uri: str) -> int:
     """Return how many bytes of the end of an object `parse_table` needs.
 
     Args:
-        end: its last bytes, at least `SMALLEST` or all there are.
+        end: last bytes of the object, at least `SMALLEST` or all there are.
         size: bytes of the object.
 
     Raises:

@@ -62,7 +62,7 @@ NAMES_AT_ONCE = 900
 
 REFUSALS = {401, 403, 404, 405, 410}
 LONGEST_SECONDS = 10.0
-"""Deadline of `find_object`. Opening an object that must exist then reports a store that cannot be reached."""
+"""Longest deadline of `find_object`: short, as it looks for objects that need not exist."""
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class RemoteObject:
     """Reader of an object of a store: one read is a few coalesced requests, sent at once and retried if need be.
 
     Args:
-        uri: with a scheme; chains such as simplecache::s3://bucket/key work.
+        uri: URI with a scheme; chains such as simplecache::s3://bucket/key work.
         storage_options: fsspec's own, and ours under the key "binidx": `ReadSettings`.
         info: an earlier report of the store, so that no HEAD request is sent; reads are pinned to this version.
 
@@ -315,7 +315,7 @@ class RemoteObject:
         MissingDriverError, ObjectNotFoundError, StorageError: the object cannot be opened.
         ShortReadError: on read, responses do not belong to their range, again and again: `stores.identity`.
         ObjectChangedError: on read, the object is not the version that was opened, as far as the store reports.
-        CancelledReadError: on read, its scope was cancelled: `cancellation`.
+        CancelledReadError: on read, the scope of the read was cancelled: `cancellation`.
         StorageError: on read, requests failed for good; the message has their history.
 
     The size and `identity` (ETag, generation or time) are those at opening, also in a pickle. The store notices a fork.
@@ -355,11 +355,13 @@ class RemoteObject:
             check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
 
     def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
-        """Send the requests of a `read`, so that one thread waits for many reads; None if the store blocks.
+        """Return a context manager that sends the requests of a `read` on entering; None if the store blocks.
+
+        So one thread can wait for many reads.
 
         Raises:
-            ShortReadError: a range outside the object.
-            CancelledReadError: its scope is cancelled already; other errors are raised by the result.
+            ShortReadError: on entering, a range leaves the object.
+            CancelledReadError: on entering, the scope of this thread is cancelled. `Begun.result` raises other errors.
         """
         return self._begun(self.store, ranges) if isinstance(self.store, ReadableStore) else None
 

@@ -49,7 +49,7 @@ LOST = {
     "FalseAbsenceError",
 }
 LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseError", "TooManyRedirects"}
-"""Names of classes, or of their bases, raised when no response came: builtin or of drivers."""
+"""Names of builtin and drivers' exceptions, or of their bases, raised when no response came; the latter are final."""
 
 AWAY = {"ConnectionError", "ConnectionClosedError", "ClientConnectionError", "TransportError"}
 """Names of classes raised when no connection was made, or the store closed it; aiohttp's also when it is silent."""
@@ -88,7 +88,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a transient failure is one of the whole store: a status, or no connection to it."""
+    """Return whether a transient failure means that the whole store is out: by its status, or without a connection."""
     if isinstance(error, BinidxError | FileNotFoundError) and error.__cause__:
         return is_outage(error.__cause__)
     names = class_names(error)

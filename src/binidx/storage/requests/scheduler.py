@@ -226,7 +226,7 @@ class Scheduler:
             self._watch_again()
 
     async def _work(self, read: ReadRequests, place: int) -> None:
-        """Send one request after the other: a task for each would take two more rounds of the loop."""
+        """Send a request, then the next one of any read: a task for each would take two more rounds of the loop."""
         task = asyncio.current_task()
         assert task is not None
         while True:

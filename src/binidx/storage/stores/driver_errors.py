@@ -68,7 +68,7 @@ class DriverError(Exception):
 
 @contextlib.contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """Raise an error of `binidx.errors` that names the URI for a driver's exception in the block, with it as cause."""
+    """Turn a driver's exception in the block into an error of `binidx.errors` that names the URI; it is the cause."""
     try:
         yield
     except BinidxError:

@@ -25,7 +25,8 @@ CONCURRENCY, DIRECT_CONCURRENCY = 64, 128
 first byte 64 are 2,100 requests/s, 128 are 4,200, which one core still carries."""
 
 MAX_GAP, DIRECT_MAX_GAP = 64 << 10, 8 << 10
-"""Bytes that pass in the CPU time of a request, 0.6 ms in s3fs and 0.06 ms directly, at 100 MB/s a connection."""
+"""Largest gap within a request: the bytes that a connection of 100 MB/s moves in the CPU time of another request, which
+is 0.6 ms in s3fs and 0.06 ms directly."""
 
 CHECKED_AFTERWARDS = {"LocalFileSystem", "MemoryFileSystem"}
 """Filesystems, or bases of them, where looking at an object costs no round trip."""
@@ -45,7 +46,7 @@ class FsspecStore:
     """Base of the stores over fsspec: options and clients.
 
     Args:
-        uri: of an object in the store; fsspec takes some options from it.
+        uri: URI of an object in the store; fsspec takes some options from it.
         storage_options: fsspec's own, and ours under the key "binidx".
 
     A client is made on first use in each process (and in each thread, if the filesystem is not asynchronous), so one
@@ -136,7 +137,7 @@ class FsspecStore:
 
 
 class FsspecWrites(FsspecStore):
-    """Writing through a driver, which retries by itself: mixed into the stores of drivers that write."""
+    """Mixin for stores whose driver can write; the driver retries by itself."""
 
     hides_uploads = False
 
@@ -166,7 +167,7 @@ class FsspecWrites(FsspecStore):
         return self.in_directory(fs, path, lambda: fs.open(path, "wb", **options))
 
     def move(self, source: str, target: str) -> None:
-        """Rename one object; copy it where a filesystem has only fsspec's `mv`, which takes [ * ? in names as pattern."""
+        """Rename one object; copy it where a filesystem has only the `mv` of fsspec, which takes [ * ? as a pattern."""
         from fsspec import AbstractFileSystem
 
         fs, path = open_filesystem(target, self.storage_options)

@@ -126,7 +126,7 @@ class DirectStore(AsyncFsspecStore):
 
 
 class _Route:
-    """Way to request one object until a time: at an address, or by the driver if that is None."""
+    """Way to request one object up to the time `until`: at `address`, or by the driver if that is None."""
 
     def __init__(self) -> None:
         self.address: Address | None = None
@@ -170,7 +170,7 @@ async def receive(
 ) -> bytes:
     """Return the body of a response that is this range of the pinned object.
 
-    Of a response without Content-Length at most one byte too many is read: it may never end.
+    Of a response without Content-Length at most one byte too many is read, as its body may never end.
 
     Args:
         read: returns a piece of the body, of at most so many bytes; all of it for -1.
@@ -199,7 +199,7 @@ def request_options() -> dict[str, Any]:
     """Return aiohttp's options of a direct request.
 
     A signature does not hold for the target of a redirect. The scheduler notices stalls, so there is no timer for each
-    piece of a response, which would be a tenth of the CPU. A response is wanted whole, so nothing is gained by pausing
+    piece of a response, which would be a tenth of the CPU. A response is needed whole, so nothing is gained by pausing
     its connection at each 128 KiB.
     """
     from aiohttp import ClientTimeout

@@ -104,7 +104,7 @@ def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> An
     """Return the store of a URI. No request is sent.
 
     Args:
-        uri: of an object in it.
+        uri: URI of an object in the store.
         storage_options: fsspec's own, and ours under the key "binidx".
 
     Returns:

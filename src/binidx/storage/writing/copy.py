@@ -149,7 +149,7 @@ def copy_object(
         save: writes `state` to a journal; called at the start, every `save_seconds`, before publishing.
         before_publish: called right before the target appears; an exception stops the copy.
         codec: key of `storage.open.CODECS` with which the bytes are compressed on the way.
-        level: of the compression; None: the codec's default.
+        level: level of the compression; None: the codec's default.
         checksum: read back the whole copy, decoded; False: compare the sizes.
 
     Returns:

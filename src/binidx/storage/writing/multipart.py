@@ -54,7 +54,7 @@ class PartUpload:
         token: continue this upload if it still exists.
 
     Attributes:
-        token: continues it in another process.
+        token: continues this upload in another process.
         staged: None: parts of an upload cannot be read before `publish`.
     """
 
@@ -116,7 +116,7 @@ class LocalParts:
     """Slices of a file beside the target, renamed over the target at the end; methods as in `PartUpload`.
 
     Attributes:
-        token: continues it in another process.
+        token: continues this file in another process.
         staged: path under which the whole object can be read before `publish`.
     """
 
@@ -170,7 +170,7 @@ MultipartWriter = PartUpload | LocalParts
 def open_parts(
     uri: str, size: int, token: str = "", storage_options: Mapping[str, Any] | None = None
 ) -> MultipartWriter | None:
-    """Return a writer of an object of `size` bytes: that of this token if it still exists, else a new one.
+    """Return a writer of an object of `size` bytes: the one that `token` continues if it still exists, else a new one.
 
     Returns:
         The writer; None if the store takes no parts, or for an empty remote object: S3 refuses uploads without parts.
