@@ -40,7 +40,7 @@ SECRETS = re.compile(
 
 
 def redacted(uri: str) -> str:
-    """Return a URI without user, password and signature: equal for URLs signed at different times."""
+    """Return a URI without user, password and signature; URLs of one object signed at different times become equal."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return uri
@@ -51,7 +51,7 @@ def redacted(uri: str) -> str:
 
 
 def redacted_text(text: str) -> str:
-    """Return a text without the secrets of its URLs: no query after the first HTTP URL keeps a signature."""
+    """Return a text without the secrets in its URLs: from the first HTTP URL on, all queries lose their signatures."""
     text = USER.sub("", text)
     start = URL.search(text)
     if start is None:
@@ -65,11 +65,11 @@ AZURE = ("abfs", "abfss", "az")
 USER = re.compile(r"""(?<=://)(?<!\babfs://)(?<!\babfss://)(?<!\baz://)[^/\s'"]*@""")
 URL = re.compile(r"https?://", re.IGNORECASE)
 QUERY = re.compile(r"""\?([^#\s'"<>]+?)(?=[]):;,.?}]*(?:[#\s'"<>]|$))""")
-"""A query, without the punctuation that follows it in a sentence."""
+"""Query of a URL within a text, without the punctuation that follows the URL in a sentence."""
 
 
 def _without_secrets(query: str) -> str:
-    """Return a query with its question mark; empty if it held only secrets."""
+    """Return the non-secret parameters of a query, after a question mark; "" if there are none."""
     kept = [each for each in query.split("&") if each and not SECRETS.fullmatch(each.partition("=")[0])]
     return f"?{'&'.join(kept)}" if kept else ""
 
@@ -146,4 +146,4 @@ class ShortReadError(StorageError, EOFError):
 
 
 class CancelledReadError(StorageError):
-    """The scope of a read was cancelled before the read had ended."""
+    """A read was cancelled: the `Scope` (`storage.requests.cancellation`) in which it ran was cancelled."""

@@ -26,12 +26,12 @@ MAX_BYTES = 1 << 30
 """Bytes of the largest file: 40 times a large tokenizer.json, or the manifest of 2.5 million inputs."""
 
 MAX_DEPTH = 64
-"""Nested arrays and objects: few enough to compare, hash and write the values within Python's stack."""
+"""Most levels of nested arrays and objects: values of this depth are compared and written within Python's stack."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
-"""Of a vocabulary; libraries allocate 16 bytes for each id up to the largest."""
+"""Token id of a vocabulary; bounded, as tokenizer libraries allocate 16 bytes for each id up to the largest."""
 Model = TypeVar("Model")
 
 
@@ -41,7 +41,7 @@ class JsonFile(Generic[Model]):
 
     Args:
         model: dataclass of its fields, or any type that `msgspec.convert` takes.
-        tags: further fields that identify format and version of the file; they are compared before all others.
+        tags: fields of the file, not of the model, with their required values: format and version. Compared first.
         error: raised for a file that is not of this kind.
         hint: remedy, appended to the error message.
         open: whether unknown fields are ignored; else they are an error.
@@ -54,18 +54,18 @@ class JsonFile(Generic[Model]):
     open: bool = False
 
     def decode(self, data: bytes | memoryview, subject: str) -> Model:
-        """Return the model of a file's bytes.
+        """Parse a file's bytes, and return them as an instance of the model.
 
         Args:
             subject: URI of the file or another beginning of the error message; may be empty.
 
         Raises:
-            BinidxError: `error`, for any malformed bytes.
+            BinidxError: of the class `self.error`, for any malformed bytes.
         """
         return self.convert(self.parse(data, subject), subject)
 
     def parse(self, data: bytes | memoryview, subject: str) -> Any:
-        """Return the JSON value of a file's bytes, of bounded size and depth."""
+        """Return the JSON value of a file's bytes; raise `self.error` if it is malformed, or too large or deep."""
         self.check_size(len(data), subject)
         try:
             # Files of others have such numbers in fields that we ignore: model_max_length is 10^30.
@@ -84,7 +84,7 @@ class JsonFile(Generic[Model]):
         return found
 
     def convert(self, value: Any, subject: str) -> Model:
-        """Return the model of a JSON value."""
+        """Return a parsed JSON value as an instance of the model; raise `self.error` if it does not fit the model."""
         if self.tags:
             if not isinstance(value, dict):
                 self._fail(subject, f"$: expected object (found {_short(value)})")
@@ -101,7 +101,7 @@ class JsonFile(Generic[Model]):
         return made
 
     def check_size(self, num_bytes: int, subject: str) -> None:
-        """Raise `error` for a file that is larger than any of this kind."""
+        """Raise `self.error` for a file of more than MAX_BYTES, 1 GiB."""
         if num_bytes > MAX_BYTES:
             self._fail(subject, f"too large (found {num_bytes:,} bytes, need at most {MAX_BYTES:,})")
 
@@ -126,7 +126,7 @@ def _parse_float(text: str) -> float:
 
 
 def _reworded(text: str, value: Any) -> str:
-    """Return msgspec's message in our order, with the found value: `$.a[0]: expected int (found 'x')`."""
+    """Return msgspec's message `text` as path, problem and found value: `$.a[0]: expected int (found 'x')`."""
     problem, where, place = text.rpartition(" - at `")
     problem, path = (problem, place.replace("`", "")) if where else (text, "$")
     problem = problem.replace("`", "").replace("Object missing", "missing")
@@ -138,7 +138,7 @@ def _reworded(text: str, value: Any) -> str:
 
 
 def _found(value: Any, path: str) -> str:
-    """Return the value at a path of msgspec; empty if the path leads through a mapping, whose key msgspec omits."""
+    """Return as text the value at a path of msgspec; "" if the path leads through a mapping, whose key it omits."""
     if re.fullmatch(r"\$(\.\w+|\[\d+\])*", path) is None:
         return ""
     for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path):
@@ -152,7 +152,7 @@ def _short(value: Any) -> str:
 
 
 def _unknown(value: Any, made: Any) -> str:
-    """Return the path and names of the first unknown fields; empty if there are none."""
+    """Return path and names of the first fields of `value` that the model made of it lacks; "" if there are none."""
     inside: Iterable[tuple[Any, Any, Any]]
     if made is value:  # of type Any
         return ""

@@ -44,7 +44,7 @@ from binidx.storage.stores.identity import same_identity
 from binidx.storage.threads import READS, io_loop
 
 MakeReader = Callable[[bytes], RangeReader]
-"""Factory of a reader over an object with this content."""
+"""Function that stores bytes as an object and returns a reader of that object."""
 
 CONTENT = random.Random(0).randbytes(200_003)
 """Three chunks of 64 KiB and a shorter last one; no two places look alike."""
@@ -75,7 +75,7 @@ class MemoryObject(InMemory):
 
 
 class FaultyObject:
-    """Reader whose next reads fail: each takes one of `faults`, and raises it, or reads if it is None.
+    """Reader whose first reads may fail: each takes the next of `faults`, and raises it, or succeeds if it is None.
 
     All reads succeed once the faults are used up.
     """
@@ -94,7 +94,7 @@ class FaultyObject:
 def check_range_reader(make: MakeReader) -> None:
     """Check that a reader meets the contract of `RangeReader`, and of each capability that it has.
 
-    Takes some dozens of reads, eight threads and, on systems that have it, a fork.
+    It makes some dozens of reads, and uses eight threads and, on systems that have `os.fork`, two forks.
 
     Args:
         make: returns a reader over an object with the given content.
@@ -129,7 +129,7 @@ def check_attributes(reader: RangeReader) -> None:
 
 
 def check_reads_are_slices(reader: RangeReader) -> None:
-    """Results are read-only bytes in the order of the ranges, which may overlap, be empty or be everything."""
+    """Check that results are read-only bytes, in the order of the ranges, also if these overlap or are empty."""
     require(reader.read([]) == [], "results for no ranges")
     for view in reader.read([(3, 10), (65_530, 65_546), (0, 0)]):
         require(isinstance(view, memoryview), f"a {type(view).__name__} for a range, needs a memoryview")
@@ -144,7 +144,7 @@ def check_reads_are_slices(reader: RangeReader) -> None:
 
 
 def check_ranges_outside_are_refused(reader: RangeReader) -> None:
-    """Before any result; and the reader goes on working."""
+    """Check that a range outside the object raises ShortReadError, and that the reader works afterwards."""
     for outside in OUTSIDE:
         require_short_read(reader, outside, lambda outside=outside: reader.read([(0, 1), outside]))  # type: ignore[misc]
         assert_reads(reader, [(0, 1)])
@@ -171,7 +171,7 @@ def check_it_pickles(reader: RangeReader) -> None:
 
 
 def check_a_fork_may_go_on_reading(reader: RangeReader) -> None:
-    """Child and parent read at the same time, after the parent has read."""
+    """Check that forked children and their parent, which has read before, can read at the same time."""
     if not hasattr(os, "fork"):
         return
     assert_random_reads(reader, seed=4)
@@ -234,7 +234,7 @@ def check_concurrent_reader(reader: RangeReader) -> None:
 
 
 def check_versioned_reader(reader: RangeReader) -> None:
-    """Check that `check_unchanged` accepts the object of a `VersionedReader`, or of the one below a stack of layers."""
+    """Check that `check_unchanged` accepts an unchanged object, if the lowest reader is a `VersionedReader`."""
     stored = stored_reader(reader)
     if isinstance(stored, VersionedReader):
         stored.check_unchanged()
@@ -319,14 +319,15 @@ def ended_well(pid: int) -> bool:
 
 
 MakeObject = Callable[[str, bytes], tuple[Store, str]]
-"""Puts an object of this name and content into a store, replacing it; returns the store and the URI of the object."""
+"""Function that puts an object of this name and content into a store; returns the store and the URI of the object.
+An existing object is replaced."""
 
 
 def check_object_store(make: MakeObject) -> None:
-    """Check that a store keeps the promises of each protocol of `storage.store_protocols` that it has.
+    """Check that a store keeps the promises of each protocol of `storage.store_protocols` that it implements.
 
     Args:
-        make: see `MakeObject`; the names are in one folder, which is empty at first.
+        make: see `MakeObject`; it puts all objects into one folder, which must be empty at first.
 
     Raises:
         AssertionError: a promise is broken.
@@ -356,7 +357,7 @@ def check_object_store(make: MakeObject) -> None:
 
 
 def head_once(store: Any, uri: str) -> ObjectInfo:
-    """Return what a store reports of an object; checks the last bytes if they come along."""
+    """Return the store's report of an object; check the object's last bytes, too, if the store sends them along."""
     if isinstance(store, BlockingStore):
         return store.head_now(uri)
     run = asyncio.run_coroutine_threadsafe
@@ -386,7 +387,7 @@ def check_absence(store: Any, uri: str) -> None:
 
 
 def check_replacement(make: MakeObject) -> None:
-    """A store that pins never returns bytes of another version."""
+    """Check that a store that pins reads to a version never returns bytes of the object that replaced it."""
     store, uri = make("replaced", b"old" * 100)
     info = head_once(store, uri)
     time.sleep(0.02)  # the time of a file's last change is as fine as the kernel's tick

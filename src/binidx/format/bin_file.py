@@ -41,10 +41,10 @@ def find_bin(path_prefix: str, storage_options: Options = None) -> str | None:
 
 
 def superseded_objects(uri: str) -> list[str]:
-    """Return the objects that become invalid when `uri` is written: other forms of its tokens, and checksums.
+    """Return the URIs of objects that become invalid when `uri` is written: other forms of its tokens, and checksums.
 
     Args:
-        uri: of a `.bin`, compressed or not, or of an object of any other name.
+        uri: URI of a `.bin`, compressed or not, or of an object of any other name.
     """
     prefix = strip_bin_suffix(uri)
     if prefix == uri:

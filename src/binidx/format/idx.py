@@ -135,7 +135,7 @@ class SequenceIndex:
     Attributes:
         dtype: NumPy type of a token.
         sequence_lengths: tokens of each sequence, shape (S,) int32.
-        sequence_pointers: first byte of each in the `.bin`, shape (S,) int64.
+        sequence_pointers: first byte of each sequence in the `.bin`, shape (S,) int64.
         document_indices: first sequence of each document, then S, shape (D,) int64, D = documents + 1.
         sequence_modes: mode of each sequence, shape (S,) int8; None when opened as text.
         num_tokens: sum of the lengths.
@@ -181,14 +181,14 @@ class SequenceIndex:
         return self.num_tokens * self.dtype_size
 
     def tokens_before(self, sequence: int) -> int:
-        """Return the number of tokens before a sequence, or before the end; sequences are stored without gaps."""
+        """Return the number of tokens before a sequence; `len(self)` stands for the end."""
         if sequence == len(self):
             return self.num_tokens
         return int(self.sequence_pointers[sequence]) // self.dtype_size
 
 
 def format_idx_header(dtype: DTypeLike, num_sequences: int, num_document_bounds: int) -> bytes:
-    """Return the 34 bytes before the arrays."""
+    """Return the header of an `.idx`: the 34 bytes before the arrays."""
     return HEADER.pack(MAGIC, VERSION, DType.code_from_dtype(dtype), num_sequences, num_document_bounds)
 
 
@@ -223,7 +223,7 @@ def parse_index(buffer: Any, *, uri: str, multimodal: bool = False) -> SequenceI
 def parse_idx_counts(
     header: memoryview, size: int, *, uri: str, multimodal: bool = False
 ) -> tuple[type[np.number[Any]], int, int, bool]:
-    """Return dtype, number of sequences, number of bounds, and whether modes follow.
+    """Parse the header of an `.idx`: dtype, number of sequences, number of document bounds, and whether modes follow.
 
     Args:
         header: the first 34 bytes of an `.idx`.
@@ -268,8 +268,8 @@ def check_sequences(
     """Check neighbouring sequences and return the number of their tokens.
 
     Args:
-        first: number of the first sequence.
-        start: byte at which it must start.
+        first: number of the first of these sequences in the `.idx`, for errors.
+        start: byte of the `.bin` at which that sequence must start.
 
     Raises:
         FormatError: a length is negative, or a pointer leaves a gap.
@@ -289,13 +289,13 @@ def check_bounds(
     """Check neighbouring document bounds.
 
     Args:
-        first: number of the first bound.
-        lowest: the bound before it.
-        complete: whether no bound follows.
+        first: number of `bounds[0]` in the `.idx`.
+        lowest: value of the bound before `bounds[0]`.
+        complete: whether `bounds[-1]` is the last bound of the `.idx`.
 
     Raises:
-        FormatError: the first bound of all is not 0, a bound decreases or exceeds the number of sequences, or the last
-            one is another number.
+        FormatError: the first bound of the `.idx` is not 0, a bound decreases or exceeds the number of sequences, or
+            the last bound of the `.idx` is not that number.
     """
     if first == 0 and bounds[0] != 0:
         raise FormatError(f"{uri}: first document bound is {bounds[0]}, needed 0")

@@ -51,9 +51,9 @@ class DocumentBlock:
     Attributes:
         first: number of the first document.
         bounds: first sequence of each document, then the end, shape (num_documents + 1,).
-        lengths: tokens of each of their sequences, shape (num_sequences,).
-        modes: mode of each of their sequences; None in a dataset of text.
-        start: first token of the first document in the `.bin`.
+        lengths: tokens of each sequence of these documents, shape (num_sequences,).
+        modes: mode of each sequence of these documents; None in a dataset of text.
+        start: number of tokens in the `.bin` before the first document.
     """
 
     first: int
@@ -66,7 +66,7 @@ class DocumentBlock:
         return len(self.bounds) - 1
 
     def token_bounds(self) -> NDArray[np.int64]:
-        """Return the first token of each document in the `.bin`, then the end, shape (num_documents + 1,)."""
+        """Return the position in the `.bin`, in tokens, of each document, then the end, shape (num_documents + 1,)."""
         ends = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(self.lengths, out=ends[1:])
         found: NDArray[np.int64] = ends[self.bounds - self.bounds[0]] + self.start
@@ -74,7 +74,7 @@ class DocumentBlock:
 
 
 class IndexStream:
-    """Stream over an index.
+    """Reader of an `.idx` in blocks.
 
     Args:
         reader: reader of the `.idx`. A small one is read at once: thousands of indices would otherwise cost thousands
@@ -88,7 +88,7 @@ class IndexStream:
         num_tokens: number of tokens, known at the end of `lengths`.
 
     Raises:
-        FormatError: the header breaks a rule; while it is read, any rule of `idx`.
+        FormatError: the header breaks a rule of the format (`idx`), or a block does when it is read.
     """
 
     def __init__(self, reader: RangeReader, uri: str) -> None:
@@ -110,7 +110,7 @@ class IndexStream:
         return self.reader.size
 
     def lengths(self) -> Iterator[NDArray[np.int32]]:
-        """Yield blocks of sequence lengths."""
+        """Yield blocks of sequence lengths, checked against the sequence pointers."""
         self.num_tokens = 0
         places = HEADER.size, HEADER.size + 4 * self.num_sequences
         for first, stop in cut((0, self.num_sequences), BLOCK_VALUES):
@@ -120,7 +120,7 @@ class IndexStream:
             yield lengths
 
     def bounds(self) -> Iterator[NDArray[np.int64]]:
-        """Yield blocks of document bounds, one more than documents."""
+        """Yield blocks of document bounds, checked; in all there is one more bound than documents."""
         last, place, count = 0, HEADER.size + 12 * self.num_sequences, self.num_documents + 1
         for first, stop in cut((0, count), BLOCK_VALUES):
             (block,) = self._read(("<i8", place), first=first, stop=stop)
@@ -146,7 +146,7 @@ class IndexStream:
         return self.num_tokens
 
     def documents(self, count: int | None = None) -> Iterator[DocumentBlock]:
-        """Yield the first `count` documents, or all. Call `check` before: no pointer is read here."""
+        """Yield the first `count` documents, or all, in blocks. Call `check` before: no block is checked here."""
         stop_at = self.num_documents if count is None else min(count, self.num_documents)
         token, place = 0, HEADER.size + 12 * self.num_sequences
         for first, stop in cut((0, stop_at), BLOCK_VALUES):
@@ -172,7 +172,7 @@ class IndexStream:
 
 
 def batch_by_size(bounds: NDArray[np.int64], most: int) -> Iterator[Range]:
-    """Split items into runs (first, stop) of at most `most` units together, or of one item.
+    """Yield runs (first, stop) of neighbouring items, each of at most `most` units in all, or of one larger item.
 
     Args:
         bounds: unit at which each item begins, then the end, shape (num_items + 1,).
@@ -240,7 +240,7 @@ class SpooledColumn:
 
 
 class IndexColumns:
-    """Columns of an `.idx`; values are not checked.
+    """Columns of an `.idx` that is being written; values are not checked.
 
     Args:
         dtype: type of a token.
@@ -286,7 +286,7 @@ class IndexColumns:
 
 
 def _pointers(lengths: Iterator[NDArray[np.int32]], item_bytes: int) -> Iterator[NDArray[Any]]:
-    """Yield the first byte of each sequence, in blocks."""
+    """Yield blocks of sequence pointers, from blocks of sequence lengths."""
     start = 0
     for block in lengths:
         ends = np.cumsum(block, dtype=np.int64) + start

@@ -46,7 +46,7 @@ class IndexedDataset:
         multimodal: whether each sequence has a mode; the `.idx` must have been written so.
         mmap: whether local files are mapped; False reads them like remote ones.
         storage_options: fsspec options for this URI; by default fsspec's environment and configuration apply.
-        checked: facts about an `.idx` that was checked before. It is then not read whole: its arrays are
+        checked: facts about an `.idx` that was checked before. The `.idx` is then not read whole: its arrays are
             `RangedArray`s, and the `.bin` is opened at the first read.
 
     Attributes:
@@ -60,7 +60,7 @@ class IndexedDataset:
             differs in size or ETag, generation or time from the pickled one, so a worker would read other tokens.
 
     Pickles as its arguments and the identities of both objects, which are opened at the first use. So unpickling sends
-    no request and raises no error, for which the parent of a spawned worker would wait for ever.
+    no request and raises no error, which would leave the parent of a spawned worker waiting for ever.
 
     Example:
         dataset = IndexedDataset("s3://corpus/en_text_document")
@@ -119,7 +119,7 @@ class IndexedDataset:
             return self._late(name)
 
     def _late(self, name: str) -> Any:
-        """Open the files of an unpickled dataset unless another thread did, and return an attribute of them."""
+        """Open the files of an unpickled dataset unless another thread did; return the attribute `name`, now set."""
         with self._opening:
             if "index" not in vars(self):
                 self._open(self.path_prefix)
@@ -182,6 +182,7 @@ class IndexedDataset:
 
         Raises:
             ObjectChangedError: the `.idx` was opened with `checked` and was replaced since.
+            FormatError: the `.idx` was opened with `checked`, and the `.bin` is shorter than it requires.
         """
         if self.checked is None:
             reader: RangeReader = self._late("bin_reader")
@@ -197,7 +198,7 @@ class IndexedDataset:
 
     @functools.cached_property
     def mapped_reader(self) -> MappedReader | None:
-        """The reader of the `.bin`, if C can read its mapped bytes."""
+        """Reader of the `.bin` if C can read its mapped bytes, else None."""
         return as_mapped(self.bin_reader)
 
     @functools.cached_property
@@ -206,14 +207,14 @@ class IndexedDataset:
         return self._bound(self.index.sequence_lengths, self.index.sequence_pointers)
 
     def sequences_at(self, numbers: NDArray[np.int64], *, pointers: bool = False) -> Sequences:
-        """Return lengths of some sequences for C, numbered from 0.
+        """Return lengths and pointers of some sequences for C, numbered from 0 in the given order.
 
         Args:
-            numbers: the sequences, shape (n,).
-            pointers: whether to return where they start, too.
+            numbers: numbers of the sequences in the dataset, shape (n,).
+            pointers: whether to read the pointers, too; else all of them are 0.
 
         Returns:
-            Their lengths and pointers, which are 0 unless requested.
+            Lengths and pointers of these n sequences.
         """
         starts = self.index.sequence_pointers[numbers] if pointers else np.zeros(len(numbers), "<i8")
         return self._bound(self.index.sequence_lengths[numbers], starts)
@@ -316,7 +317,7 @@ class IndexedDataset:
 
     @functools.cached_property
     def token_digests(self) -> dict[str, str]:
-        """`PairSource.token_digests` of this data; empty for a virtual merge, and if it was replaced since.
+        """Digests of the tokens, see `PairSource.token_digests`; empty for a virtual merge, or if the data changed.
 
         Raises:
             StorageError: the store failed.

@@ -249,7 +249,7 @@ class IndexedDatasetBuilder:
 
     @contextlib.contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
-        """Close the builder after a failure, as the amount of written data is unknown."""
+        """Close the builder if the block fails, as the amount of written data is then unknown."""
         try:
             yield
         except BaseException as error:

@@ -46,11 +46,11 @@ WaitCheck = Callable[[bool], None]
 class ResolvedPrefix(str):
     """Prefix of a dataset with facts about its files, which its opener need not fetch again.
 
-    `dataset/` opens low-level datasets by functions with Megatron's arguments, which users may replace by their own;
-    the prefix is the argument that all of them pass on. Pickles as the plain prefix.
+    The package `dataset` opens `IndexedDataset`s by functions with Megatron's arguments, which users may replace by
+    their own; the prefix is the argument that all of them pass on, so it carries the facts. Pickles as a plain str.
 
     Args:
-        listed: the pair as a list of its folder shows it.
+        listed: the pair's files in a listing of their folder; None: not listed.
         checks: called by processes that wait for an index of this dataset; an exception ends the wait:
             `index.cache.build_lock`.
     """
@@ -68,7 +68,7 @@ class ResolvedPrefix(str):
 
     @classmethod
     def of(cls, prefix: str) -> ResolvedPrefix:
-        """Return the prefix unchanged if it has such facts, else without any."""
+        """Return a prefix as a `ResolvedPrefix`: unchanged if it is one, else without facts."""
         return prefix if isinstance(prefix, cls) else cls(prefix)
 
 
@@ -112,7 +112,7 @@ def open_pair(
 
 @dataclass(frozen=True)
 class _Opening:
-    """Arguments of `open_pair`."""
+    """Opening of datasets with the arguments of `open_pair`."""
 
     multimodal: bool
     mmap: bool
@@ -170,7 +170,7 @@ class _Opening:
                 raise ObjectChangedError(f"{uri}: replaced while it was opened; open it when its writer has finished")
 
     def _open_listed(self, path_prefix: ResolvedPrefix, found: ListedPair) -> Pair | None:
-        """Open a listed pair; None if it was replaced since or is not valid, so that it must be opened alone."""
+        """Open a pair as its listing shows it; return None if a file was replaced since, or is not valid."""
         uri, data = get_idx_path(path_prefix), found.index
         try:
             if data is None:
@@ -233,7 +233,7 @@ def open_bin(
 
     Args:
         mmap, cache: as in `open_object`.
-        listed: the pair as a list of its folder shows it, if such a list was made.
+        listed: the pair's files in a listing of their folder, if one was made.
 
     Raises:
         ObjectNotFoundError: there is no `.bin`, plain or compressed; or no checksums, which
@@ -275,9 +275,9 @@ def _find_local(path_prefix: str, mmap: bool, verify: bool, options: Options) ->
 
 
 def _find_remote(uri: str, verify: bool, options: Options) -> _StoredBin:
-    """Look up all objects at the same time, so that the two that mostly do not exist cost no round trip.
+    """Look up the `.bin`, the `.bin.zst` and the checksums at the same time, so that all cost one round trip.
 
-    Only the plain `.bin` decides whether a compressed one is used.
+    The compressed object is used only if there is no plain one.
     """
 
     def find(suffix: str, codec: str = "raw", end_bytes: int = 0) -> _StoredBin | None:

@@ -26,17 +26,17 @@ TAIL_BYTES = 64 << 10
 """Bytes at the end of a file that are read first; most footers fit."""
 
 END_BYTES = 8
-"""Length of the footer, and the magic."""
+"""Bytes that follow the footer: its length, and the magic."""
 
 
 RowGroup = tuple[int, int, int]
 """First stored byte, stored bytes of all columns, rows."""
 
 Answer = tuple[list[RowGroup], str]
-"""Row groups, and the problem of a footer that has none."""
+"""Row groups of a footer, and its problem: "" for a valid footer."""
 
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-"""Signals of a footer that kills pyarrow; at any other end the footer is not to blame."""
+"""Signals that end the child process if a damaged footer crashes pyarrow; another signal has another cause."""
 
 
 def read_row_groups(reader: RangeReader) -> list[RowGroup]:
@@ -57,14 +57,14 @@ def read_row_groups(reader: RangeReader) -> list[RowGroup]:
 
 
 class _Child:
-    """Process that parses footers; started at the first one, and at the next one after it died."""
+    """Child process that parses footers: started for the first footer, and again for the next one after it died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def parse(self, footer: bytes, file_bytes: int) -> Answer:
-        """Return the row groups of a footer, or its problem."""
+        """Return the row groups of a footer, or a description of its problem."""
         with self._lock:
             process = self._process = self._process or _start()
             try:
@@ -87,7 +87,7 @@ class _Child:
 
 @functools.cache
 def _child(pid: int) -> _Child:
-    """Return the child of a process; a fork has its own."""
+    """Return the child process that parses footers for process `pid`; a forked process gets one of its own."""
     return _Child()
 
 
@@ -105,7 +105,7 @@ def _stop(process: subprocess.Popen[bytes], pid: int) -> None:
 
 
 def serve() -> None:
-    """Answer with the row groups of each footer on stdin: the work of the child."""
+    """Run the child process: read footers from stdin, and write the row groups or the problem of each to stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError):
         while True:
@@ -119,7 +119,7 @@ def serve() -> None:
 
 
 def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
-    """Return the row groups of a footer; raises pyarrow's errors, or kills the process."""
+    """Return the row groups of a footer; a damaged one makes pyarrow raise, or kill this process."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -138,7 +138,7 @@ def parse_footer(footer: bytes, file_bytes: int) -> list[RowGroup]:
 
 
 def columns_of(group: Any, names: Any = None) -> list[Any]:
-    """Return the stored columns of these names, or all; the column of a list is that of its items."""
+    """Return the stored columns of a row group with these names, or all; a list has the stored column of its items."""
     columns = [group.column(number) for number in range(group.num_columns)]
     if names is None:
         return columns
@@ -147,6 +147,6 @@ def columns_of(group: Any, names: Any = None) -> list[Any]:
 
 
 def column_range(column: Any) -> tuple[int, int]:
-    """Return the bytes of a column in the file."""
+    """Return the byte range (start, stop) of a row group's column in the file."""
     first = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return first, first + column.total_compressed_size

@@ -64,7 +64,7 @@ from binidx.storage.writing.publish import create_object
 
 logger = logging.getLogger(__name__)
 MIN_LISTED_PREFIXES = 8
-"""Fewest prefixes of a folder for which it is listed: lists save time, but S3 charges twelve times as much for one."""
+"""Fewest prefixes for which their folder is listed: it saves time, but S3 charges twelve times as much as for a GET."""
 
 OTHER_OBJECTS_PER_PREFIX = 8
 """Other objects for each prefix, in the folder or between folders, after which listing is given up."""
@@ -89,10 +89,10 @@ File = tuple[Identity, memoryview]
 
 @dataclass
 class ListedPair:
-    """Pair that is the same in both lists: the `.idx`, the plain `.bin`, and its checksums if there are any.
+    """Pair that is the same in two listings of its folder: the `.idx`, the plain `.bin`, and its checksums if any.
 
     Attributes:
-        sidecars: suffixes of its sidecars, of `SIDECARS`.
+        sidecars: suffixes of the sidecars that exist, of those in `SIDECARS`.
         index: bytes of the `.idx`, from a bundle or after they were read.
     """
 
@@ -110,7 +110,7 @@ class ListedPair:
 
 @dataclass(frozen=True)
 class BundledFiles:
-    """Bundle in memory.
+    """Bundle in memory: the bytes of many `.idx` files, read by one request.
 
     Attributes:
         table: by prefix, (first byte, bytes, checksum, identity) of its `.idx` in `files`.
@@ -131,7 +131,7 @@ class BundledFiles:
 
 
 def select_bundled(identities: Mapping[str, Identity]) -> list[str]:
-    """Return the prefixes whose `.idx` files belong in a bundle: the smallest ones, up to its limits."""
+    """Return the prefixes whose `.idx` belongs in a bundle: the smallest with an ETag or the like, up to its limits."""
     fit = [(int(each["size"]), prefix) for prefix, each in identities.items() if proves_content(each)]
     chosen, total = [], 0
     for size, prefix in sorted(fit):
@@ -172,7 +172,7 @@ def parse_bundle(buffer: memoryview, uri: str) -> BundledFiles:
 
 @dataclass(frozen=True)
 class IdxBundle:
-    """Stored bundle of a run.
+    """Bundle of a run in a store: one object with the bytes of its `.idx` files.
 
     Args:
         directory: URI of its directory, created if the store has directories.
@@ -219,10 +219,10 @@ class IdxBundle:
 def list_pairs_with_bundle(
     prefixes: Sequence[str], storage_options: Mapping[str, Any] | None, bundle: IdxBundle | None
 ) -> Iterator[dict[str, ListedPair]]:
-    """Return `list_pairs`, with the bytes of each `.idx` in the bundle.
+    """Yield the result of `list_pairs`; pairs whose `.idx` is in the bundle hold its bytes.
 
     Args:
-        bundle: rewritten at the end of the block with the `.idx` files opened in it, if it lacked some; None for none.
+        bundle: if it lacks `.idx` files that are opened in the `with` block, it is rewritten at the end; may be None.
     """
     pending = OPENS.submit(partial(bundle.read, prefixes)) if bundle and len(prefixes) >= MIN_LISTED_PREFIXES else None
     found = list_pairs(prefixes, storage_options)
@@ -237,7 +237,7 @@ def list_pairs_with_bundle(
 
 
 def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, ListedPair]:
-    """Return, by prefix, the pairs that are the same in two lists."""
+    """List the folders of the prefixes twice; return, by prefix, the pairs that are the same in both listings."""
 
     def list_twice(folder: list[str]) -> dict[str, ListedPair]:
         names = [name for prefix in folder for name in (get_bin_path(prefix), get_idx_path(prefix))]
@@ -256,7 +256,7 @@ def list_pairs(prefixes: Sequence[str], storage_options: Mapping[str, Any] | Non
 
 
 def group_prefixes(prefixes: Sequence[str]) -> list[list[str]]:
-    """The remote prefixes that are listed at once: MANY of a folder, or else of a bucket."""
+    """Return groups of remote prefixes to list together: each MIN_LISTED_PREFIXES or more, of one folder or bucket."""
     remote = [prefix for prefix in dict.fromkeys(prefixes) if local_path(prefix) is None]
     folders: dict[str, list[str]] = defaultdict(list)
     buckets: dict[str, list[str]] = defaultdict(list)

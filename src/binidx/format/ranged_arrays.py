@@ -97,7 +97,7 @@ class RangedArray:
         return found
 
     def runs(self, starts: Numbers, stops: Numbers) -> NDArray[Any]:
-        """Return the rows of several slices, start to before stop, one after the other.
+        """Return the rows of several slices, starts[i] up to stops[i], one after the other.
 
         Raises:
             IndexError: a slice leaves the array.
@@ -153,7 +153,7 @@ class CheckedIndex:
     Attributes:
         num_sequences, digest: "num_sequences" and "index_digest" of `IndexedDataset.identity`.
         documents_are_sequences: whether each document is known to be one sequence.
-        found: the object in its store; None for the file that has its name now.
+        found: the checked version of the `.idx` in its store; None: open whatever has its name now.
     """
 
     num_sequences: int
@@ -167,7 +167,7 @@ def open_index_in_ranges(
 ) -> tuple[SequenceIndex, dict[str, Any]]:
     """Open an `.idx` whose arrays are read by ranges, and return it with the identity of the object.
 
-    Only the header and the counts are checked. The requests are pinned to the object.
+    Only the header and the counts are checked. Later reads are pinned to this version of the object.
 
     Raises:
         FormatError: the header breaks a rule, or belongs to another dataset.

@@ -48,22 +48,22 @@ from binidx.storage.writing.concatenate import SourcePiece
 
 
 class PairSource:
-    """Pair of files under a prefix.
+    """`.idx` and tokens under one prefix, to be read from end to end.
 
     Args:
-        distrust_sums: its checksums are about to be replaced, so the tokens are not checked against them.
-        listed: the pair as a list of its folder shows it, if such a list was made.
+        distrust_sums: do not check the tokens against their checksums, because these are about to be replaced.
+        listed: the pair's files in a listing of their folder, if one was made.
 
     Attributes:
-        bin_uri: the object that holds its tokens.
-        codec: the codec of that object.
-        sums_uri: its checksums; None if there are none, or they are not trusted.
+        bin_uri: URI of the object that holds the tokens.
+        codec: codec of that object.
+        sums_uri: URI of the checksums; None if there are none, or they are not trusted.
         opened: identities of both files when they were opened.
-        pairs: pairs of files that the dataset consists of.
+        pairs: pairs of files that the dataset consists of: this one.
         uris: absolute URIs of the prefixes that are read, which must not be written meanwhile.
 
     Raises:
-        ObjectNotFoundError: one of the two is missing.
+        ObjectNotFoundError: the `.idx` or the `.bin` is missing.
     """
 
     num_parts, mixed = 0, False
@@ -91,13 +91,13 @@ class PairSource:
         return {"uri": absolute_uri(self.prefix), "bin": tokens, "idx": index}
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
-        """ObjectChangedError if a file was replaced since it was opened.
+        """Raise ObjectChangedError if the `.bin` or `.idx` was replaced since it was opened.
 
-        A writer removes the `.idx` first. If the `.idx` is the same before and after, the tokens read in between belong
-        to it.
+        A writer removes the `.idx` first. So if the `.idx` is still the same after a read, the tokens that were read
+        belong to it.
 
         Args:
-            listed: the pair in a list of its folder made now; by default the store is asked.
+            listed: the pair in a fresh listing of its folder; by default the store is asked.
         """
         now = self.identity(listed)
         if not all(same_identity(self.opened[end], now[end]) for end in ("idx", "bin")):
@@ -109,7 +109,7 @@ class PairSource:
         return "frames" if self.codec != "raw" else "checksums" if self.sums_uri else None
 
     def plain_bytes(self) -> int:
-        """Return the bytes of its tokens, bytes after the last sequence included."""
+        """Return the number of uncompressed bytes of the tokens, including bytes after the last sequence."""
         return int(self.opened["bin"]["size"]) if self.codec == "raw" else self.table.plain_bytes
 
     def open_index(self) -> IndexStream:
@@ -117,7 +117,7 @@ class PairSource:
         return IndexStream(self.open_idx(mmap=False), get_idx_path(self.prefix))
 
     def open_idx(self, *, mmap: bool = True) -> RangeReader:
-        """Open the `.idx`. Mapped pages count as memory of this process until other processes need them."""
+        """Open the `.idx`; with `mmap`, its pages count as memory of this process until other processes need them."""
         uri = get_idx_path(self.prefix)
         found = recorded_object(uri, self.opened["idx"])
         return open_object(uri, storage_options=self.options, mmap=mmap, cache=False, found=found)
@@ -143,8 +143,8 @@ class PairSource:
     def token_digests(self) -> dict[str, str]:
         """Return digests of files that describe the tokens: "raw", "zstd" and "manifest", as far as there are any.
 
-        "raw" is of the checksums beside a plain `.bin`, "zstd" of the seek table of a compressed one, "manifest" of the
-        job in a manifest. Copies in the same form have the same.
+        "raw" is the digest of the checksums beside a plain `.bin`, "zstd" that of the seek table of a compressed one,
+        "manifest" that of the job in a manifest. Copies in the same form have the same digests.
 
         Raises:
             FormatError, StorageError: one of these is malformed, or cannot be read.
@@ -160,10 +160,10 @@ class PairSource:
         return read_table(self.open_stored())
 
     def pieces(self, plain_bytes: int) -> list[SourcePiece]:
-        """Return the first `plain_bytes` of its tokens as stored; of a compressed dataset all its frames.
+        """Return the first `plain_bytes` bytes of the tokens as stored; of a compressed dataset, all zstd frames.
 
         Raises:
-            FormatError: it is compressed and has another number of plain bytes.
+            FormatError: the dataset is compressed and has another number of plain bytes.
         """
         reader = self.open_stored()
         if self.codec == "raw":
@@ -185,15 +185,16 @@ class VirtualSource:
 
     Attributes:
         pairs: parts, in order.
-        opened: digest of the list, and bytes of all objects.
-        codec: codec of what a merge would write; "raw" if the parts are `mixed`.
+        opened: digest of the list of parts, and total bytes of the parts' files.
+        codec: codec of the object that a merge of the parts would write; "raw" if the parts are `mixed`.
         mixed: whether some parts are compressed and others not.
         sums_uri: None, as a merge writes no checksums; each part is checked against its own.
 
     Raises:
         ObjectNotFoundError: a part is missing.
-        ObjectChangedError: a part was replaced since it was listed.
-        FormatError: a part has another dtype or count than listed, or modes where others have none.
+        ObjectChangedError: a part was replaced since the list of parts was written.
+        FormatError: on opening the `.idx`, a part has another dtype or count than listed, or some parts have modes and
+            others have none.
     """
 
     sums_uri = None
@@ -214,18 +215,18 @@ class VirtualSource:
         self._num_bytes = [each.tokens * item_bytes for each in parts.parts]
 
     def check_unchanged(self, listed: ListedPair | None = None) -> None:
-        """ObjectChangedError if a part was replaced since it was listed."""
+        """Raise ObjectChangedError if a part was replaced since the list of parts was written."""
         found = self._listed.list_pairs()
         self._listed.check(OPENS.map(lambda each: each.identity(found.get(each.prefix)), self.pairs))
 
     @property
     def checked_by(self) -> str | None:
-        """Check of the tokens when they are read; "in part" if only some parts have one."""
+        """Check of the tokens when they are read, as in `PairSource`; "in part" if only some parts are checked."""
         kinds = {each.checked_by for each in self.pairs}
         return kinds.pop() if len(kinds) == 1 else "in part" if None in kinds else "checksums"
 
     def plain_bytes(self) -> int:
-        """Return the bytes of its tokens; FormatError if a part is too small."""
+        """Return the number of uncompressed bytes of the tokens; raise FormatError if a part has too few."""
         found = OPENS.map(lambda each: each.plain_bytes(), self.pairs)
         for part, size, needed in zip(self.pairs, found, self._num_bytes, strict=True):
             if size < needed:
@@ -233,7 +234,7 @@ class VirtualSource:
         return sum(self._num_bytes)
 
     def part_at(self, position: int) -> str:
-        """Return the prefix of the part that holds a plain byte."""
+        """Return the prefix of the part that holds the byte at `position` of the uncompressed tokens."""
         return self.pairs[int(np.searchsorted(np.cumsum(self._num_bytes), position, "right"))].prefix
 
     def open_index(self) -> IndexStream:

@@ -59,11 +59,11 @@ class DatasetSummary:
     num_parts: int = 0
 
     def tokens_before(self, sequences: Sequence[int]) -> list[int]:
-        """Return the number of tokens before each of these sequences; their number stands for the end.
+        """Return the number of tokens before each of these sequences; the number of all sequences stands for the end.
 
         Raises:
-            FormatError: the pointers are not those of any lengths.
-            StorageError: they cannot be read.
+            FormatError: the pointers decrease, or exceed the number of tokens.
+            StorageError: the pointers cannot be read.
         """
         index = self.index
         inside = sorted({each for each in sequences if 0 < each < len(index)})
@@ -79,11 +79,11 @@ def read_summary(prefix: str, storage_options: Options = None, listed: ListedPai
     """Read the summary of a pair of files, or of a virtual merge.
 
     Args:
-        listed: the pair as a list of its folder shows it, if such a list was made.
+        listed: the pair's files in a listing of their folder, if one was made.
 
     Raises:
         ObjectNotFoundError: there is neither.
-        ObjectChangedError: a part of the virtual merge was replaced since it was listed.
+        ObjectChangedError: a part of the virtual merge was replaced since the list of parts was written.
         FormatError: a header breaks a rule.
     """
     uri = get_idx_path(prefix)

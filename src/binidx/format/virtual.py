@@ -51,7 +51,7 @@ Opened = TypeVar("Opened")
 
 @dataclass(frozen=True)
 class VirtualPart:
-    """Part of a virtual merge; `prefix` as written in the file."""
+    """Part of a virtual merge; `prefix` as the `.parts.json` has it."""
 
     prefix: str
     sequences: Count
@@ -66,7 +66,7 @@ class VirtualPart:
 
 @dataclass(frozen=True)
 class PartsFile:
-    """Fields of the file besides its format and version."""
+    """Fields of a `.parts.json` besides its format and version."""
 
     dtype: str
     parts: list[VirtualPart]
@@ -83,10 +83,10 @@ PARTS_FILE = JsonFile(PartsFile, TAGS, hint="needed binidx-parts 1, as binidx me
 
 @dataclass(frozen=True)
 class VirtualParts:
-    """Contents of the file `uri`, and the digest of its bytes.
+    """Parts of a virtual merge: contents of the `.parts.json` at `uri`, and the digest of its bytes.
 
     Attributes:
-        storage_options: of the file, and of the parts on its host.
+        storage_options: options for that file, and for parts on its host.
     """
 
     uri: str
@@ -101,11 +101,11 @@ class VirtualParts:
         return [resolve_part(self.uri, part.prefix) for part in self.parts]
 
     def options_of(self, prefix: str) -> Options:
-        """Return the storage options for a part; ConfigError as of `options_for`."""
+        """Return the storage options for a part; raise ConfigError as `options_for`."""
         return options_for(prefix, self.uri, self.storage_options)
 
     def list_pairs(self) -> dict[str, ListedPair]:
-        """Return `prefix_listing.list_pairs` of the parts that have the options of the list."""
+        """Return `prefix_listing.list_pairs` of the parts that have the same storage options as the `.parts.json`."""
         shared = [each for each in self.prefixes if self.options_of(each) is self.storage_options]
         return list_pairs(shared, self.storage_options)
 
@@ -115,7 +115,11 @@ class VirtualParts:
         return OPENS.map(lambda each: open_part(each, self.options_of(each), listed.get(each)), self.prefixes)
 
     def check(self, identities: Sequence[Mapping[str, Identity]]) -> None:
-        """ObjectChangedError if a file of a part was replaced since the list was written."""
+        """Raise ObjectChangedError if a file of a part was replaced since the `.parts.json` was written.
+
+        Args:
+            identities: present identities of each part's files, under "idx" and "bin".
+        """
         for part, prefix, found in zip(self.parts, self.prefixes, identities, strict=True):
             for end, was in (("idx", part.idx), ("bin", part.bin)):
                 if not same_identity(was, found[end]):
@@ -126,10 +130,10 @@ class VirtualParts:
 
 
 def options_for(named: str, uri: str, options: Options) -> Options:
-    """Return the storage options for a URI that the file `uri` names. Those of the file are for its own host only.
+    """Return the storage options for the URI `named`, which the file `uri` names.
 
     Args:
-        options: of the file; their setting `parts_from` allows other hosts and buckets.
+        options: those of the file, valid for its own host and bucket only; their setting `parts_from` allows others.
 
     Raises:
         ConfigError: the URI is on a host or in a bucket that the user has not allowed.
@@ -147,27 +151,27 @@ def options_for(named: str, uri: str, options: Options) -> Options:
 
 
 def check_named(named: Iterable[str], uri: str, options: Options) -> None:
-    """Check the URIs in a description of a run that was read over HTTP by `options_for`.
+    """Check by `options_for` the URIs that the description `uri` of a run names, if it was read over HTTP.
 
-    One in a bucket or on a disk is the user's own, and may name data anywhere.
+    A description in a bucket or on a disk is the user's own, and may name data anywhere.
     """
     for each in named if is_url(uri) else ():
         options_for(each, uri, options)
 
 
 def get_parts_path(path_prefix: str) -> str:
-    """Return the URI of the list of a virtual dataset."""
+    """Return the URI of the list of parts of a virtual merge."""
     return path_prefix + SUFFIX
 
 
 def format_parts(dtype: str, parts: Sequence[VirtualPart]) -> bytes:
-    """Return the bytes of the file."""
+    """Return the bytes of a `.parts.json`."""
     whole = {**TAGS, **asdict(PartsFile(dtype, list(parts)))}
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
 def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = None) -> VirtualParts | None:
-    """Read the list under a prefix; None if there is none.
+    """Read the list of parts under a prefix; None if there is none.
 
     Raises:
         FormatError: the file is not valid, or of another version.
@@ -186,7 +190,7 @@ def read_parts(path_prefix: str, storage_options: Mapping[str, Any] | None = Non
 
 
 def resolve_part(uri: str, prefix: str) -> str:
-    """Return the URI or path of a part of the list `uri`."""
+    """Return the URI or absolute path of a part whose prefix is stored in the list at `uri`."""
     folder = uri.rpartition("/")[0]
     return prefix if "://" in prefix or os.path.isabs(prefix) or not folder else join_uri(folder, prefix)
 

@@ -36,7 +36,7 @@ TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 
 def check_token(dtype_code: int, item_bytes: int) -> None:
-    """Raise ValueError unless a token of this dtype has so many bytes: C divides by them."""
+    """Raise ValueError unless a token of this dtype has `item_bytes` bytes; the C functions divide by this number."""
     if item_bytes != TOKEN_BYTES.get(dtype_code):
         raise ValueError(f"bytes of a token: {item_bytes} of dtype {dtype_code}, needs {TOKEN_BYTES}")
 
@@ -49,7 +49,7 @@ def pointer(array: NDArray[Any], dtype: type[np.generic]) -> Any:
 
 
 def items(array: NDArray[Any], dtype: DTypeLike, columns: int | None = None, *, write: bool = False) -> Any:
-    """Return a typed pointer to an aligned, C-contiguous array, 1-D or of shape (n, columns)."""
+    """Return a typed pointer to an aligned, C-contiguous array, 1-D or of shape (n, columns), writable for `write`."""
     found, needed, row = array.dtype, np.dtype(dtype), () if columns is None else (columns,)
     if found != needed or not array.flags.c_contiguous or not array.flags.aligned:
         raise TypeError(f"needs an aligned, contiguous {needed.name} array, found {found} with strides {array.strides}")
@@ -59,7 +59,7 @@ def items(array: NDArray[Any], dtype: DTypeLike, columns: int | None = None, *, 
 
 
 def count(name: str, value: int, least: int = 0) -> int:
-    """Return `value` as an int that C can add to another without overflow."""
+    """Return `value`, of at least `least`, as an int that C can add to another one without overflow."""
     if not least <= value < MAX_COUNT:
         raise ValueError(f"{name}: {value}, needs {least} <= {name} < {MAX_COUNT}")
     return operator.index(value)
@@ -82,7 +82,7 @@ LEVELS = (Level.PORTABLE, LEVEL) if LEVEL is Level.NEON else tuple(each for each
 
 
 def runnable(level: int | None) -> int:
-    """Return a level for C; LEVEL for None.
+    """Return a vector level that this machine can run: the given one, or LEVEL for None.
 
     Raises:
         ValueError: this machine cannot run it.
@@ -99,11 +99,11 @@ ANYWHERE = (1 << 63) - 1
 
 
 class Mapped:
-    """Whole content of an object in memory.
+    """Whole content of an object in memory, for C functions that read ranges of it.
 
     Args:
-        content: of the object.
-        disk: whether it is a mapped file, whose pages may have to be read.
+        content: all bytes of the object.
+        disk: whether `content` is a mapped file, whose pages may have to be read from the disk.
     """
 
     def __init__(self, content: memoryview, *, disk: bool) -> None:
@@ -113,25 +113,29 @@ class Mapped:
         self.template.page_bytes = PAGESIZE if disk else 0
 
     def read_ahead(self, ranges: NDArray[np.int64]) -> None:
-        """Let the disk read ranges (first byte, end), shape (n, 2), all at once."""
+        """Ask the kernel to read ranges (first byte, end), shape (n, 2), from the disk, all at once."""
         about = self.template
         lib.binidx_read_ahead(about.base, about.size, items(ranges, np.int64, 2), len(ranges), about.page_bytes)
 
     def taking(self, *, ask_ahead: bool) -> Any:
-        """Return a C mapping for one call, which also counts the bytes that the call reads."""
+        """Return a C struct for one call that reads the content; the call counts its bytes in the struct.
+
+        Args:
+            ask_ahead: whether the call first asks the disk for all its ranges.
+        """
         about = ffi.new(MAPPING, self.template[0])
         about.ask_ahead = ask_ahead
         return about
 
 
 class PlacedBlocks:
-    """Blocks of one file, of which some are mapped; the caller may change the arrays between and during calls.
+    """Blocks of one cached object, some of them mapped; the caller may change the arrays between and during calls.
 
     Args:
-        good: of each chunk: not 0 if its bytes are in memory and checked, shape (num_chunks,).
-        addresses: of the first byte of each block, or 0, shape (num_blocks,).
-        used: of each block: tick of the last call that used it.
-        size, chunk_bytes, block_bytes: of the file, and of all its chunks and blocks but the last.
+        good: for each chunk, not 0 if its bytes are mapped and checked, shape (num_chunks,).
+        addresses: address of the first byte of each block, 0 if it is not mapped, shape (num_blocks,).
+        used: for each block, tick of the last call that used it, shape (num_blocks,).
+        size, chunk_bytes, block_bytes: bytes of the object, of a chunk and of a block; the last ones may be shorter.
 
     Raises:
         ValueError: an array is too short for these sizes.
@@ -161,7 +165,10 @@ class PlacedBlocks:
         self._template.size, self._template.page_bytes, self._template.blocks = ANYWHERE, PAGESIZE, self._blocks
 
     def taking(self, tick: int, *, ask_ahead: bool) -> Any:
-        """Return a C mapping for one call, as `Mapped.taking`; the blocks must stay mapped until the call returns."""
+        """Return a C struct for one call, as `Mapped.taking`; the call marks the blocks that it uses with `tick`.
+
+        The blocks must stay mapped until the call returns.
+        """
         self._blocks.tick = tick
         about = ffi.new(MAPPING, self._template[0])
         about.ask_ahead = ask_ahead
@@ -172,10 +179,10 @@ WARM_READS = 64
 
 
 class AskAhead:
-    """Switch of the read-ahead: off after 64 reads in a row that did not move the disk, on again after one that did.
+    """Switch of the disk's read-ahead: off after 64 reads in a row without disk access, on again after one with it.
 
-    Some filesystems in user space do not count pages that were read ahead, so each read seems warm while read-ahead
-    helps: there 1 read in 65 goes without.
+    Some filesystems in user space do not count pages that were read ahead, so each read seems to need no disk access
+    while read-ahead helps: on these, 1 read in 65 is done without read-ahead.
     """
 
     def __init__(self) -> None:

@@ -13,13 +13,13 @@ from binidx._native import ffi, lib
 from binidx.native.arguments import items, runnable
 
 ROWS_PER_DATASET = 16
-"""Minimum rows of a chunk for each dataset: the replay at its start takes about one a dataset, rarely ten."""
+"""Minimum rows of a chunk for each dataset: `Blend.replay` draws about one for each dataset again, rarely ten."""
 
 MIN_ROWS = 2048
 """Minimum rows of a chunk, which takes 10 us to start."""
 
 WHOLE = 128
-"""With up to so many datasets each sample compares all of them, as in native/blend_window.h."""
+"""Up to this number of datasets, all of them are compared for each sample; as in native/blend_window.h."""
 
 
 class Blend:
@@ -59,13 +59,14 @@ class Blend:
         return padded
 
     def can_guess(self) -> bool:
-        """Return whether the weights sum to 1; if not, replay would draw all rows again."""
+        """Return whether the weights sum to 1; if not, estimated counts are wrong, and replay draws all rows again."""
         return bool(self.weights.max() <= 1 and abs(self.weights.sum() - 1) * self.size < 0.5)
 
     def counts_at(self, sample: int) -> NDArray[np.float64]:
-        """Estimate the samples drawn of each dataset before a sample, shape (width,), by largest remainders.
+        """Estimate how many samples of each dataset precede a sample of the blend, shape (width,).
 
-        Exact for sample 0. Exhausted datasets, and the padding after the last one, are infinite.
+        The method is that of largest remainders; it is exact for sample 0. The counts of exhausted datasets, and of the
+        padding after the last dataset, are infinite.
         """
         share = self.weights[: self.num] * sample
         drawn = np.floor(share)
@@ -77,13 +78,25 @@ class Blend:
         return counts
 
     def draw(self, first: int, length: int, counts: NDArray[np.float64]) -> None:
-        """Draw the rows of `lanes` chunks at once from `counts`, shape (lanes, width); update these to their ends."""
+        """Draw `lanes` chunks of `length` rows at once, the first from row `first` on.
+
+        Args:
+            counts: samples drawn of each dataset before each chunk, shape (lanes, width); updated to those after it.
+        """
         if counts.shape != (self.lanes, self.width) or not 0 <= first <= self.size - self.lanes * length:
             raise ValueError(f"{counts.shape} counts, rows from {first}, {length} a chunk, {self.size} in all")
         lib.binidx_blend_chunks(self._c, self.level, first, length, items(counts, np.float64, self.width, write=True))
 
     def replay(self, first: int, stop: int, counts: NDArray[np.float64], guess: NDArray[np.float64] | None) -> int:
-        """Draw rows again from the true counts at `first`, until these equal the counts drawn from `guess`."""
+        """Draw rows from `first` on again, until `stop` or until the true counts equal those that came of a guess.
+
+        Args:
+            counts: true counts of drawn samples at row `first`, shape (width,); updated.
+            guess: counts from which the present rows were drawn, shape (width,); updated. None: draw all rows.
+
+        Returns:
+            The number of rows that were drawn.
+        """
         given = {len(counts), self.width if guess is None else len(guess)}
         if given != {self.width} or not 0 <= first <= stop <= self.size:
             raise ValueError(f"{len(counts)} counts, rows {first} to {stop} of {self.size}")
@@ -94,11 +107,11 @@ class Blend:
 
 
 def blend_in_chunks(blend: Blend, num_threads: int, chunk: int | None = None) -> NDArray[np.float64]:
-    """Draw all rows; return the counts at the end.
+    """Draw all rows of a blend; return the number of samples drawn of each dataset, shape (width,).
 
     Args:
         num_threads: threads that draw; the start of each chunk is drawn again once the chunk before it is complete.
-        chunk: rows of a chunk; by default the rows of a lane and thread, or 0 (no chunks) if these are too few.
+        chunk: rows of a chunk; by default the size over lanes and threads, or 0 (no chunks) if that is too small.
     """
     if chunk is None:
         chunk = blend.size // (blend.lanes * num_threads)
@@ -130,7 +143,7 @@ def _each_in_threads(
 
 
 def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_index: NDArray[np.int64]) -> None:
-    """Fill the rows of `num` equal weights: the datasets in rotation."""
+    """Fill both arrays for `num` datasets of equal weight: 0, 1, ... num - 1, and again from 0."""
     (
         items(dataset_index, np.int16, write=True),
         items(dataset_sample_index, np.int64, write=True),
@@ -143,9 +156,9 @@ def fill_in_rotation(num: int, dataset_index: NDArray[np.int16], dataset_sample_
 
 
 def _rotates(weights: NDArray[np.float64], size: int) -> bool:
-    """Return whether `fill_in_rotation` gives the same rows, and is faster than windows of equal weights.
+    """Return whether `fill_in_rotation` gives the rows of these weights, and is faster than comparing the weights.
 
-    Below 2^50 samples, rounding keeps a difference of one between counts.
+    With fewer than 2^50 samples of each dataset, no rounding error hides a difference of one sample.
     """
     return len(weights) > WHOLE and bool((weights == weights[0]).all()) and float(weights[0]) * size < 2.0**50
 
@@ -158,7 +171,7 @@ def blend_weighted(
     num_threads: int = 1,
     level: int | None = None,
 ) -> NDArray[np.float64]:
-    """Fill the two indices, shape (size,), see `index.blend.build_blend_index`; returns the samples drawn from each.
+    """Fill both arrays, shape (size,), as `index.blend.build_blend_index`; return the samples drawn of each dataset.
 
     The weights must be finite and positive.
     """
@@ -180,7 +193,7 @@ def blend_exhaustive(
     num_threads: int = 1,
     level: int | None = None,
 ) -> None:
-    """Fill the two indices, shape (sum of sizes,), see `index.blend.build_exhaustive_blend_index`."""
+    """Fill both arrays, shape (sum of sizes,), as `index.blend.build_exhaustive_blend_index` returns them."""
     total = sum(map(int, sizes))
     if not len(dataset_index) == len(dataset_sample_index) == total or not 0 < len(sizes) < 2**15 or min(sizes) < 0:
         raise ValueError(f"{len(sizes)} sizes of {total} in all, {len(dataset_index)} rows")

@@ -56,7 +56,9 @@ class Sequences:
         self.bound.num_sequences, self.bound.item_bytes, self.bound.dtype = len(lengths), item_bytes, dtype_code
 
     def locate(self, spans: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-        """Return byte ranges (start, stop), shape (n, 2), and the first span that exceeds its sequence, or n.
+        """Return byte ranges (start, stop), shape (n, 2), and the number of the first span that exceeds its sequence.
+
+        That number is n if no span does.
 
         Args:
             spans: (sequence, first token, tokens), shape (n, 3); sequence -1 is the last one.
@@ -68,7 +70,7 @@ class Sequences:
 
 
 class Orders:
-    """The three index arrays of a GPT dataset, over its sequences.
+    """The three index arrays of a GPT dataset, which translate samples into spans of its sequences.
 
     Args:
         shuffle_index: rows of sample_index in serving order, shape (num_served,), uint32 or int64.
@@ -128,6 +130,9 @@ class Orders:
     ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         """Return the sequences of samples without reading sequence lengths: 30 ns a sample.
 
+        Args:
+            served: positions in serving order, shape (B,); -1 is the last sample.
+
         Returns:
             Bounds of each sample's sequences, shape (B + 1,); the sequence numbers, shape (n,); for each sample the
             first token in its first sequence, and one past the last token in its last sequence, both (B,).
@@ -165,7 +170,7 @@ class Starts(IntEnum):
 
 
 class Recipe:
-    """Rules by which stored tokens become a row.
+    """Rules by which stored tokens become a row of a batch.
 
     Args:
         sequence_length: S.
@@ -211,10 +216,10 @@ class Rows:
     ) -> int:
         """Fill `rows` with samples of a mapped `.bin`, in one call of C.
 
-        Against spans, ranges and views in Python this takes 8 us a sample of a micro-batch instead of 25.
+        This takes 8 us a sample of a micro-batch; with spans, ranges and views in Python it would be 25.
 
         Args:
-            about: the mapping, as its reader passes it to the callback of `read_into`.
+            about: C struct of the mapped `.bin`, which `MappedReader.read_into` passes to its callback.
             served: positions of the samples in serving order.
             rows: the row of each sample.
 

@@ -16,12 +16,13 @@ class MaskedDocuments:
     """Documents of a masked dataset, and which of them have samples, for C.
 
     Args:
-        documents: first sequence of each, and the end of the last, shape (num_documents + 1,); may be unaligned.
+        documents: first sequence of each document, then the end, shape (num_documents + 1,); may be unaligned.
         sequence_lengths: tokens of each sequence, shape (num_sequences,); may be unaligned.
         sequence_length: target tokens of a sample, at least 2.
         least: minimum sequences of a sample, at least 1.
         short_ratio: one sample in so many has a smaller target; 0: none has.
-        titles: tokens of each document's title, shape (num_documents,) or more: then the samples are blocks.
+        titles: tokens of each document's title, shape (num_documents,) or more; if given, the samples are Megatron's
+            blocks (`build_blocks_mapping`), whose target is shorter by the title.
 
     Raises:
         IndexBuildError: the bounds of a document fall, or leave the sequences.
@@ -63,11 +64,11 @@ class MaskedDocuments:
 
     @property
     def columns(self) -> int:
-        """Columns of a row."""
+        """Number of columns of a row: 4 with titles, else 3."""
         return 4 if self.c.titles else 3
 
     def count(self, seed: int, num_epochs: int, num_samples: int) -> tuple[int, int]:
-        """Count the samples of as many whole epochs as give `num_samples`, at most `num_epochs`; return both numbers.
+        """Return (samples, epochs) of the fewest whole epochs with `num_samples` samples, at most of `num_epochs`.
 
         Raises:
             IndexBuildError: 2^53 samples or more.
@@ -80,7 +81,7 @@ class MaskedDocuments:
         return _checked(made), epochs[0]
 
     def fill(self, rows: NDArray[Any], seed: int, num_epochs: int) -> None:
-        """Fill the rows of the counted samples, in order: uint32 or uint64, shape (num_samples, columns)."""
+        """Fill rows, uint32 or uint64, shape (num_samples, columns), with the samples that `count` counted."""
         if rows.dtype not in (np.uint32, np.uint64):
             raise TypeError(f"rows: {rows.dtype}, needs uint32 or uint64")
         if rows.dtype == np.uint32 and self.c.num_sequences >= 2**32:
@@ -103,7 +104,7 @@ def shuffle_mapping_rows(rows: NDArray[Any], seed: int) -> None:
 
 
 def generator(seed: int) -> Any:
-    """Return C++'s `mt19937(seed)`, which uses the low 32 bits."""
+    """Return the state of C++'s `mt19937(seed)`, which uses the low 32 bits of the seed."""
     rng = ffi.new("binidx_mt19937 *")
     lib.binidx_mt19937_seed(rng, seed % 2**32, runnable(None))
     return rng
@@ -121,8 +122,8 @@ def best_fit(lengths: NDArray[np.int32], capacity: int) -> tuple[NDArray[np.int6
     Uses 40 bytes of memory a piece.
 
     Args:
-        lengths: of the pieces, 1 to capacity, shape (n,).
-        capacity: of a bin.
+        lengths: tokens of each piece, 1 to capacity, shape (n,).
+        capacity: tokens of a bin.
 
     Returns:
         bounds, shape (num_bins + 1,), and pieces, shape (n,).

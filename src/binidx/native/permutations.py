@@ -14,7 +14,7 @@ from binidx._native import ffi, lib
 from binidx.native.arguments import LEVEL, count, items, runnable
 
 SHUFFLES = {size: getattr(lib, f"binidx_shuffle_{size}") for size in (1, 2, 4, 8)}
-"""Bytes of an item -> shuffle of such items."""
+"""Bytes of an item -> C function that shuffles such items."""
 
 
 class RandomState:
@@ -54,10 +54,10 @@ class RandomState:
 
 
 def torch_randperm(n: int, seed: int) -> NDArray[np.int64]:
-    """`torch.randperm(n, generator=torch.Generator().manual_seed(seed))` on the CPU, without torch; shape (n,).
+    """Return the permutation of `torch.manual_seed(seed); torch.randperm(n)` on the CPU, without torch; shape (n,).
 
-    The same as `torch.manual_seed(seed); torch.randperm(n)`: torch keeps the low 32 bits of a seed. From
-    n = (2**32 - 1) // 20 on torch changes to a rule with 64-bit draws, and so do we.
+    A `torch.Generator` with this seed gives the same one. torch keeps the low 32 bits of a seed. From
+    n = (2**32 - 1) // 20 on, torch uses a rule with 64-bit draws, and so does this function.
 
     Source: PyTorch, `randperm_cpu`.
     """
@@ -67,7 +67,7 @@ def torch_randperm(n: int, seed: int) -> NDArray[np.int64]:
 
 
 def _randperm(n: int, seed: int, *, wide: bool) -> NDArray[np.int64]:
-    """torch's rule with 64-bit draws (wide) or with 32-bit ones, whatever n is."""
+    """Return torch's permutation by its rule with 64-bit draws (`wide`) or by that with 32-bit draws, for any n."""
     out = np.empty(count("n", n), np.int64)
     rng = ffi.new("binidx_mt19937 *")
     lib.binidx_mt19937_seed(rng, seed & 0xFFFFFFFF, LEVEL)

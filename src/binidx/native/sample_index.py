@@ -19,9 +19,9 @@ WINDOW = 2**18
 
 
 class SampleArrays:
-    """C's `binidx_samples` over arrays that it keeps alive; see `fill_sample_index` for the arguments.
+    """C struct `binidx_samples` over NumPy arrays, which this object keeps alive; arguments as in `fill_sample_index`.
 
-    Errors name documents as `subject`, numbered from `first`.
+    Errors name a document as `subject[number]`, where `first` is the number of document_index[0].
     """
 
     def __init__(
@@ -47,7 +47,11 @@ class SampleArrays:
         samples.num_tokens, samples.num_samples = count("num_tokens", num_tokens), count("num_samples", num_samples)
 
     def check(self, code: int, found: int) -> int:
-        """Return `code`, or raise the error that a negative one stands for."""
+        """Return the result `code` of a C function; raise an error if it is negative.
+
+        Args:
+            found: position in document_index, or number of tokens, that the function returned with an error.
+        """
         if code >= 0:
             return code
         if code == lib.BINIDX_BAD_TOKENS:
@@ -60,7 +64,7 @@ class SampleArrays:
         raise IndexBuildError(f"sequence_lengths[{document}]: {self.lengths[document]}, needs 0 or more tokens")
 
     def wrong_tokens(self, found: int) -> IndexBuildError:
-        """Return the error that the documents hold another number of tokens than was counted."""
+        """Return the error for documents that hold `found` tokens instead of `num_tokens`."""
         counted = f"{self.c.num_samples} samples over {self.c.num_tokens}"
         return IndexBuildError(f"sample index: the documents hold {found} tokens, needs those counted: {counted}")
 
@@ -81,13 +85,13 @@ def fill_sample_index(
         sequence_lengths: tokens in each stored sequence, shape (num_sequences,); may be unaligned.
         document_index: sequences in reading order, shape (num_documents,).
         sequence_length: tokens from one start to the next.
-        num_tokens: of all documents in document_index.
+        num_tokens: tokens of all documents in document_index.
         rows: int32 or int64, shape (num_samples + 1, 2).
         add_extra_token: a sample holds the first token of the next one too.
         threads: windows of documents that are processed at once; each takes 1 MiB.
 
     Raises:
-        IndexBuildError: a document number or length is out of range, or the lengths have another sum.
+        IndexBuildError: a document number or length is out of range, or the lengths do not add up to num_tokens.
         TypeError: rows have another shape or dtype.
     """
     if rows.ndim != 2 or rows.shape[1] != 2 or len(rows) < 1:
@@ -111,16 +115,16 @@ def fill_sample_index(
 
 
 def token_sum(sequence_lengths: NDArray[np.int32], documents: NDArray[np.int32], first: int = 0) -> int:
-    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy; raises as `fill_sample_index`.
+    """Return `int(np.sum(sequence_lengths[documents], dtype=np.int64))` without a copy.
 
-    `first` is the number of documents[0] in error messages.
+    It raises as `fill_sample_index`; `first` is the number of documents[0] in error messages.
     """
     samples = SampleArrays(sequence_lengths, documents, subject="documents", first=first)
     return _gather(samples, 0, len(documents), ffi.NULL)
 
 
 def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> None:
-    """Gather the lengths of each window, wait for the number of tokens before it, write its rows.
+    """Fill `rows` in threads: for each window of documents, gather lengths, wait for the tokens before it, write rows.
 
     Windows start in order, so a running thread computes each awaited sum: no deadlock, and the first error in the order
     of the documents is raised.
@@ -148,7 +152,7 @@ def _fill_in_parts(samples: SampleArrays, rows: NDArray[Any], threads: int) -> N
 
 
 def _pass_on(after: Future[int], before: Future[int], gather: Callable[[], int]) -> int:
-    """Return the tokens that `gather` counts; set `after` to their sum with `before`, or to the error."""
+    """Return the tokens of a window, which `gather` counts; set `after` to `before` plus these, or to the error."""
     try:
         tokens = gather()
         total = before.result() + tokens

@@ -44,7 +44,7 @@ class LazyReader:
     """Reader that opens its object at the first read.
 
     Args:
-        size: bytes of the object; another size is an ObjectChangedError at the first read.
+        size: expected bytes of the object; if it has another size, the first read raises ObjectChangedError.
     """
 
     def __init__(self, uri: str, size: int, open_reader: Callable[[], RangeReader]) -> None:
@@ -79,7 +79,7 @@ class JoinedReader:
         uri: name in errors.
         parts: readers of the objects.
         sizes: bytes of each part.
-        identity: version of all of them together.
+        identity: version of all objects together.
         starts: first byte of each part in its object; None: 0.
     """
 

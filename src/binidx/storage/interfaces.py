@@ -27,7 +27,7 @@ Range = tuple[int, int]
 Bytes = bytes | bytearray | memoryview
 
 Piece = tuple[int, int]
-"""(read, place): where a part of a range is found in the results of the reads of `CompositeReader.split`."""
+"""(read, place): the piece is range number `place` of read number `read`, of the reads of `CompositeReader.split`."""
 
 
 @runtime_checkable
@@ -190,7 +190,7 @@ class ConcurrentReader(Protocol):
 
 @runtime_checkable
 class VersionedReader(Protocol):
-    """Reader of a store that may hold another version of the object by now.
+    """Reader of a stored object that may have been replaced since it was opened.
 
     Source: ours.
     """
@@ -247,16 +247,16 @@ class LayeredReader(Protocol):
 
 
 class Writer(Protocol):
-    """Destination of the bytes of a new object, from first to last: what `create_object` yields."""
+    """Destination of the bytes of a new object, from first to last; `create_object` yields one."""
 
     def write(self, data: Bytes, /) -> int:
         """Append bytes.
 
         Args:
-            data: any number of them.
+            data: any number of bytes.
 
         Returns:
-            Their number; all are taken.
+            Their number: all of them are always taken.
 
         Raises:
             StorageError: the store failed.

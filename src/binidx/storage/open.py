@@ -39,9 +39,10 @@ class Codec:
     """Way to store the bytes of a `.bin`.
 
     Attributes:
-        suffix: of the object, after `.bin`.
-        open: returns a reader of the plain bytes over a reader of the stored ones and, if known, their end.
-        create: returns a Writer of plain bytes over a Writer of stored ones and a level; its end completes the object.
+        suffix: suffix of the object's name, after `.bin`.
+        open: function of a reader of the stored bytes and their end (b"" if unknown); returns a reader of plain bytes.
+        create: function of a Writer of stored bytes and a compression level; returns a Writer of plain bytes as a
+            context manager, whose exit writes the end of the object.
     """
 
     suffix: str
@@ -146,9 +147,9 @@ def layered(
     """Return a stored object with the layers that check, decode and cache it.
 
     Args:
-        storage_options: of the object.
-        sums: reader of its checksum file; None: no checks.
-        end: its last bytes, if they are known.
+        storage_options: those of the object.
+        sums: reader of the object's checksum file; None: no checks.
+        end: last bytes of the object, if they are known.
     """
     reader = CODECS[codec].open(stored if sums is None else CheckedObject(stored, sums), end)
     local = local_path(stored.uri) is not None
@@ -175,10 +176,10 @@ WHOLE_CHUNK_BYTES = 1 << 20
 
 
 def with_disk_cache(reader: RangeReader, settings: ReadSettings, *, whole: bool = False) -> RangeReader:
-    """Return the reader under a disk cache; unchanged if there is no directory, or its version is unknown.
+    """Return a disk cache over a reader; the reader itself if no cache directory is set or its version is unknown.
 
     Args:
-        whole: the object is read whole, so that an index file may be cached in index_dir.
+        whole: the object is read whole, so an index file may also be cached in index_dir.
     """
     is_index = reader.uri.endswith(READ_WHOLE)
     place: tuple[str, int | None] | None = None
@@ -206,7 +207,7 @@ def cache_whole(
     """Put the whole content of a stored object into the disk cache of this node.
 
     Args:
-        identity: of the object in its store, if it is known.
+        identity: version of the object in its store, if it is known.
 
     Returns:
         The cached bytes; None if there is no identity, or no cache, or no space.
@@ -227,7 +228,7 @@ def cache_whole(
 
 
 def replace_cached(reader: RangeReader, data: Bytes) -> None:
-    """Replace the damaged copy of a whole object in the disk cache of its reader, if it has one."""
+    """Write the content of an object over its damaged copy in the reader's disk cache, if the reader has one."""
     if isinstance(reader, DiskCache) and reader.cached.writable:
         reader.cached.store(0, memoryview(data))
 

@@ -34,14 +34,15 @@ class ReadSettings:
         index_dir: directory of this node for `.idx` files and index arrays if there is no cache_dir; None: a directory
             of this user in the temporary directory. "off": each process holds them in its own memory.
         index_bytes: limit of all files in index_dir; None: leave a tenth of its file system free.
-        verify: compare data with the checksums beside an object; None: if there are any.
+        verify: compare a plain `.bin` with its checksums, which must exist; None: only a remote one, and only if there
+            are checksums.
         deadline_seconds: time after which a read fails that gets no response, or only broken ones, retries included.
         outage_seconds: time after which a read, or a part of an upload, fails whose store cannot be reached or answers
             5xx or 429; None: two minutes less than the timeout of the process group of torch.distributed, 8 minutes
             without one.
         hedge: send a second request for a range that is much later than others, and use the first response.
         concurrency: requests in flight, of all readers of the process with the same value; None: 64, or 128 for
-            requests without a driver.
+            requests that are sent without a driver.
         max_gap: unused bytes to fetch rather than send a second request; None: the cost of a request in bytes.
         parts_from: other hosts and buckets, such as "gs://more", on which a virtual merge may have parts: their
             names with commas between them, or a mapping from each name to the storage options there.
@@ -89,7 +90,7 @@ class ReadSettings:
     def of(cls, storage_options: Mapping[str, Any] | None) -> ReadSettings:
         """Return the settings of the options, else of the environment (BINIDX_FAST=0, ...), else the defaults.
 
-        Text has the same meaning in both, so that options may come from a file: {"cache_bytes": "500GB"}.
+        Text has the same meaning in options and environment, so options may come from a file: {"cache_bytes": "500GB"}.
         """
         given = (storage_options or {}).get(OURS) or {}
         unknown = sorted(given.keys() - RULES.keys()) if isinstance(given, Mapping) else [repr(given)]
@@ -109,9 +110,9 @@ def _of_environment(found: tuple[tuple[str, bytes], ...]) -> ReadSettings:
 
 
 def default_outage_seconds() -> float:
-    """Return less than the time after which the process group gives up a rank that waits for its data.
+    """Return the default of `outage_seconds`: two minutes less than the timeout of torch's process group.
 
-    Two minutes less leave time for the read that follows; of a timeout below four minutes half is left.
+    The two minutes leave time for the read that follows; of a timeout below four minutes, half is returned.
     """
     try:
         # torch has no public function for it; a process without torch or without a group has no such member, either.
@@ -124,11 +125,11 @@ def default_outage_seconds() -> float:
 
 
 NCCL_TIMEOUT_SECONDS = 600.0
-"""Of a process group of NCCL, unless the user sets another."""
+"""Timeout of a process group of NCCL, unless the user sets another."""
 
 
 def drivers_own(storage_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options without the settings of this library, for fsspec."""
+    """Return the options without the key "binidx", for fsspec."""
     return {name: value for name, value in (storage_options or {}).items() if name != OURS}
 
 

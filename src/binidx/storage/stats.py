@@ -92,7 +92,7 @@ class ObjectStats(ReadStats):
 
 @dataclass
 class LayerStats(ReadStats):
-    """Counters of a reader over another one; `requests` and `bytes_moved` are of its reads of that one.
+    """Counters of a reader over another one; `requests` and `bytes_moved` count its reads of the reader below.
 
     hits, misses    requested chunks that were cached, and that were not
     waits           of the misses: chunks that another read was fetching
@@ -107,7 +107,7 @@ class LayerStats(ReadStats):
     cache: str = ""
 
     def read(self, reader: RangeReader, ranges: Sequence[Range]) -> list[memoryview]:
-        """Read ranges from the reader below, and count that; without ranges nothing is read."""
+        """Read ranges from the reader below, and add this read to the counters; without ranges nothing is read."""
         if not ranges:
             return []
         began = time.perf_counter()
@@ -213,7 +213,7 @@ def served_part(used: Usage) -> str:
 
 
 def reads_part(used: Usage) -> str:
-    """Return requests, moved bytes, and the bytes requested above all layers, some of which came from caches."""
+    """Return requests, moved bytes, and bytes requested of the topmost readers, some of which came from caches."""
     requests, moved = remote(used, "requests"), remote(used, "bytes_moved")
     if not requests:
         return f"{bytes_text(used['file bytes_asked'])} from local files" if used["file bytes_asked"] else ""

@@ -24,7 +24,7 @@ from binidx.storage.interfaces import Range
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One object as its store reported it. Reads are pinned to it.
+    """One object as its store reported it; reads are pinned to this version.
 
     Attributes:
         uri: name of the object.
@@ -46,12 +46,12 @@ class ObjectInfo:
 
 @dataclass(frozen=True)
 class Prices:
-    """Under which name requests to a store are counted, and their list price.
+    """List prices of requests to a store, and the name under which the requests are counted.
 
     Attributes:
         store: the name in counters and reports, such as "s3".
-        dollars_per_read: of a GET for storage that is read often; transfer is not counted.
-        dollars_per_write: of a PUT or a copy.
+        dollars_per_read: price of a GET for storage that is read often; transfer is not counted.
+        dollars_per_write: price of a PUT or a copy.
     """
 
     store: str = "other"
@@ -61,13 +61,13 @@ class Prices:
 
 @dataclass(frozen=True)
 class ListRequest:
-    """One page of the objects of a bucket.
+    """Request for one page of the listing of a bucket.
 
     Attributes:
-        bucket, prefix: objects of this bucket whose keys begin with the prefix.
-        delimiter: "/" for those of one folder; "" for all.
-        after: keys that sort after this one.
-        token: continue here instead, as the page before said.
+        bucket, prefix: list objects of this bucket whose keys begin with the prefix.
+        delimiter: "/" for the objects of one folder; "" for all.
+        after: list keys that sort after this one; a store may include the key itself.
+        token: begin at this token of the page before, and not at `after`.
     """
 
     bucket: str
@@ -130,7 +130,7 @@ class ReadableStore(Store, Protocol):
         Args:
             uri: name of the object.
             tail_bytes: return so many of its last bytes too, if one request brings both; else none are returned.
-            folders: if there is no object, look for a folder of this name, and report that.
+            folders: if there is no object, look for a folder of this name, so that the error names it as one.
 
         Returns:
             Size and version of the object, and its last bytes.
@@ -299,7 +299,7 @@ class MultipartUpload(Protocol):
             The tag of the part, for `complete`.
 
         Raises:
-            SlowCopyError: the part may still arrive later; names the option that allows more time.
+            SlowCopyError: the part may still arrive later; the message names the option that allows more time.
         """
 
     def complete(self, tags: Mapping[int, str]) -> str:
@@ -354,13 +354,13 @@ class StreamingStore(WritableStore, Protocol):
     hides_uploads: bool
 
     def open_stream(self, uri: str) -> Any:
-        """Open a file of the driver.
+        """Open a file object of the driver, to write an object.
 
         Args:
             uri: name of the object.
 
         Returns:
-            A file: `write`, `close`, then `commit` or `discard` where uploads are hidden.
+            A file object: `write`, `close`, then `commit` or `discard` where uploads are hidden.
         """
 
     def move(self, source: str, target: str) -> None:

@@ -55,7 +55,7 @@ class Threads:
     """Thread pool of one kind of work.
 
     Args:
-        name: of the threads.
+        name: name of the threads.
         count: returns the number of threads; called once in each process.
     """
 
@@ -80,7 +80,7 @@ class Threads:
         return [each.result() for each in pending]
 
     def executor(self, count: int) -> ThreadPoolExecutor:
-        """Return `count` threads of one caller, for work that must not queue behind other callers' or runs for long."""
+        """Return a pool of `count` threads for one caller: for long work, or work that must not queue."""
         return ThreadPoolExecutor(count, thread_name_prefix=self.name)
 
 
@@ -94,7 +94,7 @@ def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *,
     """Return the results for all items, computed by this thread and others.
 
     Args:
-        items_per_thread: items that are worth another thread; to hand work to one costs 20 us.
+        items_per_thread: items for which another thread pays off; to hand work to a thread costs 20 us.
 
     Raises:
         The function's first error; errors of this thread's items come first.
@@ -112,9 +112,9 @@ def map_over_cores(function: Callable[[Item], Result], items: Sequence[Item], *,
 def map_in_flight(
     function: Callable[[Item], Result], items: Iterable[Item], count: int
 ) -> Generator[Result, None, None]:
-    """`map` over threads, in order, with at most `count` items in work or waiting to be yielded.
+    """Yield `function(item)` for all items, in order, computed in `count` threads at most `count` items ahead.
 
-    Close it: until then threads may use the items, which must stay open.
+    Close the generator: until then threads may use the items, which must stay open.
     """
     pending: deque[Future[Result]] = deque()
     pool = READS.executor(count)
@@ -132,7 +132,7 @@ def map_in_flight(
 def run_both(
     here: Callable[[], First], elsewhere: Callable[[], Second], pool: Threads | None = None
 ) -> tuple[First, Second]:
-    """Return the results of two functions that run at the same time, the second in a thread of `pool` (READS).
+    """Return the results of two functions that run at the same time, the second in a thread of `pool`, or of READS.
 
     Raises:
         The first's error, else the second's, after both have ended.

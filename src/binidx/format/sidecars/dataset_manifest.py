@@ -51,7 +51,7 @@ class RowCounts:
         return RowCounts(**numbers, dropped=dict(Counter(self.dropped) + Counter(other.dropped)))
 
     def check(self, subject: str) -> None:
-        """FormatError unless every row is a document or was dropped for a reason."""
+        """Raise FormatError unless every row is a document or was dropped for a reason."""
         needed = self.num_documents + sum(self.dropped.values())
         if needed != self.num_rows:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
@@ -61,7 +61,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class Machine:
-    """Work of one machine.
+    """Work of one machine in a preprocessing job.
 
     Attributes:
         tokens: tokens of all keys.

@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
 )
 
 GROUP_ROWS = 1 << 18
-"""Rows of a row group: about 10 MB in memory, and their ids."""
+"""Rows of a row group: about 10 MB in memory, plus the ids."""
 
 
 class LineageWriter:
@@ -103,7 +103,7 @@ class LineageWriter:
         self.write(build_lineage_table([source], np.zeros(len(rows), np.int32), rows, places, names, hashes))
 
     def write(self, table: Any) -> None:
-        """Append a table of `SCHEMA`."""
+        """Append an Arrow table with the schema SCHEMA."""
         self._tables.append(table)
         self.num_rows += len(table)
         if sum(map(len, self._tables)) >= GROUP_ROWS:
@@ -134,10 +134,10 @@ class _Abandoned(Exception):
 def build_lineage_table(
     sources: Sequence[str], numbers: NDArray[np.int32], rows: Any, places: Any, ids: Any, hashes: Any
 ) -> Any:
-    """Return a table of `SCHEMA`.
+    """Return an Arrow table with the schema SCHEMA.
 
     Args:
-        numbers: index in `sources` of each row.
+        numbers: for each row, the position of its source in `sources`.
         rows, places, ids, hashes: the other columns as NumPy or Arrow arrays; None for nulls.
     """
     columns = [pa.DictionaryArray.from_arrays(to_arrow(numbers, pa.int32()), to_arrow_strings(sources))]
@@ -152,8 +152,8 @@ class PartLineage:
     """Lineage file of a part.
 
     Attributes:
-        bases: for each slice, the rows of its file before it.
-        counts: for each slice, its documents.
+        bases: for each slice of input text, the number of rows before it in its file.
+        counts: for each slice, the number of its documents.
     """
 
     uri: str
@@ -162,7 +162,7 @@ class PartLineage:
 
 
 READ_AHEAD_ROWS, READ_AHEAD_PARTS = 1 << 17, 8
-"""Files of at most this many rows are read ahead, this many at once: 5 MB each, and their ids."""
+"""Most rows of a file that is read ahead, and most files read ahead at once: 5 MB each, plus the ids."""
 
 
 def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -> int:
@@ -188,7 +188,7 @@ def merge_lineage(parts: Iterable[PartLineage], target: str, options: Options) -
 
 
 def _numbered(part: PartLineage, options: Options) -> Iterator[Any]:
-    """Yield the rows of a part with row numbers of their files."""
+    """Yield tables of a part's rows, with row numbers that count from the start of the input file."""
     first, uri = 0, part.uri
     bases = np.repeat(np.array(part.bases, np.int64), part.counts)
     opened = open_lineage(open_object(uri, storage_options=options, cache=False))

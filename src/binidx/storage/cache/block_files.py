@@ -78,14 +78,14 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class CachedContent:
-    """Identity of the content of one directory below `objects`, and arithmetic of its chunks and blocks.
+    """Identity of one cached object, and arithmetic of its chunks and blocks.
 
-    Equal values mean equal bytes.
+    Equal instances mean equal bytes.
 
     Args:
         size: bytes of the content; plain bytes, if the object is compressed.
         identity: version of the stored object (`RangeReader.identity`).
-        codec: of the stored object.
+        codec: codec of the stored object.
     """
 
     uri: str
@@ -97,7 +97,7 @@ class CachedContent:
 
     @cached_property
     def key(self) -> str:
-        """Name of the directory."""
+        """Name of the object's directory below `objects`."""
         return hashlib.blake2b(self.text(), digest_size=16).hexdigest()
 
     def text(self) -> bytes:
@@ -125,7 +125,7 @@ class CachedContent:
         return range(block * self.chunks_per_block, min((block + 1) * self.chunks_per_block, self.num_chunks))
 
     def table_bytes(self, block: int) -> int:
-        """Return the bytes before the data of a block in its file."""
+        """Return the bytes of the checksum table, padded, before the data of a block in its file."""
         return -(-len(self.chunks_in(block)) * ENTRY_BYTES // PAGE) * PAGE
 
     def file_bytes(self, block: int) -> int:
@@ -176,7 +176,7 @@ def write_meta(directory: str, content: CachedContent) -> None:
 
 
 def permissions_in(directory: str) -> int:
-    """Return the permissions of a new directory in a directory of a cache: the same."""
+    """Return the permissions of new entries of a cache directory: those of the directory itself."""
     return os.stat(directory).st_mode & 0o777
 
 
@@ -190,10 +190,10 @@ def open_beside(path: str, flags: int) -> int:
 
 
 def check_directory(path: str) -> None:
-    """Check a directory in one of a cache.
+    """Check that a directory inside a cache directory can be trusted.
 
     Raises:
-        OSError: it is a link, or of a user who may not write there.
+        OSError: it is no directory, or belongs to a user who may not write to the directory above it.
     """
     found, above = os.lstat(path), os.stat(os.path.dirname(path))
     if not stat.S_ISDIR(found.st_mode):
@@ -261,7 +261,7 @@ def _create_private(path: str, uid: int) -> str | None:
 
 ATTEMPTS = 50
 PAUSE_SECONDS = 0.002
-"""An evictor locks a block for some microseconds."""
+"""Seconds between attempts to map a block that an evictor has locked, which takes some microseconds."""
 
 CANNOT_LOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
@@ -270,10 +270,10 @@ class MappedBlock:
     """Mapped block of an object.
 
     Attributes:
-        number: of the block.
-        data: read-only view of its bytes of the object.
-        address: of its first byte in memory.
-        inode: device and inode of its file.
+        number: number of the block in the object.
+        data: read-only view of the block's bytes.
+        address: address of their first byte in memory.
+        inode: device and inode of the block's file.
     """
 
     def __init__(self, mapped: mapping.mmap, content: CachedContent, number: int, inode: tuple[int, int]) -> None:
@@ -295,7 +295,7 @@ class MappedBlock:
         return entry != ABSENT and entry == self._content.entry_of(chunk, self._bytes(chunk))
 
     def read_ahead(self, chunk: int) -> None:
-        """Let the disk read a chunk: called for all chunks before the first is checked, it reads them at once."""
+        """Ask the kernel to read a chunk from the disk; call it for all chunks before the first of them is checked."""
         first = self._offset + (chunk - self._first_chunk) * self._chunk_bytes
         first -= first % mapping.PAGESIZE
         self._map.madvise(mapping.MADV_WILLNEED, first, min(self._chunk_bytes, len(self._map) - first))
@@ -313,7 +313,7 @@ def map_block(path: str, content: CachedContent, number: int, *, create: bool = 
     """Map a block, with `create` from a new file if there is none.
 
     Returns:
-        The block; None if there is no file, or an evictor holds it.
+        The block; None if there is no file, or it is too short (both without `create`), or an evictor has locked it.
 
     Raises:
         OSError: the file can be neither opened nor mapped.
@@ -357,8 +357,7 @@ def write_chunks(path: str, content: CachedContent, block: MappedBlock, first: i
 
     Raises:
         OSError: the disk is full or broken, or the file was replaced; chunks that were written by then have no
-        checksum,
-            or a wrong one.
+            checksum, or a wrong one.
     """
     view, size = memoryview(data), content.chunk_bytes
     chunks = range(first, first - (-len(view) // size))
@@ -387,7 +386,7 @@ def erase_entries(path: str, content: CachedContent, chunks: Sequence[int]) -> N
 
 
 def remove_unlocked(path: str) -> bool:
-    """Remove a block or staging file unless some process holds a lock of it; return whether it is removed."""
+    """Remove a block or staging file unless a process holds a lock on it; return whether the file is gone."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -406,7 +405,11 @@ def remove_unlocked(path: str) -> bool:
 
 
 def lock_if_possible(descriptor: int, how: int) -> bool:
-    """Lock a file without waiting; return whether it is locked. File systems without locks count as locked."""
+    """Lock a file without waiting; return whether that worked: True on file systems without locks, too.
+
+    Args:
+        how: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+    """
     try:
         return _lock(descriptor, how)
     except OSError as error:
@@ -424,7 +427,7 @@ def _lock(descriptor: int, how: int) -> bool:
 
 
 def is_same_file(descriptor: int, path: str) -> bool:
-    """Return whether an open file is still the one under its name."""
+    """Return whether an open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -57,7 +57,10 @@ class ChunkLocks:
 
     @contextlib.contextmanager
     def locked(self, chunks: Sequence[int]) -> Iterator[list[int]]:
-        """Lock sorted chunks for the block, without waiting; yield those that no other process has locked."""
+        """Lock sorted chunks without waiting, until the end of the `with` block; yield the chunks that were locked.
+
+        Chunks that another process has locked are left out.
+        """
         locked: list[tuple[int, int]] = []
         try:
             for run in runs_of(chunks):
@@ -69,7 +72,10 @@ class ChunkLocks:
                     fcntl.lockf(self._descriptor, fcntl.LOCK_UN, stop - first, first)
 
     def _lock_run(self, run: tuple[int, int], locked: list[tuple[int, int]]) -> None:
-        """Lock a run of chunks, or those halves of it that are free."""
+        """Lock the free chunks of a run without waiting, halving it while another process holds part.
+
+        The locked runs are appended to `locked`.
+        """
         first, stop = run
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, stop - first, first)
@@ -86,14 +92,14 @@ class BlockMaps:
     """Mapped blocks of an object, and which of its chunks were checked.
 
     Args:
-        content: of the object.
-        like: state to copy; None: nothing is mapped.
-        without: blocks that are not copied.
+        content: identity of the object.
+        like: instance to copy; None: nothing is mapped.
+        without: numbers of blocks that are not copied.
 
     Attributes:
-        blocks, data, addresses: of each block: the mapping, its bytes and their address.
-        used: of each block: number of the last read that used it.
-        good: of each chunk: whether it was checked.
+        blocks, data, addresses: for each block, the mapping, its bytes and their address.
+        used: for each block, number of the last read that used it.
+        good: for each chunk, 1 if it was checked, else 0.
     """
 
     def __init__(self, content: CachedContent, like: BlockMaps | None = None, without: Sequence[int] = ()) -> None:
@@ -117,7 +123,7 @@ class BlockMaps:
         self.placed = PlacedBlocks(self.good, self.addresses, self.used, *sizes)
 
     def add(self, block: MappedBlock) -> None:
-        """Add a mapped block; to `blocks` last, since threads mark chunks of the blocks that they find there."""
+        """Add a mapped block: to `blocks` last, since other threads mark chunks as checked once they find it there."""
         self.addresses[block.number] = block.address
         self.data[block.number] = block.data
         self.blocks[block.number] = block
@@ -168,7 +174,7 @@ class CachedObject:
     # Reading
 
     def begin(self) -> tuple[BlockMaps, int]:
-        """Start a read; return the maps that it uses, and its number."""
+        """Start a read; return the `BlockMaps` that it uses, and the number of the read."""
         self._tick = tick = self._tick + 1
         return self.maps, tick
 
@@ -203,7 +209,7 @@ class CachedObject:
         return found, missing, count
 
     def _across(self, maps: BlockMaps, start: int, stop: int) -> memoryview:
-        """Return the bytes of several chunks, all of them checked."""
+        """Return the bytes of a range that crosses chunks, all of them checked."""
         size, parts = self.content.block_bytes, []
         for number in range(start // size, -(-stop // size)):
             view, first = maps.data[number], number * size
@@ -236,7 +242,7 @@ class CachedObject:
         """Check chunks again after locking them: another node may have written chunks of which this one has old pages.
 
         Returns:
-            The absent or damaged chunks, and the number of damaged ones. A warning names one for an object and process.
+            The absent or damaged chunks, and the number of damaged ones; the first damaged one of an object is logged.
         """
         unsure = self.check_chunks(chunks)
         written = {*unsure} - {*self.absent(unsure)}
@@ -345,7 +351,7 @@ class CachedObject:
 
 
 def get_cached_object(directory: str, content: CachedContent, limit: int | None) -> CachedObject:
-    """Return the only object of this process for a directory and content, with the given quota."""
+    """Return the one `CachedObject` of this process for a directory and content, with a quota of `limit` bytes."""
     with _lock:
         key = (directory, content.key)
         found = _objects.get(key)
@@ -357,7 +363,7 @@ def get_cached_object(directory: str, content: CachedContent, limit: int | None)
 
 
 def get_quota(directory: str, limit: int | None) -> CacheQuota:
-    """Return the only quota of this process for a directory and limit; it unmaps blocks of all objects there."""
+    """Return the one quota of this process for a directory and limit; before evicting it unmaps blocks there."""
     quota = _quotas.get((directory, limit))
     if quota is None:
         quota = _quotas[directory, limit] = CacheQuota(directory, limit)

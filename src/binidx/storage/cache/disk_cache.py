@@ -47,8 +47,8 @@ FILLERS = 3
 """Threads that fetch a large object: some bytes arrive while others are written and checked."""
 
 WAIT_SECONDS, LEAST_WAIT_SECONDS = 30.0, 0.5
-"""Seconds to wait for chunks that another process fetches before reading them from the store; and how long after such
-a wait has failed, until one succeeds: a stopped process holds its locks."""
+"""Seconds to wait for chunks that another process fetches, before reading them from the store; the second number holds
+after a wait that failed, until one succeeds. A stopped process holds its locks."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02
 MARKS = ("etag", "generation", "version", "mtime")
@@ -60,9 +60,9 @@ class DiskCache:
     """Reader that caches the chunks of another reader in a directory.
 
     Args:
-        reader: of one version of an object; its `identity` has one of MARKS.
-        directory: created if it does not exist.
-        limit: bytes of all objects in it; None: as many as leave a tenth of its file system free.
+        reader: reader of one version of an object; its `identity` has one of MARKS.
+        directory: cache directory, created if it does not exist.
+        limit: bytes of all objects in the directory; None: as many as leave a tenth of its file system free.
         chunk_bytes: unit of fetching, checking and storing.
         block_bytes: unit of evicting, a multiple of `chunk_bytes`.
 
@@ -124,7 +124,7 @@ class DiskCache:
         return True
 
     def _read_rest(self, ranges: Sequence[Range], views: list[memoryview | None], count: int) -> list[memoryview]:
-        """Return the views, with those that are None fetched."""
+        """Return `views` with the ranges whose view is None read; `count` is the number of chunks of all ranges."""
         missing = [place for place, view in enumerate(views) if view is None]
         asked = [ranges[place] for place in missing]
         chunks = self.cached.check_chunks(chunks_of(asked, self.content.chunk_bytes))

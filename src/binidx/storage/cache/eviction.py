@@ -38,10 +38,11 @@ USAGE = struct.Struct("<qdd")
 COUNT_AGAIN_SECONDS = 3600.0
 PAUSE_SECONDS = 10.0
 EVICTION_WAIT_SECONDS = 5.0
-"""An eviction that counts 10,000 files takes 100 ms."""
+"""Longest wait for another process's eviction; one that counts 10,000 files takes 100 ms."""
 
 COUNT_WAIT_SECONDS = 2.0
-"""An update of the sum takes 10 us; a process stopped in it (SIGSTOP, a frozen node) must not stop the others."""
+"""Longest wait for another update of the sum. An update takes 10 us; a process stopped in it (SIGSTOP, a frozen node)
+must not stop the others."""
 
 COUNTER, EVICTOR = 0, 1
 """Bytes of `usage` that are locked to update the sum, and to evict."""
@@ -57,7 +58,10 @@ class BlockFile:
 
 
 def evict(blocks: Sequence[BlockFile], excess: float) -> Iterator[tuple[BlockFile, bool]]:
-    """Remove the least recently used blocks, `excess` bytes in all; yield each, and False if it stays, in use."""
+    """Remove the least recently used blocks, `excess` bytes in all; yield each with whether it was removed.
+
+    A block in use stays, and does not count.
+    """
     for block in sorted(blocks, key=lambda each: (each.used_at, each.path)):
         if excess <= 0:
             return
@@ -67,7 +71,7 @@ def evict(blocks: Sequence[BlockFile], excess: float) -> Iterator[tuple[BlockFil
 
 
 def block_files(directory: str) -> list[BlockFile]:
-    """Return all blocks of a cache directory, by one stat of each: 10 us."""
+    """Return all blocks of a cache directory; takes 10 us a block, for its stat."""
     return [found for name in object_directories(directory) for found in blocks_of(name)]
 
 
@@ -136,13 +140,13 @@ class CacheQuota:
             self._add(-count)
 
     def pause(self, why: str) -> None:
-        """Stop caching for ten seconds; warn once for a directory in a process."""
+        """Stop caching for ten seconds; log a warning, once for a directory in a process."""
         self._paused_until = time.monotonic() + PAUSE_SECONDS
         bound = "a tenth of the disk free" if self.limit is None else f"{self.limit} bytes"
         warn_once(self.directory, f"{why} (bound: {bound}); reads go on without being cached")
 
     def free_space(self, coming: int = 0) -> int:
-        """Evict blocks, or wait until another process has done so; return the bytes above the quota afterwards."""
+        """Evict blocks, or wait until another process has done so; return `excess(coming)` afterwards."""
         with self._locked(EVICTOR, self._evicting, EVICTION_WAIT_SECONDS) as ours:
             if ours and self.excess(coming) > 0 and not self._failed_lately():
                 self.release()
@@ -166,7 +170,7 @@ class CacheQuota:
                 self._write(*self._usage()[:2], time.time())
 
     def recount(self, coming: int = 0) -> list[BlockFile]:
-        """Count all blocks anew, add the coming bytes, and return the blocks."""
+        """Count the bytes of all blocks anew, store the sum plus `coming` reserved bytes, and return the blocks."""
         with self._locked(COUNTER, self._lock, COUNT_WAIT_SECONDS):
             blocks = block_files(self.directory)
             self._write(sum(block.num_bytes for block in blocks) + coming, time.time())
@@ -231,7 +235,7 @@ class CacheQuota:
 
 
 def warn_once(subject: str, message: str) -> None:
-    """Log one warning for a subject and process."""
+    """Log a warning, unless this process has already logged one for the subject."""
     if subject not in _warned:
         _warned.add(subject)
         logger.warning("%s: %s", subject, message)

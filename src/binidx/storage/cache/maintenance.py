@@ -55,7 +55,7 @@ class CachedObjectInfo:
     """Cached part of one object.
 
     Args:
-        path: of its directory.
+        path: path of its directory.
         content: identity of the object; None without a valid meta.json.
         blocks: files of its blocks.
         num_bytes: cached bytes of the object.
@@ -92,7 +92,7 @@ def cached_contents(directory: str) -> list[CachedObjectInfo]:
 
 
 def inspect_cached_object(path: str) -> CachedObjectInfo:
-    """Return one object of a cache directory, by the tables of its blocks: 16 KiB are read for 64 MiB."""
+    """Return the cached part of one object, from the checksum tables of its blocks: 16 KiB are read for 64 MiB."""
     content, blocks = read_meta(path), blocks_of(path)
     used_at = max((block.used_at for block in blocks), default=0.0)
     return CachedObjectInfo(path, content, blocks, _bytes_here(content, blocks) if content else 0, used_at)
@@ -163,7 +163,7 @@ def _verify_block(content: CachedContent, number: int, path: str, found: CacheVe
 
 @dataclass
 class CachePruning:
-    """Bytes on the disk that were removed, or that stay because a process uses them; and removed leftovers."""
+    """Bytes removed from the disk; bytes that stay as a process uses them; number of removed leftover files."""
 
     num_bytes: int = 0
     in_use_bytes: int = 0
@@ -252,7 +252,7 @@ def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warm
     """Fetch all ranges into their caches.
 
     Args:
-        advance: called with the number of bytes that are cached now, by one thread at a time.
+        advance: called with the bytes of each part when it is cached, by one thread at a time.
 
     Raises:
         StorageError: the first failed read; the others are cancelled.
@@ -268,7 +268,7 @@ def warm(jobs: Sequence[Job], advance: Advance = lambda num_bytes: None) -> Warm
 
 
 def parts_of(stretches: Sequence[Range]) -> Iterator[list[Range]]:
-    """Group ranges into lists of 8 MiB or more, but less than 16 MiB, in all."""
+    """Group ranges into lists of 8 to 16 MiB each; the last list may have less."""
     part: list[Range] = []
     for each in (piece for stretch in stretches for piece in cut(stretch, PART_BYTES)):
         part.append(each)

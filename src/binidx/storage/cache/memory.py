@@ -39,10 +39,10 @@ Value = TypeVar("Value")
 
 
 class Flight(Generic[Key, Value]):
-    """Fetch of one thread, for which others may wait.
+    """Fetch by one thread, for which other threads may wait.
 
     Attributes:
-        keys: that the thread fetches.
+        keys: keys that the thread fetches.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Flight(Generic[Key, Value]):
             self._landed.set_result(found)
 
     def wait(self, seconds: float | None = None) -> Mapping[Key, Value]:
-        """Wait; return the fetched values, none if the fetch failed or takes longer than `seconds`.
+        """Wait for the fetch; return the fetched values, none if it failed or takes longer than `seconds`.
 
         Raises:
             CancelledReadError: the waiting thread's scope was cancelled.
@@ -81,9 +81,9 @@ class SingleFlight(Generic[Key, Value]):
 
     @contextlib.contextmanager
     def started(self, keys: Iterable[Key]) -> Iterator[tuple[Flight[Key, Value], dict[Key, Flight[Key, Value]]]]:
-        """Start a fetch of the keys that no thread fetches; yield its flight, and the flights of the other keys.
+        """Start a fetch of the keys that no thread is fetching; yield its flight, and the flights of the other keys.
 
-        The caller must look again for the keys of its flight: they may have been cached since it missed them.
+        The caller must look in the cache again for the keys of its own flight: another thread may have added them.
         """
         ours: Flight[Key, Value] = Flight()
         theirs: dict[Key, Flight[Key, Value]] = {}
@@ -109,13 +109,13 @@ DEFAULT_BUDGET = 256 << 20
 # A larger fraction of the budget would evict all other chunks, and be evicted before it is read again.
 PART_OF_BUDGET = 8
 ChunkKey = tuple[int, int]
-"""(reader, chunk)."""
+"""(number of the reader, number of the chunk)."""
 
 
 class ChunkStore:
     """LRU store of chunks of any readers, at most `budget` bytes. Threads may share it.
 
-    It is empty after a fork, since another thread of the parent may have been changing it.
+    A forked child begins with an empty store, since another thread of the parent may have been changing it.
     """
 
     def __init__(self, budget: int = DEFAULT_BUDGET) -> None:
@@ -162,9 +162,9 @@ class ChunkCache:
     """Reader that caches the chunks of another reader in memory.
 
     Args:
-        reader: of the object; its `read` coalesces the missing chunks, and fetches them at the same time.
+        reader: reader of the object; its `read` coalesces the missing chunks, and fetches them at the same time.
         chunk_bytes: unit of fetching and caching, at least 1.
-        store: of the chunks; by default the one of the process.
+        store: store of the chunks; by default STORE, which all readers of the process share.
 
     A range within a chunk is a view of it, and stays valid when the chunk is evicted. Of threads that miss the same
     chunk, one fetches it. A range larger than an eighth of the budget is read exactly, and not cached.

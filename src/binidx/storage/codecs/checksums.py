@@ -133,7 +133,8 @@ def compute_checksums(blocks: Sequence[Bytes]) -> NDArray[np.uint64]:
 
 
 DIGESTED_PIECES, DIGESTED_BYTES = 16, 16 << 10
-"""Pieces of a checksum file that `CheckedObject.digest` reads: every rank reads them when it first saves its state."""
+"""Number and size of the pieces of a checksum file that `CheckedObject.digest` reads: each rank does so when it first
+saves its state."""
 
 NUM_PROBES = 16
 """Other blocks that are checked for the error message, to find out whether the checksums are of other data."""
@@ -143,8 +144,8 @@ class CheckedObject:
     """Reader that compares the bytes of another reader with their checksums. Reads are widened to whole blocks.
 
     Args:
-        reader: of the object.
-        sums: reader of its checksum file; its chunks are cached in memory, each for 128 MiB of data.
+        reader: reader of the object.
+        sums: reader of the checksum file; its chunks are cached in memory, each for 128 MiB of data.
 
     Raises:
         FormatError: the checksum file is malformed, or of an object of another size. On read: a block differs from its

@@ -58,10 +58,10 @@ class SeekTable:
     """Stored and plain bytes of the segments, without frames that hold no plain bytes (marks, notes of other programs).
 
     Attributes:
-        stored_starts, stored_stops: bytes in the object, shape (num_segments,) int64.
-        plain_starts: first plain byte of each, then the plain size, shape (num_segments + 1,) int64.
-        checksums: lower half of XXH64 of each, shape (num_segments,) uint32; None where the table has none.
-        marked: whether our mark has a checksum of the table.
+        stored_starts, stored_stops: byte range of each segment in the object, shape (num_segments,) int64.
+        plain_starts: first plain byte of each segment, then the plain size, shape (num_segments + 1,) int64.
+        checksums: lower half of XXH64 of each segment's plain bytes, shape (num_segments,) uint32; None without these.
+        marked: whether the object has binidx's mark, which has a checksum of the table.
     """
 
     stored_starts: NDArray[np.int64]
@@ -120,7 +120,7 @@ def tail_bytes(end: memoryview, size: int, uri: str) -> int:
     """Return how many bytes of the end of an object `parse_table` needs.
 
     Args:
-        end: its last bytes, at least `SMALLEST` or all there are.
+        end: last bytes of the object, at least `SMALLEST` or all there are.
         size: bytes of the object.
 
     Raises:
@@ -184,7 +184,7 @@ def _check_entries(columns: NDArray[np.uint32], num_bytes: int, uri: str) -> Non
 
 
 def _check_mark(before: memoryview, entries: memoryview, columns: NDArray[np.uint32], uri: str) -> bool:
-    """Return whether our mark precedes the table; check the entries against it."""
+    """Return whether binidx's mark precedes the table; check the entries against its checksum."""
     if len(before) < MARK.size or not len(columns) or tuple(columns[-1, :2]) != (MARK.size, 0):
         return False
     magic, length, tag, plain_bytes, digest = MARK.unpack(before)

@@ -60,13 +60,13 @@ class SegmentedObject:
     """Reader of the plain bytes of a compressed object.
 
     Args:
-        reader: of an object in zstd's seekable format; frames may be of any size, with or without checksums.
+        reader: reader of an object in zstd's seekable format; frames may be of any size, with or without checksums.
         end: last `TAIL_BYTES` of the object, or all of them, if they are known.
 
     Attributes:
         size: plain bytes.
         stored_bytes: compressed bytes.
-        table: of its segments.
+        table: seek table of the segments.
 
     Raises:
         FormatError: the object has no valid seek table. On read: a segment is damaged, also after it was read again.
@@ -170,11 +170,11 @@ SEGMENT_BYTES = 64 << 10
 
 
 class SegmentWriter:
-    """Writer that compresses into another one; `finish`, or the end of its block, writes the seek table.
+    """Writer that compresses into another writer; `finish`, or the end of a `with` block, writes the seek table.
 
     Args:
-        writer: of the compressed bytes.
-        level: of zstd, 1 to 22.
+        writer: writer of the compressed bytes.
+        level: compression level of zstd, 1 to 22.
         segment_bytes: plain bytes of a segment; the last one may be shorter.
 
     Raises:

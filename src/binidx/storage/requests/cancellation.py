@@ -48,7 +48,7 @@ class Scope:
         """Call `watcher` when the scope is cancelled during the block, perhaps from another thread, perhaps twice.
 
         Raises:
-            CancelledReadError: it is cancelled already.
+            CancelledReadError: the scope is cancelled already.
         """
         number = next(self._numbers)
         self._watchers[number] = watcher

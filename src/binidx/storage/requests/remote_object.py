@@ -58,11 +58,11 @@ from binidx.storage.threads import REQUESTS
 Response = TypeVar("Response")
 PAGE_KEYS = 1000
 NAMES_AT_ONCE = 900
-"""Names of one list. A page then goes beyond them, if there is nothing else."""
+"""Names for which one listing is made: fewer than the keys of a page, so one page suffices if nothing else is there."""
 
 REFUSALS = {401, 403, 404, 405, 410}
 LONGEST_SECONDS = 10.0
-"""Deadline of `find_object`. Opening an object that must exist then reports a store that cannot be reached."""
+"""Longest deadline of `find_object`: short, as it looks for objects that need not exist."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,20 @@ class Found:
 
 
 def recorded_object(uri: str, identity: Mapping[str, Any] | None) -> Found | None:
-    """Return what opens an object of a recorded identity without a HEAD request; None if that proves no content."""
+    """Return the `Found` that opens an object of a recorded identity without a HEAD request; None if it proves nothing.
+
+    An identity of size and time, or with a weak ETag, does not prove the content.
+    """
     if not identity or not ({"etag", "generation", "version"} & identity.keys()) or is_weak(identity.get("etag")):
         return None
     return Found(ObjectInfo(uri, int(identity["size"]), dict(identity)))
 
 
 def find_object(uri: str, storage_options: Mapping[str, Any] | None = None, *, end_bytes: int = 0) -> Found | None:
-    """Return the object of this URI, or None if the store reports none.
+    """Return the object of this URI; None if the store reports that there is none, or refuses access to it.
 
     Args:
-        end_bytes: how many of its last bytes to bring along, where the store sends them by the same request.
+        end_bytes: how many of the object's last bytes to fetch, too, where the same request can do that.
 
     Raises:
         StorageError: the store cannot be reached.
@@ -124,10 +127,10 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def head(store: Store, uri: str, settings: ReadSettings, *, tail_bytes: int = 0, folders: bool = True) -> Found:
-    """Return what a store reports of an object now, never from a listing that was cached earlier.
+    """Return the store's present report of an object, never one from a cached listing.
 
     Args:
-        folders: if there is no object, look for a folder of this name, and report that.
+        folders: if there is no object, look for a folder of this name, so that the error names it as one.
 
     Raises:
         ObjectNotFoundError: there is no such object, or it is a folder.
@@ -147,7 +150,7 @@ def _look_up(
     folders: bool,
     absence: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Found | None:
-    """`head`; None if `absence` suppresses the exception of a request."""
+    """Do `head`; return None if the context manager `absence` suppresses the exception of the request."""
     if isinstance(store, BlockingStore):
 
         def ask() -> Found | None:
@@ -184,7 +187,7 @@ def request_with_retries(
 
 
 def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> bool:
-    """Return whether there is an object now, never from a listing that was cached. A directory is no object."""
+    """Return whether there is an object now, without the use of cached listings. A directory is no object."""
     path = local_path(uri := os.fspath(uri))
     if path is not None:
         with storage_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -198,7 +201,7 @@ def object_exists(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
 
 
 def object_identity(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the identity of the content, in JSON values: `size`, and `etag`, `generation` or `mtime`.
+    """Return the present identity of an object, in JSON values: `size`, and `etag`, `generation`, `version` or `mtime`.
 
     Raises:
         ObjectNotFoundError: there is no such object.
@@ -240,14 +243,14 @@ def read_small(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] |
 def list_objects(
     uris: Sequence[str], storage_options: Mapping[str, Any] | None = None, *, most_pages: int
 ) -> dict[str, ObjectInfo] | None:
-    """Return the objects of one folder, or of folders of a bucket, from the first to the last of these names.
+    """List the objects of a bucket from the first to the last of these names.
 
     Args:
-        uris: in the same bucket. Objects of other folders between them are listed too, unless they are all in one.
-        most_pages: requests; there may be a million other objects.
+        uris: names in one bucket. If all are in one folder, only objects of that folder are listed.
+        most_pages: most requests, as there may be a million other objects between the names.
 
     Returns:
-        By URI. None: this store does not list in pages, or there are more of them.
+        The objects by URI. None if the store does not list in pages, or there are more pages.
 
     Raises:
         StorageError: the store refuses, or cannot be reached.
@@ -278,7 +281,7 @@ def list_objects(
 
 
 def stretches_of(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (after, up to) of the lists, made at the same time, that cover these names and all between them."""
+    """Return (after, up to) of listings, to be made at the same time, that cover these names and all between them."""
     names = sorted(names)
     # All but the last letter: less than the name itself, which must be in the page.
     starts = [name[:-1] for name in names[::NAMES_AT_ONCE]]
@@ -294,7 +297,7 @@ CHANGE_CHECK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Begun:
-    """A read whose requests are sent: `result` waits and returns what `read` does; `outcome` is done once it ends."""
+    """A read whose requests are sent: `result` waits and returns the views, `outcome` is done once the read ends."""
 
     outcome: Future[list[bytes]]
     result: Callable[[], list[memoryview]]
@@ -304,15 +307,15 @@ class RemoteObject:
     """Reader of an object of a store: one read is a few coalesced requests, sent at once and retried if need be.
 
     Args:
-        uri: with a scheme; chains such as simplecache::s3://bucket/key work.
+        uri: URI with a scheme; chains such as simplecache::s3://bucket/key work.
         storage_options: fsspec's own, and ours under the key "binidx": `ReadSettings`.
-        info: what the store has just reported, so that no HEAD request is sent; reads are pinned to it.
+        info: an earlier report of the store, so that no HEAD request is sent; reads are pinned to this version.
 
     Raises:
         MissingDriverError, ObjectNotFoundError, StorageError: the object cannot be opened.
         ShortReadError: on read, responses do not belong to their range, again and again: `stores.identity`.
         ObjectChangedError: on read, the object is not the version that was opened, as far as the store reports.
-        CancelledReadError: on read, its scope was cancelled: `cancellation`.
+        CancelledReadError: on read, the scope of the read was cancelled: `cancellation`.
         StorageError: on read, requests failed for good; the message has their history.
 
     The size and `identity` (ETag, generation or time) are those at opening, also in a pickle. The store notices a fork.
@@ -352,11 +355,13 @@ class RemoteObject:
             check_unchanged(self.info, head(self.store, self.uri, self.settings).info.identity)
 
     def begin(self, ranges: Sequence[Range]) -> contextlib.AbstractContextManager[Begun] | None:
-        """Send the requests of a `read`, so that one thread waits for many reads; None if the store blocks.
+        """Return a context manager that sends the requests of a `read` on entering; None if the store blocks.
+
+        So one thread can wait for many reads.
 
         Raises:
-            ShortReadError: a range outside the object.
-            CancelledReadError: its scope is cancelled already; other errors are raised by the result.
+            ShortReadError: on entering, a range leaves the object.
+            CancelledReadError: on entering, the scope of this thread is cancelled. `Begun.result` raises other errors.
         """
         return self._begun(self.store, ranges) if isinstance(self.store, ReadableStore) else None
 
@@ -419,7 +424,7 @@ class RemoteObject:
 
     @contextlib.contextmanager
     def _changes_reported(self) -> Iterator[None]:
-        """Raise ObjectChangedError or ObjectNotFoundError for a failure in the block if that is its reason."""
+        """Raise ObjectChangedError or ObjectNotFoundError for a failure in the block that a changed object explains."""
         try:
             yield
         except StorageError as error:

@@ -42,17 +42,17 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 8.0
 """Seconds: the upper ends of the first pause and of the last ones."""
 
 FEW_TRIES = 4
-"""For a failure that a pause is unlikely to mend."""
+"""Tries in all after a failure that a pause is unlikely to mend."""
 
 LOST = {
     *("ConnectionError", "TimeoutError", "ClientError", "HTTPClientError", "IncompleteReadError", "TransportError"),
     "FalseAbsenceError",
 }
 LOST_FOR_GOOD = {"SSLError", "ClientSSLError", "InvalidURL", "ClientResponseError", "TooManyRedirects"}
-"""Names of classes, or of their bases, raised when no response came: builtin or of drivers."""
+"""Names of builtin and drivers' exceptions, or of their bases, raised when no response came; the latter are final."""
 
 AWAY = {"ConnectionError", "ConnectionClosedError", "ClientConnectionError", "TransportError"}
-"""The same: raised where no connection was made or the store closed it; aiohttp's also where the store is silent."""
+"""Names of classes raised when no connection was made, or the store closed it; aiohttp's also when it is silent."""
 
 WARN_SECONDS = 60.0
 """Age of an outage that is logged, and the time between two warnings of one store."""
@@ -61,7 +61,11 @@ Found = TypeVar("Found")
 
 
 def allowed_tries(error: Exception, *, opening: bool = False) -> int:
-    """Return how often in all a request may fail in this way; 0: as often as the deadline allows."""
+    """Return how often in all a request may fail in this way; 0: as often as the deadline allows.
+
+    Args:
+        opening: whether it is the first request to a store, which may not exist.
+    """
     if isinstance(error, ShortReadError):
         return FEW_TRIES
     if not is_transient(error):
@@ -84,7 +88,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a transient failure is one of the whole store: a status, or no connection to it."""
+    """Return whether a transient failure means that the whole store is out: by its status, or without a connection."""
     if isinstance(error, BinidxError | FileNotFoundError) and error.__cause__:
         return is_outage(error.__cause__)
     names = class_names(error)
@@ -93,11 +97,12 @@ def is_outage(error: BaseException) -> bool:
 
 
 def warn_of_outage(uri: str, error: Exception, began: float, patience: float) -> None:
-    """Log an outage that is a minute old, once a minute for each store.
+    """Log an outage of a store that has lasted a minute, at most once a minute.
 
     Args:
-        uri: of an object in it.
-        began: when, by `time.monotonic`.
+        uri: URI of an object in the store.
+        began: begin of the outage, by `time.monotonic`.
+        patience: seconds for which requests are retried.
     """
     now, store = time.monotonic(), redacted("/".join(uri.split("/", 3)[:3]))
     if min(now - began, now - _warned.get(store, -math.inf)) >= WARN_SECONDS:
@@ -112,7 +117,7 @@ _warned: dict[str, float] = {}
 
 
 def pause(failures: int) -> float:
-    """Return the seconds to wait after so many failed tries."""
+    """Return the seconds to wait after `failures` failed tries: random, up to a bound that doubles with each."""
     # Jitter is what must differ between processes, so no seed of ours holds here.
     return random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (failures - 1)))
 
@@ -140,7 +145,7 @@ class History:
         return 0 < allowed <= alike
 
     def __str__(self) -> str:
-        """Return `failed 9 times in 60.1 s: 0.0 s 503 SlowDown, ...`, without the middle of a long one."""
+        """Return `failed 9 times in 60.1 s: 0.0 s ClientError 503, ...`, without the middle ones of many tries."""
         tries = [f"{seconds:.1f} s {_shortly(error)}" for seconds, error in self.failures]
         if len(tries) > 6:
             tries[3:-3] = [f"... {len(tries) - 6} more ..."]
@@ -166,7 +171,13 @@ def given_up(uri: str, history: History, where: str) -> Exception:
 def out_of_time(
     uri: str, where: str, history: History, seconds: float, setting: str = "deadline_seconds"
 ) -> StorageError:
-    """Return the error of a read that ended while this range had no response, as a setting demands."""
+    """Return the error of a read whose time is over while one of its requests has no response.
+
+    Args:
+        where: names that request in the message.
+        seconds: time that the read took.
+        setting: setting that limits the time.
+    """
     last = history.failures[-1][1] if history.failures else None
     reason = f"{history}, the last of {driver_text(last)}" if last else "no answer came"
     unreachable = isinstance(translated(uri, last), UnreachableError) if last else history.opening
@@ -183,7 +194,7 @@ def retried(
     """Return `ask()`, called again in this thread after transient failures.
 
     Args:
-        patient: settings whose `outage_seconds` hold for outages; None: the deadline.
+        patient: settings whose `outage_seconds` hold for outages; None: the deadline holds for these, too.
 
     Raises:
         BinidxError: it failed for good; with the history if there was more than one try.

@@ -35,7 +35,7 @@ from binidx.storage.stores.driver_errors import retry_after
 from binidx.storage.threads import io_loop
 
 WATCH_SECONDS = 0.1
-"""Between two checks for late requests."""
+"""Seconds between two checks for late requests."""
 
 
 SLOWEST = 1_000_000
@@ -46,8 +46,8 @@ class ReadRequests:
     """One read: its requests, numbered as in `ranges`, and their responses.
 
     Args:
-        fetch: sends the request of a range.
-        opening: whether it looks for an object, whose store may not exist.
+        fetch: sends the request for bytes start to stop.
+        opening: whether the read looks for an object, whose store may not exist.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ReadRequests:
         return stop - start
 
     def history(self, place: int, sent: float) -> History:
-        """Return the history of a request, a new one for one that did not fail yet and was sent at this time."""
+        """Return the history of a request; a new one that begins at `sent` if the request has none yet."""
         unknown = self.opening and self.store not in ANSWERED
         return self.histories.setdefault(place, History(sent, opening=unknown))
 
@@ -95,8 +95,8 @@ class ReadRequests:
     def due(self, bytes_in_flight: int) -> float:
         """Return when the read fails, by the loop's clock: its deadline plus the time of its bytes on the slowest link.
 
-        A long read fails sooner if no response comes: the time of the bytes in flight after the last response. During
-        an outage each request that is sent again has the deadline.
+        A long read fails sooner if no response comes: then the time of the bytes in flight counts, from the last
+        response on. During an outage, each request that is sent again has the deadline for itself.
         """
         in_all = sum(stop - start for start, stop in self.ranges)
         due = min(self.began + in_all / SLOWEST, self.answered_at + bytes_in_flight / SLOWEST)
@@ -197,7 +197,7 @@ class Scheduler:
             self._start(*found)
 
     def _next(self) -> tuple[ReadRequests, int] | None:
-        """Return the next request below the limit: one to send again, else one of the oldest read."""
+        """Return the next request, if fewer than `limit` are in flight: one to retry, else one of the oldest read."""
         while len(self._running) < self.limit and (self._again or self._queue):
             if self._again:
                 read, place = self._again.popleft()
@@ -226,7 +226,7 @@ class Scheduler:
             self._watch_again()
 
     async def _work(self, read: ReadRequests, place: int) -> None:
-        """Send one request after the other: a task for each would take two more rounds of the loop."""
+        """Send a request, then the next one of any read: a task for each would take two more rounds of the loop."""
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -349,7 +349,7 @@ class Scheduler:
 
 
 def scheduler(limit: int) -> Scheduler:
-    """Return the process's scheduler for a bound; never one of a process that it was forked from."""
+    """Return this process's scheduler for at most `limit` requests in flight; never one of a parent process."""
     key = os.getpid(), limit
     # setdefault is one step, so two threads get the same one.
     return _schedulers.get(key) or _schedulers.setdefault(key, Scheduler(io_loop(), limit))
@@ -360,10 +360,10 @@ _schedulers: dict[tuple[int, int], Scheduler] = {}
 
 
 class HedgeTimer:
-    """Times of recent responses, and the budget of hedges. For one thread."""
+    """Times of recent responses, and the budget of hedges. Only one thread may use it."""
 
     FLOOR = 0.5
-    """Seconds: no request is late before."""
+    """Seconds before which no request is late."""
 
     TIMES = 4
     """A request is late after so many times the median."""
@@ -379,7 +379,7 @@ class HedgeTimer:
     """Seconds, plus those of the bytes in flight on the slowest link, after which a request counts as stalled."""
 
     SHARE, AT_ONCE, AT_FIRST = 0.05, 16.0, 2.0
-    """Hedges for each response; the most that are saved up, and those at the start."""
+    """Hedges that each response adds to the budget; the largest budget; the budget at the start."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=self.SAMPLES))

@@ -82,12 +82,12 @@ class AzureStore(FsspecWrites, AsyncFsspecStore):
 
 
 def _nothing() -> None:
-    """Replace a method of a file."""
+    """Do nothing: replacement of a method of a file object."""
 
 
 @contextlib.contextmanager
 def _unwrapped_errors() -> Iterator[None]:
-    """Raise the Azure client's exceptions in the block as those that it has wrapped, or as a status of HTTP."""
+    """Replace an exception of the Azure client in the block by the one that it wraps, or by an `HTTPStatusError`."""
     from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 
     try:

@@ -51,11 +51,11 @@ class FalseAbsenceError(OSError):
 
 
 class DriverError(Exception):
-    """Replaces a driver's exception as a cause: its text without the secrets.
+    """Replacement of a driver's exception as the cause of an error: its text, without secrets.
 
     Attributes:
-        status: of HTTP, if there was a response.
-        names: of its class and the bases of that.
+        status: HTTP status, if there was a response.
+        names: names of the exception's class and of the bases of that class.
     """
 
     def __init__(self, text: str, status: int | None, names: frozenset[str]) -> None:
@@ -68,7 +68,7 @@ class DriverError(Exception):
 
 @contextlib.contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """Raise a driver's exception in the block as one of ours that names the URI, with the driver's as its cause."""
+    """Turn a driver's exception in the block into an error of `binidx.errors` that names the URI; it is the cause."""
     try:
         yield
     except BinidxError:
@@ -78,7 +78,7 @@ def storage_errors(uri: str) -> Iterator[None]:
 
 
 def translated(uri: str, error: Exception) -> BinidxError:
-    """Return our error for a driver's."""
+    """Return the error of `binidx.errors` for a driver's exception."""
     if isinstance(error, ImportError):
         return missing_driver(uri, error)
     if isinstance(error, FileNotFoundError):
@@ -112,7 +112,10 @@ def _credentials(uri: str) -> str:
 
 
 def hidden_cause(error: BaseException) -> Exception | None:
-    """Return the cause of a FileNotFoundError if the object may well exist: fsspec's http raises it for any failure."""
+    """Return the cause of a FileNotFoundError if the object may exist, as fsspec's http raises it for any failure.
+
+    Return None if there is no object.
+    """
     cause = error.__cause__
     names = frozenset() if cause is None else class_names(cause)
     unreachable = bool(names & {"OSError", "ClientConnectionError"}) and "FileNotFoundError" not in names
@@ -130,14 +133,14 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """Yield what a traceback would print of an error."""
+    """Yield the texts that a traceback of an error would print: its own, and those of its causes."""
     while error is not None:
         yield str(error)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def class_names(error: BaseException) -> frozenset[str]:
-    """Return the names of its class and of their bases: the drivers may not be installed, so classes go by name."""
+    """Return the names of an error's class and of its bases: as drivers may not be installed, names are compared."""
     return error.names if isinstance(error, DriverError) else frozenset(each.__name__ for each in type(error).__mro__)
 
 
@@ -176,7 +179,7 @@ def retry_after(error: BaseException | None) -> float:
 
 
 def _seconds_until(text: str) -> float:
-    """Return the seconds of a number of seconds, or until a date of HTTP; 0 for any other text."""
+    """Return the seconds in a Retry-After header, which is a number or an HTTP date; 0 for any other text."""
     from email.utils import mktime_tz, parsedate_tz  # rarely needed, and slow to import
 
     try:

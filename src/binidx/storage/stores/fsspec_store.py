@@ -25,7 +25,8 @@ CONCURRENCY, DIRECT_CONCURRENCY = 64, 128
 first byte 64 are 2,100 requests/s, 128 are 4,200, which one core still carries."""
 
 MAX_GAP, DIRECT_MAX_GAP = 64 << 10, 8 << 10
-"""Bytes that pass in the CPU time of a request, 0.6 ms in s3fs and 0.06 ms directly, at 100 MB/s a connection."""
+"""Largest gap within a request: the bytes that a connection of 100 MB/s moves in the CPU time of another request, which
+is 0.6 ms in s3fs and 0.06 ms directly."""
 
 CHECKED_AFTERWARDS = {"LocalFileSystem", "MemoryFileSystem"}
 """Filesystems, or bases of them, where looking at an object costs no round trip."""
@@ -45,7 +46,7 @@ class FsspecStore:
     """Base of the stores over fsspec: options and clients.
 
     Args:
-        uri: of an object in the store; fsspec takes some options from it.
+        uri: URI of an object in the store; fsspec takes some options from it.
         storage_options: fsspec's own, and ours under the key "binidx".
 
     A client is made on first use in each process (and in each thread, if the filesystem is not asynchronous), so one
@@ -75,7 +76,11 @@ class FsspecStore:
 
     @staticmethod
     def default_options(uri: str, given: Mapping[str, Any], reading: int) -> dict[str, Any]:
-        """Return the driver's options with our defaults; see `driver_options`."""
+        """Return the driver's options: the `given` ones, and defaults of binidx for options that are not given.
+
+        Args:
+            reading: requests in flight at once of a client that only reads; 0 for other clients.
+        """
         return dict(given)
 
     @staticmethod
@@ -84,7 +89,7 @@ class FsspecStore:
 
     @property
     def fs(self) -> Any:
-        """The filesystem that reads, of this process (and thread)."""
+        """Filesystem of this process (and thread) for reading."""
         # fsspec gives all threads of a process the same asynchronous filesystem, and each its own of the others.
         pid, thread = os.getpid(), threading.get_ident()
         found = self._clients.get((pid, 0)) or self._clients.get((pid, thread))
@@ -97,7 +102,7 @@ class FsspecStore:
         return found
 
     def path(self, uri: str) -> str:
-        """Return the name of an object in the filesystem."""
+        """Return the path of an object in the filesystem."""
         if len(protocols(uri)) == 1:
             return str(self.fs._strip_protocol(uri))
         return open_filesystem(uri, self.storage_options)[1]
@@ -132,7 +137,7 @@ class FsspecStore:
 
 
 class FsspecWrites(FsspecStore):
-    """Writing through a driver, which retries by itself: mixed into the stores of drivers that write."""
+    """Mixin for stores whose driver can write; the driver retries by itself."""
 
     hides_uploads = False
 
@@ -162,7 +167,7 @@ class FsspecWrites(FsspecStore):
         return self.in_directory(fs, path, lambda: fs.open(path, "wb", **options))
 
     def move(self, source: str, target: str) -> None:
-        """Rename one object. fsspec's own `mv`, if a filesystem has no better one, takes [ * ? in a name as pattern."""
+        """Rename one object; copy it where a filesystem has only the `mv` of fsspec, which takes [ * ? as a pattern."""
         from fsspec import AbstractFileSystem
 
         fs, path = open_filesystem(target, self.storage_options)
@@ -174,7 +179,7 @@ class FsspecWrites(FsspecStore):
             fs.mv(old, path)
 
     def in_directory(self, fs: Any, path: str, write: Callable[[], Result]) -> Result:
-        """Return `write()`, after making the directory if a filesystem has directories and this one is missing."""
+        """Return `write()`; if it fails for a missing directory, make the directory of `path` and write again."""
         try:
             return write()
         except FileNotFoundError:
@@ -215,13 +220,13 @@ class BlockingFsspecStore(FsspecWrites):
 
 
 class AsyncFsspecStore(FsspecStore):
-    """Store of an asynchronous filesystem, as it is read."""
+    """Store of an asynchronous filesystem, for reading."""
 
     async def head(self, uri: str, *, tail_bytes: int = 0, folders: bool = False) -> tuple[ObjectInfo, bytes]:
         return await self.look(uri), b""
 
     async def look(self, uri: str) -> ObjectInfo:
-        """Return what the driver reports; most drivers list for a folder if there is no such object."""
+        """Return the driver's report of an object; if there is none, most drivers look for a folder of this name."""
         self.fs.invalidate_cache()
         return checked_info(uri, await self.fs._info(self.path(uri)))
 
@@ -241,7 +246,7 @@ def is_rewritten(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def checked_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
-    """Return fsspec's `info` of an object as ours.
+    """Return fsspec's `info` of an object as an `ObjectInfo`.
 
     Raises:
         ObjectNotFoundError: it is a directory.
@@ -260,7 +265,7 @@ def open_filesystem(uri: str, storage_options: Mapping[str, Any], *, reading: in
     fsspec makes one instance for equal options and process, and a new one after a fork.
 
     Args:
-        reading: requests in flight at once, if the caller retries them itself; 0: for all other uses.
+        reading: requests in flight at once, if the caller only reads and retries by itself; 0 for all other uses.
 
     Raises:
         MissingDriverError: the filesystem's package is not installed.
@@ -305,7 +310,7 @@ def _open_literally(uri: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def driver_options(uri: str, storage_options: Mapping[str, Any], *, reading: int = 0) -> dict[str, Any]:
-    """Return the options of a filesystem with our defaults for each link of the chain; the user's own win."""
+    """Return the options of a filesystem: the user's, else binidx's defaults, for each link of a chain."""
     first, *rest = protocols(uri)
     options = _defaults(uri, first, drivers_own(storage_options), reading)
     for protocol in rest:

@@ -127,7 +127,7 @@ class GcsStore(FsspecWrites, DirectStore):
 async def request(fs: Any, path: str, *names: str, **options: Any) -> tuple[int, Mapping[str, str], bytes]:
     """Send one GET by gcsfs without its retries; return status, headers and body.
 
-    Without the private member gcsfs sends it with its retries, and does not return the status.
+    If a release of gcsfs lacks the private member for that, it sends with its retries, and the status is inferred.
     """
     try:
         unlimited(await private(fs, "_set_session")())

@@ -41,10 +41,10 @@ OBJECT_STATUSES = {404, 412, 416}
 """Statuses that are about the object, not about the way in which it was requested."""
 
 READ_BUFFER_BYTES = 8 << 20
-"""Bytes of a response before they are taken: the largest request."""
+"""Bytes of a response that aiohttp buffers: as many as the largest request has."""
 
 PLAIN = {"Accept-Encoding": "identity"}
-"""Ranges of the stored bytes, not of what a server compresses on the way."""
+"""Header that requests ranges of the stored bytes, not of bytes that a server compresses on the way."""
 
 MAX_ADDRESSES = 1000
 """Addresses that one store remembers."""
@@ -74,11 +74,11 @@ class DirectStore(AsyncFsspecStore):
         self._routes: dict[tuple[int, str, str | None], _Route] = {}
 
     async def address(self, info: ObjectInfo) -> Address:
-        """Return where this version of an object is requested; raise any exception if that is not possible."""
+        """Return the address of this version of an object; raise any exception if no direct request is possible."""
         raise NotImplementedError
 
     async def fetch_by_driver(self, info: ObjectInfo, where: Range) -> bytes:
-        """`fetch`, sent by the driver."""
+        """Fetch one range, as `fetch`, by a request that the driver sends."""
         raise NotImplementedError
 
     async def fetch(self, info: ObjectInfo, where: Range) -> bytes:
@@ -99,7 +99,7 @@ class DirectStore(AsyncFsspecStore):
         return body
 
     def route(self, info: ObjectInfo) -> _Route:
-        """Return how this process requests an object."""
+        """Return the route by which this process requests this version of an object."""
         key = os.getpid(), info.uri, info.version
         found = self._routes.get(key)
         if found is None:
@@ -126,7 +126,7 @@ class DirectStore(AsyncFsspecStore):
 
 
 class _Route:
-    """Way to request one object until a time: at an address, or by the driver if that is None."""
+    """Way to request one object up to the time `until`: at `address`, or by the driver if that is None."""
 
     def __init__(self) -> None:
         self.address: Address | None = None
@@ -170,7 +170,7 @@ async def receive(
 ) -> bytes:
     """Return the body of a response that is this range of the pinned object.
 
-    Of a response without Content-Length at most one byte too many is read: it may never end.
+    Of a response without Content-Length at most one byte too many is read, as its body may never end.
 
     Args:
         read: returns a piece of the body, of at most so many bytes; all of it for -1.
@@ -199,7 +199,7 @@ def request_options() -> dict[str, Any]:
     """Return aiohttp's options of a direct request.
 
     A signature does not hold for the target of a redirect. The scheduler notices stalls, so there is no timer for each
-    piece of a response, which would be a tenth of the CPU. A response is wanted whole, so nothing is gained by pausing
+    piece of a response, which would be a tenth of the CPU. A response is needed whole, so nothing is gained by pausing
     its connection at each 128 KiB.
     """
     from aiohttp import ClientTimeout
@@ -216,10 +216,10 @@ def literal_url(url: str) -> Any:
 
 
 def private(owner: Any, name: str) -> Any:
-    """Return a private member of a driver. Every caller has a public way for a release that lacks it.
+    """Return a private member of a driver. Every caller has a public way for a release that lacks the member.
 
     Raises:
-        AttributeError: it does.
+        AttributeError: the driver lacks it.
     """
     return getattr(owner, name)
 
@@ -230,8 +230,8 @@ AIOHTTP_LIMIT = 100
 def unlimited(session: Any) -> Any:
     """Lift the session's limit on connections, as the scheduler bounds requests; return the session.
 
-    aiohttp stops at 100 by default, and neither fsspec nor gcsfs has an option for it. Where aiohttp has no such member
-    its limit stays, which is slower.
+    aiohttp stops at 100 by default, and neither fsspec nor gcsfs has an option for that. If a release of aiohttp lacks
+    the member `_limit`, its limit stays, which is slower.
     """
     if session.connector.limit == AIOHTTP_LIMIT:
         session.connector._limit = 0

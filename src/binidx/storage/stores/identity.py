@@ -50,18 +50,18 @@ def identity_from_info(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def object_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
-    """Return fsspec's `info` of an object, which has a size, as ours."""
+    """Return an object's metadata as `ObjectInfo`: fsspec's `info`, GCS's JSON or another dict; it must have a size."""
     return ObjectInfo(uri, int(info["size"]), identity_from_info(info), info.get("md5Hash"))
 
 
 def same_identity(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether two identities agree. A store may report more for one object (a version) than in a list."""
+    """Return whether two identities agree in all keys that both have, at least one; a listing may omit some keys."""
     both = was.keys() & now.keys()
     return bool(both) and all(was[name] == now[name] for name in both)
 
 
 def proves_content(identity: Mapping[str, Any]) -> bool:
-    """Return whether an object with this identity has the same bytes."""
+    """Return whether an identity proves the content: any two objects that have it have the same bytes."""
     return any(not is_weak(identity[name]) for name in PROVING if name in identity)
 
 
@@ -126,7 +126,7 @@ def check_length(uri: str, where: Range, body: bytes) -> bytes:
 def check_unchanged(info: ObjectInfo, identity: Mapping[str, Any]) -> None:
     """Raise ObjectChangedError unless an object still has the identity that it was opened with.
 
-    A HEAD request may report more of it, such as a version, than the list that it was opened from.
+    A HEAD request may report more keys, such as a version, than the listing from which the object was opened.
     """
     if identity != info.identity and not same_object(info.identity, identity):
         raise changed(info, identity)

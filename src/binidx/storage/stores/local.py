@@ -38,11 +38,11 @@ OPENED = ("_found", "_map", "_view", "_content")
 class LocalFile:
     """A file of this machine, mapped once; reads are views of the map and copy nothing.
 
-    A file of up to 256 KiB is read when it is opened, and no longer held.
+    A file of up to 256 KiB is not mapped, but read and closed when it is opened.
 
     Args:
         path: of an existing file; an empty one is fine.
-        identity: size and mtime of the file, which is then opened at the first read and must have them.
+        identity: size and mtime that the file must have; with it, the file is opened at the first read only.
 
     Raises:
         ObjectNotFoundError: there is no such file.
@@ -129,7 +129,10 @@ class LocalFile:
         return True
 
     def _check_unchanged(self, mapped: mapping.mmap) -> None:
-        """1.5 us against bytes of two contents, or a SIGBUS. By name: an fstat would need one more descriptor."""
+        """Raise ObjectChangedError if the file was written to in place, or cut: reads could mix contents, or SIGBUS.
+
+        This takes 1.5 us. The file is looked up by name, since an fstat would need one more descriptor.
+        """
         try:
             now = os.stat(self._path)
         except OSError:
@@ -176,7 +179,7 @@ def node_id() -> str:
 
 
 def sync_directory(path: str) -> None:
-    """Make the name of a file as durable as its bytes, where directories can be synced."""
+    """Sync the directory of a file, where that is possible, so that the file's name is as durable as its bytes."""
     with contextlib.suppress(OSError):
         descriptor = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
         try:
@@ -193,7 +196,7 @@ WAYS_OUT = {
 """errno -> the remedy, when opening fails for lack of descriptors or maps"""
 
 MOST_DESCRIPTORS = 65_536
-"""By default a process has no more maps than that; other libraries loop over all descriptors that are allowed."""
+"""Highest limit that is set: by default a process has no more maps, and other libraries loop over all descriptors."""
 
 
 @functools.cache

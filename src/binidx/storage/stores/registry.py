@@ -39,7 +39,7 @@ class Provider:
 
 
 OTHER = Provider("binidx.storage.stores.fsspec_store:open_fsspec_store")
-"""Whatever fsspec opens by another scheme."""
+"""Row of all schemes that PROVIDERS lacks: fsspec opens them."""
 
 # S3 Standard, us-east-1: $0.0004 per 1,000 GET, $0.005 per 1,000 PUT or copy (aws.amazon.com/s3/pricing).
 # GCS Standard, one region: $0.004 per 10,000 class B, $0.05 per 10,000 class A (cloud.google.com/storage/pricing).
@@ -90,12 +90,12 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider_of(scheme: str) -> Provider:
-    """Return the row of a scheme."""
+    """Return the row of a URL scheme in the table of stores."""
     return PROVIDERS.get(scheme, OTHER)
 
 
 def store_class(scheme: str) -> Any:
-    """Import and return the class of the store of a scheme."""
+    """Import and return the class, or function, that makes the store of a URL scheme."""
     module, _, name = provider_of(scheme).store_class.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -104,7 +104,7 @@ def open_store(uri: str, storage_options: Mapping[str, Any] | None = None) -> An
     """Return the store of a URI. No request is sent.
 
     Args:
-        uri: of an object in it.
+        uri: URI of an object in the store.
         storage_options: fsspec's own, and ours under the key "binidx".
 
     Returns:

@@ -148,7 +148,10 @@ class S3Store(FsspecWrites, DirectStore):
             return parse_page(await response.read())
 
     def send(self, call: Callable[[Any], Result]) -> Result:
-        """Send by the client that reads, as another takes 11 MB; after a transient failure by one that retries."""
+        """Return `call(fs)` for the client that reads, as another takes 11 MB.
+
+        After a transient failure, call it once more for a client that retries.
+        """
         try:
             return call(self.fs)
         except (FileNotFoundError, FileExistsError):
@@ -191,16 +194,16 @@ def parse_page(text: bytes) -> tuple[dict[str, ObjectInfo], str]:
 
 
 async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping[str, str]) -> Address:
-    """Return where a request is sent directly; uses private members of s3fs and botocore.
+    """Return the address of a direct request, a signed URL; uses private members of s3fs and botocore.
 
     Args:
-        method: of botocore's client, such as "get_object".
-        wanted: its parameters.
-        headers: of the request; they are not signed.
+        method: method of botocore's client, such as "get_object".
+        wanted: parameters of the method.
+        headers: further headers of the request; they are not signed.
 
     Raises:
-        NotDirectError: it cannot be sent like this.
-        AttributeError: a member is gone.
+        NotDirectError: the request cannot be sent without the driver.
+        AttributeError: this release of a driver lacks a private member.
     """
     await fs.set_session()
     client = await fs.get_s3(wanted["Bucket"])
@@ -219,16 +222,16 @@ async def sign(fs: Any, method: str, wanted: Mapping[str, str], headers: Mapping
 
 
 def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
-    """Botocore would send signed URLs, and only these, to s3.amazonaws.com, for the sake of clients of 2006."""
+    """Make botocore sign URLs for the region's endpoint; for signed URLs only, it defaults to s3.amazonaws.com."""
     if context.get("is_presign_request"):
         context["use_global_endpoint"] = False
 
 
 STALL_SECONDS, SLOWEST_BYTES_PER_SECOND = 60.0, 100_000
-"""Longest time of one part of an upload: a constant, and that of its bytes over a slow link."""
+"""Longest time to send one part of an upload: a constant, plus the time of its bytes at the lowest rate of a link."""
 
 COPIED_BYTES_PER_SECOND = 1_000_000
-"""The same of a part that the store copies, one of a few at once on slow disks."""
+"""Lowest rate at which the store itself copies a part, one of a few at once on slow disks."""
 
 
 class S3Upload:
@@ -283,7 +286,7 @@ class S3Upload:
         self._call("abort_multipart_upload", UploadId=self.token)
 
     def _begin(self, fs: Any, request: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Send a request that `abort` ends; after that, none is sent."""
+        """Send a request that `abort` can cancel; after `abort`, no request is sent."""
         sent = asyncio.run_coroutine_threadsafe(request, fs.loop)
         self._sent.add(sent)
         sent.add_done_callback(self._sent.discard)

@@ -28,7 +28,7 @@ class ComparingWriter:
     """Writer that compares the bytes with an existing object instead of writing them.
 
     Args:
-        refusal: message of the error.
+        refusal: message of the error if the object differs.
         codec: "raw" to compare the stored bytes; None: plain bytes of a `.bin.zst`.
     """
 
@@ -43,7 +43,7 @@ class ComparingWriter:
         """Compare the next bytes, now or with later ones.
 
         Raises:
-            ObjectExistsError: the object has others.
+            ObjectExistsError: the object has other bytes.
         """
         self._held += data
         if len(self._held) >= BLOCK_BYTES:
@@ -51,7 +51,7 @@ class ComparingWriter:
         return memoryview(data).nbytes
 
     def finish(self) -> None:
-        """Compare the last bytes; ObjectExistsError if the object has others, or more."""
+        """Compare the last bytes; raise ObjectExistsError if the object has other bytes, or more."""
         self._compare()
         if self._at != self._reader.size:
             raise ObjectExistsError(self._refusal.format(self._at))
@@ -67,7 +67,10 @@ class ComparingWriter:
 def create_or_compare(
     uri: str | os.PathLike[str], refusal: str, storage_options: Mapping[str, Any] | None = None, *, overwrite: bool
 ) -> Iterator[Writer]:
-    """`create_object`; an existing object is compared and left alone, unless `overwrite` replaces it.
+    """Do `create_object`; an existing object is only compared with the written bytes, unless `overwrite`.
+
+    Args:
+        refusal: message of the error if an existing object differs.
 
     Raises:
         ObjectExistsError: the object exists and has other bytes.

@@ -64,7 +64,7 @@ Part = SourcePiece | list[SourcePiece]
 
 
 def plan_concatenation(pieces: Sequence[SourcePiece], least: int, most: int, max_parts: int) -> list[Part]:
-    """Return parts that are the pieces, one after the other.
+    """Return the parts of an upload whose content is that of the pieces, one after the other.
 
     Args:
         least: bytes of a part, but for the last; raised as far as `max_parts` requires.
@@ -97,7 +97,7 @@ def _count_bytes(pieces: Sequence[SourcePiece]) -> int:
 
 
 def cut_evenly(piece: SourcePiece, most: int) -> list[SourcePiece]:
-    """Return pieces of up to `most` bytes, none much smaller than the others: the last must not be too small."""
+    """Cut a piece into pieces of up to `most` bytes and nearly equal size, so that the last is not too small."""
     count = -(-piece.num_bytes // most)
     bounds = [piece.start + piece.num_bytes * number // count for number in range(count + 1)]
     return [SourcePiece(piece.reader, first, stop) for first, stop in itertools.pairwise(bounds)]
@@ -107,11 +107,11 @@ Options = Mapping[str, Any] | None
 IN_FLIGHT = 16
 """Parts that the store copies at once; those that pass through this process have the store's `min_part` bytes."""
 COPY_TRIES = 5
-"""Of a part that the store does not copy in time; with 16 in flight at the first, the last is alone."""
+"""Tries for a part that the store does not copy in time; parts in flight are halved each time, from 16 to 1."""
 
 
 class Join(Protocol):
-    """An object that is being made of pieces.
+    """An object that is being concatenated from pieces.
 
     Attributes:
         moved_bytes: bytes that passed through this process.
@@ -276,7 +276,7 @@ class _Composed:
 
 
 class _Streamed:
-    """One stream through this process; files of this machine are copied by the kernel, where it can."""
+    """A `Join` whose bytes pass through this process; between local files the kernel copies them where possible."""
 
     def __init__(self, uri: str, pieces: Sequence[SourcePiece], options: Mapping[str, Any], how: str) -> None:
         self._pieces, self.moved_bytes, self.how = pieces, 0, how
@@ -323,7 +323,13 @@ class _Streamed:
 
 
 def copy_in_kernel(source: int, target: int, count: int, offset: int) -> int:
-    """Return the bytes copied from `offset` to the target's position; 0 at the end, -1 if the kernel cannot copy."""
+    """Copy up to `count` bytes of a file, from `offset` on, to the position of another; return the number copied.
+
+    The number is 0 at the end of the source, and -1 if the kernel cannot copy.
+
+    Args:
+        source, target: file descriptors.
+    """
     if not hasattr(os, "copy_file_range"):
         return -1
     try:

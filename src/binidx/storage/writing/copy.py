@@ -45,9 +45,9 @@ class CopyState:
 
     Attributes:
         size: bytes of the source.
-        part_bytes: of each part but the last.
+        part_bytes: bytes of each part but the last.
         token: continues the upload, see `open_parts`.
-        sent: part -> (digest, tag).
+        sent: number of a sent part -> (digest, tag).
         done: identity of the target once it is verified.
     """
 
@@ -66,7 +66,7 @@ class CopyState:
 
     @property
     def ranges(self) -> dict[int, Range]:
-        """part -> its bytes."""
+        """Part number -> its byte range."""
         return dict(enumerate(cut((0, self.size), self.part_bytes), 1))
 
     @property
@@ -76,7 +76,7 @@ class CopyState:
 
     @property
     def num_in_flight(self) -> int:
-        """Parts that are read and sent at once."""
+        """Number of parts that are read and sent at once."""
         return max(2, min(MAX_IN_FLIGHT, IN_FLIGHT_BYTES // self.part_bytes))
 
 
@@ -121,7 +121,7 @@ class CorruptCopyError(StorageError):
 
 @dataclass(frozen=True)
 class CopyCounts:
-    """Parts and bytes of one call."""
+    """Counts of parts and bytes of one call of `copy_object`."""
 
     parts_sent: int = 0
     parts_kept: int = 0
@@ -145,11 +145,11 @@ def copy_object(
     """Copy `source` to `target`, continuing from `state`, which is updated.
 
     Args:
-        state: of the bytes of `source`; a `done` one is left alone.
+        state: progress of the copy of these bytes; if it is `done` and the target unchanged, nothing is copied.
         save: writes `state` to a journal; called at the start, every `save_seconds`, before publishing.
         before_publish: called right before the target appears; an exception stops the copy.
         codec: key of `storage.open.CODECS` with which the bytes are compressed on the way.
-        level: of the compression; None: the codec's default.
+        level: level of the compression; None: the codec's default.
         checksum: read back the whole copy, decoded; False: compare the sizes.
 
     Returns:
@@ -232,7 +232,7 @@ def _was_published(
 
 @contextlib.contextmanager
 def _paused_on_error(parts: MultipartWriter, save: Callable[[], None]) -> Iterator[None]:
-    """Keep the parts for another process if the block fails, but for those of a corrupt copy."""
+    """Keep the parts for another process if the block fails; remove those of a corrupt copy."""
     try:
         yield
     except CorruptCopyError:
@@ -318,7 +318,7 @@ def _copy_stream(
 def _verify(
     open_copy: Callable[[], RangeReader], target: str, state: CopyState, checksum: bool, watch: ProgressWatcher
 ) -> None:
-    """Raise CorruptCopyError unless the copy has the digests of the parts that were sent to `target`."""
+    """Raise CorruptCopyError unless the copy has the source's size and, with `checksum`, the digests of its parts."""
     if checksum:
         watch.begin(f"verify {target}", state.size, 0)
     try:

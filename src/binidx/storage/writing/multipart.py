@@ -28,10 +28,10 @@ from binidx.storage.stores.local import sync_directory
 from binidx.storage.stores.registry import local_path, open_store
 
 MAX_PARTS = 10_000
-"""Of one object: the limit of S3."""
+"""Most parts of one object: the limit of S3."""
 
 CHUNK_BYTES = 256 << 10
-"""Of one write to a connection."""
+"""Bytes of one write to a connection."""
 
 Result = TypeVar("Result")
 
@@ -54,7 +54,7 @@ class PartUpload:
         token: continue this upload if it still exists.
 
     Attributes:
-        token: continues it in another process.
+        token: continues this upload in another process.
         staged: None: parts of an upload cannot be read before `publish`.
     """
 
@@ -76,7 +76,7 @@ class PartUpload:
         return self._retried(self._upload.arrived)
 
     def find_part(self, part: int, where: Range) -> str | None:
-        """Return the tag of a part with these bytes if the store has it by now."""
+        """Return the tag of a part if the store has it by now, as long as the range `where`; else None."""
         size, tag = self._retried(self._upload.arrived).get(part, (0, ""))
         return tag if size == where[1] - where[0] else None
 
@@ -119,8 +119,8 @@ class LocalParts:
     """Slices of a file beside the target, renamed over the target at the end; methods as in `PartUpload`.
 
     Attributes:
-        token: continues it in another process.
-        staged: path under which the whole can be read before `publish`.
+        token: continues this file in another process.
+        staged: path under which the whole object can be read before `publish`.
     """
 
     def __init__(self, path: str, size: int, token: str) -> None:
@@ -173,10 +173,10 @@ MultipartWriter = PartUpload | LocalParts
 def open_parts(
     uri: str, size: int, token: str = "", storage_options: Mapping[str, Any] | None = None
 ) -> MultipartWriter | None:
-    """Return a writer of an object of `size` bytes: that of this token if it still exists, else a new one.
+    """Return a writer of an object of `size` bytes: the one that `token` continues if it still exists, else a new one.
 
     Returns:
-        The writer; None if the store takes no parts, and for an empty object: S3 refuses an upload without parts.
+        The writer; None if the store takes no parts, or for an empty remote object: S3 refuses uploads without parts.
 
     Raises:
         StorageError: the store refuses.
@@ -201,7 +201,11 @@ def remove_staging_files(uri: str, ending: str) -> None:
 
 
 def discard_parts(uri: str, token: str, storage_options: Mapping[str, Any] | None = None) -> None:
-    """Remove the parts that an earlier process wrote of `uri`, if they still exist. Never raises."""
+    """Remove the parts of `uri` that an earlier process wrote, if they still exist. Never raises.
+
+    Args:
+        token: id of their upload, or of their local file: `PartUpload.token`, `LocalParts.token`.
+    """
     path = local_path(uri)
     with contextlib.suppress(Exception):
         if path is not None:

@@ -43,19 +43,19 @@ def create_object(
     before_publish: Hook = None,
     durable: bool = True,
 ) -> contextlib.AbstractContextManager[Writer]:
-    """Write an object that appears whole under its name when the block ends, replacing what was there.
+    """Write an object that appears whole under its name when the `with` block ends, replacing an existing one.
 
     After an exception in the block nothing appears and nothing is left behind. Local directories are made. Object
     stores take at most 10,000 parts, of 50 MiB: beyond 500 GB pass a default_block_size in storage_options.
 
     Args:
         before_publish: called when all is written, and on a disk synced, right before the object appears; an exception
-            stops that. An object sent in one request is sent after it.
-        durable: a local file is synced before it appears. What can be made again, and is proved by a checksum before it
-            is used, needs no sync: a file cut by a lost power supply is then made again.
+            keeps it from appearing. An object that is sent in one request is sent after this call.
+        durable: whether a local file is synced before it appears. A file that can be made again, and whose checksum is
+            compared before use, needs no sync: if a power failure cuts it, it is made again.
 
     Raises:
-        StorageError: the store refuses; what was there before still is.
+        StorageError: the store refuses; an object that was there stays.
     """
     uri = os.fspath(uri)
     path = local_path(uri)
@@ -65,12 +65,12 @@ def create_object(
 
 
 def create_file(path: str, size: int, *, durable: bool = True) -> contextlib.AbstractContextManager[StagingFile]:
-    """`create_object` for a local file of `size` bytes: write to it, or fill its `map()`, which begins as zeros.
+    """Do `create_object` for a local file of `size` bytes: write to it, or fill its `map()`, which begins as zeros.
 
     The mapping stays valid after the block, also when another file takes the name.
 
     Raises:
-        StorageError: the disk lacks the space, above all; `StagingFile` describes how reliable that is.
+        StorageError: the file cannot be made, above all if the disk lacks space; `StagingFile` names exceptions.
     """
     return _stage(path, lambda: StagingFile(path, size, durable), None)
 
@@ -115,7 +115,7 @@ def put_if_absent(
 
 
 def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> None:
-    """Delete an object; that there is none is no error."""
+    """Delete an object; no error if there is none."""
     uri = os.fspath(uri)
     path = local_path(uri)
     with contextlib.suppress(FileNotFoundError), storage_errors(uri):
@@ -126,7 +126,7 @@ def delete_object(uri: str | os.PathLike[str], storage_options: Mapping[str, Any
 
 
 def send_object(uri: str, data: memoryview, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """Write a remote object, which appears whole, replacing what was there.
+    """Write a remote object, which appears whole, replacing an existing one.
 
     Returns:
         Its identity, as `object_identity` returns it: from the store's response to this very request, since a later

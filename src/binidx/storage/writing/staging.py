@@ -39,21 +39,21 @@ BUFFER_BYTES = 1 << 20
 
 
 STAGING_NAME = re.compile(r"(.+?)\.([0-9a-f]{8})[0-9a-f]{24}\.tmp(\.[0-9a-f]{32}\.tmp)?")
-"""Target, node; twice `.tmp` where a whole file was to be linked to a name."""
+"""Name of a staging file; groups: target, node. Twice `.tmp` if a whole file was to be linked to its name."""
 
 FOREIGN_SECONDS = 86400.0
 LISTED_EACH = 64
-"""Names of a directory that are listed for each file written there, at most: a part of a job must not list all."""
+"""Names listed for each file written, on average: a directory of many files is not listed again for each of them."""
 
 
 class StagingFile:
-    """New local file under another name, locked until it is published; that replaces a file that has the name.
+    """New local file under a temporary name, locked until `publish` renames it over any file at `path`.
 
     Args:
-        size: bytes that it will have, where they are known: their blocks are there before the first is written, so a
-            full disk is an OSError now and never a SIGBUS in a mapping later. (Some network filesystems, and those that
-            copy on write, promise blocks that they may not have.)
-        durable: synced before it appears.
+        size: bytes that the file will have, if known: their blocks are allocated now, so a full disk is an OSError now
+            and never a SIGBUS in a mapping later. (Some network filesystems, and those that copy on write, promise
+            blocks that they may not have.)
+        durable: whether the file is synced before it appears.
     """
 
     def __init__(self, path: str, size: int = 0, durable: bool = True) -> None:
@@ -89,7 +89,7 @@ class StagingFile:
             os.ftruncate(self.file.fileno(), self.size)
 
     def map(self) -> mapping.mmap:
-        """All of its `size` bytes, to be filled in place; they stay mapped when it is published."""
+        """Return a mapping of all `size` bytes, to be filled in place; it stays valid after `publish`."""
         return mapping.mmap(self.file.fileno(), self.size)
 
     def write(self, data: Bytes) -> int:
@@ -104,7 +104,7 @@ class StagingFile:
         return view.nbytes
 
     def fileno(self) -> int:
-        """Return the descriptor of the file, which holds all written bytes now."""
+        """Write out the buffered bytes; return the descriptor of the file."""
         self._write_out(self.buffer)
         self.buffer = bytearray()
         return self.file.fileno()
@@ -118,7 +118,7 @@ class StagingFile:
         os.close(os.dup(self.file.fileno()))
 
     def publish(self) -> None:
-        """Give the file its name."""
+        """Rename the file to its final name, and unlock it."""
         os.replace(self.temporary, self.path)
         with contextlib.suppress(OSError):
             fcntl.flock(self.file.fileno(), fcntl.LOCK_UN)  # a mapping would keep it
@@ -134,7 +134,7 @@ class StagingFile:
             os.unlink(self.temporary)
 
     def forget(self) -> None:
-        """Close the file, which stays: it is the parent process's."""
+        """Close the file without removing it, in a forked child: it belongs to the parent process."""
         self.file.close()
 
     def _write_out(self, data: Bytes) -> None:
@@ -148,7 +148,7 @@ def remove_abandoned(path: str, now: float) -> None:
     """Remove files that killed processes left beside a new file. Never raises.
 
     Args:
-        now: by the clock of its file system.
+        now: present time by the clock of the file system.
     """
     folder, name = os.path.split(os.path.abspath(path))
     if _unlisted.get(folder, 0) > 0:
@@ -161,7 +161,10 @@ def remove_abandoned(path: str, now: float) -> None:
 
 
 def list_staging_files(folder: str, now: float) -> Iterator[tuple[str, str | None]]:
-    """Yield paths of staging files without a writer, if no process has locked them, and the targets of foreign ones."""
+    """Yield (path, target) of staging files whose writer may be dead: it is, if no process has locked the file.
+
+    The target is None for files of this node. Files of other nodes are yielded if they have not changed for a day.
+    """
     names = os.listdir(folder)
     _unlisted[folder] = len(names) // LISTED_EACH
     for found in filter(None, map(STAGING_NAME.fullmatch, names)):
@@ -220,14 +223,14 @@ class WriteBuffer:
 
 
 BLOCK_BYTES = 50 << 20
-"""Of a part of a stream, unless storage_options have a default_block_size: 10,000 of them are 500 GB."""
+"""Bytes of a part of a stream, unless storage_options have a default_block_size: 10,000 parts are 500 GB."""
 
 
 class PartStream:
-    """Bytes into a multipart upload.
+    """Writer of a stream of bytes into a multipart upload.
 
     Args:
-        start: its first bytes, at most one part.
+        start: buffer with the first bytes of the stream, at most one part.
     """
 
     def __init__(self, store: MultipartStore, uri: str, storage_options: Mapping[str, Any], start: WriteBuffer) -> None:
@@ -270,7 +273,7 @@ class PartStream:
 
 
 class StagingUpload:
-    """A new object of a store: in memory while it is small, then streamed under a name, or in an upload, of its own."""
+    """New object of a store: in memory while it is small, then streamed under a temporary name or into an upload."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
         self.uri, self.store = uri, open_writable(uri, storage_options)
@@ -319,7 +322,7 @@ class StagingUpload:
         return file
 
     def abandon(self) -> None:
-        """Remove the bytes that were sent."""
+        """Remove the bytes that were sent to the store."""
         if self.file is None:
             return
         if self.temporary:
@@ -330,7 +333,7 @@ class StagingUpload:
             self.file.discard()
 
     def forget(self) -> None:
-        """Stop; the object stays the parent process's."""
+        """Stop writing without removing anything, in a forked child: the object belongs to the parent process."""
         # Else the file would flush itself once more when it is collected.
         if self.file is not None:
             self.file.closed = True
