@@ -35,8 +35,8 @@ class Baked:
     Attributes:
         fingerprint: identity of the order that was baked.
         first, stop: positions of the run that are stored.
-        samples_per_part: samples in each pair of files but the last.
-        sequence_length: S.
+        samples_per_part: number of samples in each part (pair of files) but the last.
+        sequence_length: number of tokens fed per sample, S.
         add_extra_token: whether the token after each sample is stored, too.
         blended: whether the samples have a dataset_id.
     """

@@ -102,7 +102,7 @@ class BlendedDataset(Identified):
             idxs: positions in the blend, B of them.
 
         Returns:
-            Tokens of sample i in row i; the last column is the label of the last token.
+            Tokens of sample `idxs[i]` in row i; the last column is the label of the last token.
 
         Raises:
             ConfigError: the datasets are not GPT datasets with integer tokens of up to 32 bits.

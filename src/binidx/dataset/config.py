@@ -114,7 +114,7 @@ class BlendedMegatronDatasetConfig:
         blend: prefixes and weights of one distribution; needs `split`.
         blend_per_split: one blend or None for each of train, valid, test; replaces `blend` and `split`.
         multiple_validation_sets: with `blend_per_split`, the valid split is a list of one dataset per prefix.
-        full_validation: each of those validation sets is one whole epoch; its size must be None.
+        full_validation: each validation set of such a list is one whole epoch; its size must be None.
         split: shares of train, valid, test, such as "969, 30, 1".
         num_dataset_builder_threads: number of threads of the build: prefixes that are built at the same time share
             them; then the parts of a blend use them.

@@ -73,7 +73,7 @@ class GPTDataset(GPTIndices):
     RECORDED_NAME: ClassVar[str] = "GPTDataset"
 
     takes_a_range = True
-    """Whether `indexed_indices` may be a range: see `split_range`."""
+    """True if `indexed_indices` may be a range: see `split_range`."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class GPTDataset(GPTIndices):
             idxs: positions in serving order, B of them.
 
         Returns:
-            int32, shape (B, S + 1): `text[:, :-1]` are the tokens, `text[:, 1:]` the labels. A pad has the tokenizer's
+            `text`, int32, shape (B, S + 1): `text[:, :-1]` are tokens, `text[:, 1:]` labels. A pad has the tokenizer's
             pad id, or -1 if it has none: exclude these labels from the loss, and replace these tokens by a valid one.
             Pads occur in a partial last validation sample, and in the last column without the extra token.
 

@@ -43,7 +43,7 @@ def is_distributed() -> bool:
 
 
 class Topology(NamedTuple):
-    """Rank of a process among the processes that share a work, and their number."""
+    """Rank of a process among the processes that share the work, and their number."""
 
     rank: int
     size: int

@@ -60,7 +60,7 @@ FIRST_WINDOW = 8
 MIN_WINDOW = 2
 
 SEARCHED_BATCHES = 64
-"""Number of batches among which an unexpected batch is searched; eight for each worker, if that is more."""
+"""Number of batches among which an unexpected one is searched for; eight for each worker, if that is more."""
 
 # For threads in code that cannot be cancelled, at the end of the process. After it they are abandoned.
 JOIN_SECONDS = 2.0
@@ -175,7 +175,7 @@ class ReadAheadQueue:
     def _find(self, batch: Batch) -> bool:
         """Continue reading ahead at an unexpected batch; return False if it is not found.
 
-        The batch is searched only after 1, 2, 4, 8, ... misses in a row.
+        The batch is searched for only after 1, 2, 4, 8, ... misses in a row.
         """
         self._drop()
         self._num_misses += 1
@@ -357,7 +357,7 @@ class WorkerUsage:
         self._before: tuple[int, dict[str, float]] | None = None
 
     def write(self) -> None:
-        """Store the counts of this worker's process since its first call in the worker's row."""
+        """Store, in the worker's row, the counts of its process since the first call of this method."""
         if self._before is None or self._before[0] != os.getpid():
             self._before = os.getpid(), usage()
         counted = since(self._before[1])

@@ -76,11 +76,11 @@ class PretrainingSampler(ABC):
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of a step over all ranks, m * P."""
+        """Number of samples of a step over all ranks, m * P."""
         return self.micro_batch_size * self.data_parallel_size
 
     def __len__(self) -> int:
-        """Return the samples of the dataset, T: Megatron's convention, not the number of batches."""
+        """Return the number of samples of the dataset, T: Megatron's convention, not the number of batches."""
         return self.total_samples
 
     def __iter__(self) -> SamplerIterator:
@@ -103,7 +103,7 @@ class SamplerIterator(Iterator[list[int]]):
     """One iteration over a sampler, with the `state_dict` that torchdata's StatefulDataLoader requires.
 
     Attributes:
-        consumed_samples: samples served over all ranks, including the last micro-batch returned.
+        consumed_samples: number of samples served over all ranks, including the last micro-batch returned.
     """
 
     def __init__(self, sampler: PretrainingSampler, consumed_samples: int) -> None:
@@ -209,7 +209,7 @@ class MegatronPretrainingRandomSampler(PretrainingSampler):
     each. `len()` is T, as in Megatron-LM.
 
     Raises:
-        ConfigError: fewer samples than one step, or `consumed_samples` between two steps.
+        ConfigError: fewer samples than one step; at the first batch, `consumed_samples` between two steps.
 
     Source: Megatron-LM, `MegatronPretrainingRandomSampler`. Differences: `surplus_batches` False is the default, and
     `consumed_samples` between two steps is an error instead of an assertion.

@@ -232,7 +232,7 @@ class PretrainingLoader(DataLoader[Any]):
 
     @property
     def consumed_samples(self) -> int:
-        """Samples served so far, over all ranks. When set, the next iteration begins there."""
+        """Number of samples served so far, over all ranks. The next iteration begins at the number that is set."""
         return self._consumed_samples
 
     @consumed_samples.setter

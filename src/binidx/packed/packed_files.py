@@ -38,7 +38,7 @@ MAGIC = b"LITPKDS"
 VERSION = 1
 HEADER = struct.Struct("<7sQBQ")
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f4", 7: "<f8", 8: "<u2"}
-"""code -> dtype as stored"""
+"""Stored dtype of each code of the header."""
 
 OPENED_AT_ONCE = 32
 UINT16_VOCAB = 65_500

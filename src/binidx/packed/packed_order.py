@@ -121,7 +121,7 @@ class WorkerOrder:
         """Return rows (file, block, pass) of positions first to stop, shape (stop - first, 3).
 
         Raises:
-            IndexError: positions below 0, or after the end of a stream that has one.
+            IndexError: positions below 0, or after the end of the stream, if it ends.
         """
         if not 0 <= first <= stop or (self.of.at_end is AtEnd.stop and stop > self.pass_blocks):
             raise IndexError(
@@ -167,7 +167,7 @@ class PackedRun:
     Args:
         sets: packed datasets, in the order of the run's configuration.
         weights: weights of the sets; None for equal ones.
-        seed: seed of the draws that mix them; each worker draws the same.
+        seed: seed of the draws that mix the sets; each worker draws the same.
         rank, num_ranks: this rank, and the number of ranks.
         num_workers: number of workers of each rank's DataLoader; 0 and 1 are the same.
         micro_batch_size: number of blocks that a worker yields at a time.

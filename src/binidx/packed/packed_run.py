@@ -215,7 +215,7 @@ class PackedRunOrder:
 
 @dataclass(frozen=True)
 class Fork:
-    """Rules of a loader: at the end of the files, whether ranks draw with own seeds, whether files are shuffled."""
+    """Rules of a loader: for the end of the files, for the seed of each rank's draws, and for shuffling files."""
 
     at_end: AtEnd
     mixed_by_rank: bool

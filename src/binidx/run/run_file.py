@@ -73,7 +73,7 @@ class Run:
         stages: stages of a `StagedBlendedDataset` instead of the config's blend. The size of train is then 0.
 
     Raises:
-        ConfigError: an invalid value, or a config that is not GPT's own.
+        ConfigError: an invalid value, or a config that is no `GPTDatasetConfig`.
 
     Example:
         binidx.Run(config, [1_000_000, 1000, 1000], micro_batch_size=8, data_parallel_size=64).save("run.json")
@@ -197,7 +197,7 @@ class Run:
 
         Args:
             step: 0 is the first step after `consumed_samples`.
-            rank: a data parallel rank; None for all, in turn.
+            rank: a data parallel rank; None for all ranks, in their order.
 
         Returns:
             Sample numbers; empty after the end of the run.
@@ -209,7 +209,7 @@ class Run:
 
         Args:
             steps: steps, counted from the run's `consumed_samples`.
-            rank: a data parallel rank; None for all, in turn.
+            rank: a data parallel rank; None for all ranks, in their order.
 
         Returns:
             Sample numbers, a list for each step.

@@ -42,8 +42,8 @@ class GPTFIMDatasetConfig(GPTDatasetConfig):
     """Config of fill-in-the-middle samples: `GPTDatasetConfig` and options of the cuts.
 
     Args:
-        fim_rate: fraction of the segments that are cut, 0 to 1; of segments with `fim_split_sample`, the fraction whose
-            fragments may be cut. Required.
+        fim_rate: fraction of the segments (texts between two EODs) that are cut, 0 to 1; of segments with
+            `fim_split_sample`, the fraction whose fragments may be cut. Required.
         fim_spm_rate: fraction of the cut segments in the order suffix, prefix, middle (SPM), 0 to 1; the other segments
             have the order prefix, suffix, middle (PSM). Required.
         fim_extra_tokens: the tokenizer's tokens for "prefix", "middle", "suffix", "pad" and "eod". Required.

@@ -100,8 +100,8 @@ class MultimodalDataset(MegatronDataset):
         image_modes       int64 (num_images,), modes of the images
         image_positions   int64 (num_images,), number of text tokens before each image, truncated tokens included
 
-    Then `preprocess_func` converts it into the model's input. Batches are stacked from the converted samples, so their
-    images must be tensors of one shape. `image_bytes` returns the image file in an item.
+    Then `preprocess_func` converts the sample into the model's input. Batches are stacked from the converted samples,
+    so their images must be tensors of one shape. `image_bytes` returns the image file in an item of `images`.
 
     Splits divide documents; documents without sequences are left out. Each epoch serves all documents in an order of
     its own, a function of the seed.

@@ -156,7 +156,7 @@ def _write_hashed(out: Writer, buffer: memoryview) -> str:
 
 @contextlib.contextmanager
 def _map_file(uri: str, size: int, in_order: bool, directory: str | None) -> Iterator[mmap.mmap | None]:
-    """Yield the mapped file to build an array in; None if it is to be built in memory, also as the disk is full."""
+    """Yield the mapped file to build an array in; None if it is to be built in memory, or if the disk is full."""
     path = local_path(uri)
     in_file = (
         size > SENT_FROM_MEMORY if path is None else size > READ_AT_ONCE and (in_order or size <= SHUFFLED_IN_FILE)
